@@ -1,4 +1,4 @@
-# hpcfwi from a checkout. `make` lists what there is.
+# Targets for a checkout of hpcfwi. `make` lists them.
 
 CONFIG ?=
 RANKS ?= $(if $(CONFIG),2,1)
@@ -7,10 +7,10 @@ SHELL := /bin/bash
 .PHONY: help setup run test torture test-gpu memcheck-gpu lint docs bench bench-gpu job-gpu performance
 .PHONY: clean
 
-# How processes are launched, for every recipe below and for the tests.
-# A rank uses several threads, so it must not be bound to one core. The variables concern Open MPI
-# alone (4, then 5): allow root, as in containers; allow more ranks than cores, and let waiting ranks
-# give up their core then; and copy between ranks without the ptrace rights that containers lack.
+# The launcher of ranks, for all recipes and for the tests. A rank uses several threads, so that it must
+# not be bound to one core. The other variables are only for Open MPI 4 and 5. They allow root, which
+# containers use; allow more ranks than cores, and then let waiting ranks yield their core; and avoid
+# copies between ranks that need ptrace rights, which containers do not have.
 export MPIRUN ?= mpirun --bind-to none
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
@@ -19,12 +19,12 @@ export OMPI_MCA_btl_vader_single_copy_mechanism := none
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_mpi_yield_when_idle := 1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# Modules are compiled once, not by every rank of every run and test.
+# Keep compiled modules, so that not every rank of every run and test compiles them.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Files side by side, four at a time, of one thread each: those first that launch ranks or bring up a
-# cluster, and wait more than they compute; then those of the engines, which are the longest, so that
-# none is left alone in the end.
+# Four files of tests run at a time, with one thread each. The files that launch ranks or start a cluster
+# come first, because they wait more than they compute. The tests of the engines follow, because they
+# take longest and should not run alone at the end.
 SLOW_TESTS := tests/run/ tests/slurm/ tests/parallel/ tests/wave/
 TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
 TESTS = $(SLOW_TESTS) $(filter-out $(SLOW_TESTS:=%),$(TEST_FOLDERS)) $(wildcard tests/test_*.py)
@@ -33,7 +33,7 @@ SIDE_BY_SIDE := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 11
 
-setup: .venv/.complete ## install everything into .venv (MPI and parallel HDF5 too, where apt may)
+setup: .venv/.complete ## install everything into .venv, and MPI and parallel HDF5 with apt if allowed
 
 .venv/.complete: setup.cfg pyproject.toml .ci/setup.sh
 	@.ci/setup.sh
@@ -44,20 +44,21 @@ run: setup ## invert the Marmousi model (CONFIG=inputs/marmousi.toml RANKS=2 for
 	    hpcfwi dataset marmousi2 --to build --quiet)
 	$(MPIRUN) -n $(RANKS) hpcfwi run $(or $(CONFIG),inputs/marmousi_best.toml)
 
-# What is marked "long" is much like other tests, with more ranks, kills or targets.
+# Tests that are marked "long" are variants of others, with more ranks, kills or targets.
 FORMS ?= -m "not long"
-test: setup ## run the tests (ARGS="-k gradient" for some, FORMS= for long forms too, HPCFWI_DATA=DIR for real models)
+test: setup ## run the tests (ARGS="-k gradient" selects, FORMS= adds the long tests, HPCFWI_DATA=DIR the real models)
 	@OMP_NUM_THREADS=1 pytest $(SIDE_BY_SIDE) $(FORMS) $(ARGS) $(TESTS)
 
 torture: FORMS := -m long
-torture: test ## run the long forms, then kill and signal a small inversion 200 times; 45 minutes (BLOWS=20 SEED=1)
+torture: test ## run the long tests, then kill or signal a small inversion 200 times; 45 minutes (BLOWS=20 SEED=1)
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
 
-# The registry, the acoustic equation, and what makes models of it.
-NAMES_VP := model.py|wave/(acoustic|simulation).py|datasets/|bench/
+# Files that may use the name of a parameter: the parameters of models, the acoustic equation, and the
+# known models.
+NAMES_VP := model.py|wave/|datasets/|bench/
 
-# PYTHON=python3 runs those for GPUs with that Python, from the checkout, without a .venv. What they
-# compile is kept from one to the other, where only this user can have put it.
+# With PYTHON=python3 the targets for GPUs use that Python and the checkout, without a .venv. Compiled
+# kernels are kept between targets, in a folder of this user.
 COMPILED = /tmp/hpcfwi-$$(id -u)
 PLACES = PYTHONPATH=$(CURDIR):$$PYTHONPATH TRITON_CACHE_DIR=$${TRITON_CACHE_DIR:-$(COMPILED)} \
     NUMBA_CACHE_DIR=$${NUMBA_CACHE_DIR:-$(COMPILED)}
@@ -68,8 +69,9 @@ test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine
 	    || echo "There is no GPU here: Triton interprets the kernels, and what needs a GPU is skipped."
 	$(ON_GPU) -m pytest $(ARGS) $(addprefix tests/wave/engines/gpu/test_,$(addsuffix .py,$(GPU_TESTS)))
 
-# Each array has memory of its own, or else what is read beyond one belongs to the next.
-memcheck-gpu: $(if $(PYTHON),,setup) ## look for accesses beyond arrays on this machine's GPU, with the maker's tool
+# Without PyTorch's cache each array has separate memory; otherwise an access beyond an array may be
+# valid, in the next array.
+memcheck-gpu: $(if $(PYTHON),,setup) ## look for accesses beyond arrays on this machine's GPU, with compute-sanitizer
 	$(PLACES) PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
 	    $(or $(PYTHON),python) -m pytest $(or $(ARGS),-k "format or sampled or rebuilt or batch") \
 	    tests/wave/engines/gpu/test_engine.py
@@ -77,9 +79,10 @@ memcheck-gpu: $(if $(PYTHON),,setup) ## look for accesses beyond arrays on this 
 bench-gpu: $(if $(PYTHON),,setup) ## measure this machine's GPU (OUT=DIR, CASES="256x256x256 4096x4096")
 	$(ON_GPU) benchmarks/gpu.py $(if $(OUT),--output $(OUT)) $(if $(CASES),--cases $(CASES))
 
-job-gpu: $(if $(PYTHON),,setup) ## invert Marmousi on this GPU alone, again, and by two ranks: the bits (CONFIG=, OUT=DIR)
+job-gpu: $(if $(PYTHON),,setup) ## invert Marmousi on this GPU twice, and on two ranks, and compare the bits (CONFIG=, OUT=DIR)
 	$(ON_GPU) benchmarks/job.py $(or $(CONFIG),inputs/marmousi.toml) $(if $(OUT),--output $(OUT))
 
+MOST_IMPORTS := 24
 lint: setup ## check style, types and the direction of imports
 	ruff check
 	ruff format --check
@@ -87,8 +90,10 @@ lint: setup ## check style, types and the direction of imports
 	lint-imports
 	@! grep -rnw --include='*.py' vp hpcfwi | grep -vE '^hpcfwi/($(NAMES_VP))' \
 	    || { echo "vp is named where any parameter of a model may stand."; exit 1; }
+	@grep -rc --include='*.py' '^from hpcfwi' hpcfwi | awk -F: '$$2 > $(MOST_IMPORTS) { bad = 1; \
+	    print $$1 " imports from " $$2 " modules of hpcfwi; expected at most $(MOST_IMPORTS)" } END { exit bad }'
 
-docs: .venv/.docs ## make pages of README.md, docs/, examples/ and the docstrings, in build/docs
+docs: .venv/.docs ## build the documentation of README.md, docs/, examples/ and docstrings in build/docs
 	python docs/keys.py
 	sphinx-build -q --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 	@echo "build/docs/README.html"
@@ -97,14 +102,14 @@ docs: .venv/.docs ## make pages of README.md, docs/, examples/ and the docstring
 	pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-bench: setup ## measure this machine, and hpcfwi beside Deepwave
+bench: setup ## measure this machine, and compare hpcfwi with Deepwave
 	hpcfwi bench
 	python benchmarks/engines.py
 
 performance: setup ## write docs/performance.md and the tables of docs/cluster.md from benchmarks/results
 	python benchmarks/report.py
 
-clean: ## remove what setup and the checks made; keep runs/
+clean: ## remove the files that setup and the checks created; keep runs/
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# From a bare machine to a .venv in which `mpirun hpcfwi` works. Called by `make setup`.
+# Create a .venv in which `mpirun hpcfwi` works, on any machine. Called by `make setup`.
 #
-# 1. The system's MPI and parallel HDF5, with apt, where that is allowed.
-# 2. A virtual environment, around the torch that is already here if there is one.
-# 3. mpi4py for the MPI that is there, or else MPICH from the package index.
-# 4. h5py built against the parallel HDF5 that is there, or else the serial wheel.
-# 5. hpcfwi itself, editable, with what its tests and checks need.
+# 1. Install the system's MPI and parallel HDF5 with apt, if that is allowed.
+# 2. Create a virtual environment, which uses an installed torch if there is one.
+# 3. Install mpi4py for the installed MPI, or else MPICH from the package index.
+# 4. Build h5py against an installed parallel HDF5, or else install the serial wheel.
+# 5. Install hpcfwi in editable mode, with the packages for its tests and checks.
 #
-# Every step looks first whether its work is done, so that running it again is quick.
+# Every step first checks if it is already done, so that running the script again is quick.
 #
 # Variables:
-#   SYSTEM_PACKAGES=no   leave the system as it is
-#   PYTHON               the interpreter to build on (default: the first one of 3.11 or newer)
-#   TORCH                what to ask pip for where no torch is there (default: torch==2.13.0)
-#   HDF5_DIR             where a parallel HDF5 is installed (default: Debian's)
+#   SYSTEM_PACKAGES=no   do not install system packages
+#   PYTHON               the Python interpreter (default: the first one of version 3.11 or newer)
+#   TORCH                the pip requirement if torch is not installed (default: torch==2.13.0)
+#   HDF5_DIR             the folder of a parallel HDF5 (default: Debian's)
 #   MPIRUN               the launcher and its flags (from the Makefile)
-#   TRY_MPIRUN=no        start no process with it, as where a login node forbids that
+#   TRY_MPIRUN=no        do not launch processes, for login nodes that forbid it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,7 +28,8 @@ log=build/setup.log
 say() { printf '%s\n' "$*"; }
 give_up() { say "$*" >&2; exit 1; }
 
-# attempt SENTENCE COMMAND...: run it into the log, and print the sentence with the seconds taken.
+# attempt SENTENCE COMMAND...: run the command with its output in the log, and print the sentence and
+# the seconds that it took.
 attempt() {
     local sentence=$1 start=$SECONDS status=0
     shift
@@ -39,7 +40,7 @@ attempt() {
     return "$status"
 }
 
-# The same, for what nothing can replace.
+# The same for a command that must succeed: exit if it fails.
 step() {
     attempt "$@" || give_up "The end of $log says why:"$'\n'"$(tail -n 15 "$log")"
 }
@@ -86,7 +87,7 @@ find_python() {
             "install one (on Debian: apt-get install python3 python3-venv) or set PYTHON."
 }
 
-# Is a torch that hpcfwi can work with installed for this interpreter?
+# Return true if a torch that hpcfwi supports is installed for this interpreter.
 has_torch() {
     "$1" - << 'END'
 import sys
@@ -112,7 +113,8 @@ pip_install() {
     pip install --disable-pip-version-check "$@"
 }
 
-# Do two processes find each other through mpi4py? Where none may be started: has it a library?
+# Return true if two processes can communicate through mpi4py or, if none may be launched, if mpi4py
+# finds an MPI library.
 two_ranks_meet() {
     if [[ ${TRY_MPIRUN:-yes} == no ]]; then
         python -c "$without_mpi; from mpi4py import MPI" >> "$log" 2>&1
@@ -137,14 +139,14 @@ message_passing() {
                    "$(command -v "${MPIRUN%% *}"); the end of $log says why."
 }
 
-# What Python runs before it imports what would start MPI: set-up itself is no rank.
+# Python code that prevents imports from starting MPI, because the set-up is not a rank.
 without_mpi='import mpi4py; mpi4py.rc(initialize=False, finalize=False)'
 
 h5py_is_parallel() {
     python -c "$without_mpi"'; import h5py; raise SystemExit(not h5py.get_config().mpi)' 2> /dev/null
 }
 
-# Built in this environment: in an isolated one, h5py would first compile an mpi4py of its own.
+# Build h5py in this environment, because in an isolated one it would first compile another mpi4py.
 build_h5py() {
     HDF5_MPI=ON H5PY_SETUP_REQUIRES=0 CC=mpicc CFLAGS='-O1 -g0' HDF5_DIR=$1 \
         pip_install --force-reinstall --no-deps --no-cache-dir --no-build-isolation \

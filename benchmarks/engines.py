@@ -1,9 +1,9 @@
-"""How fast `hpcfwi.wave` is beside Deepwave's `scalar`, on the same cores: the published ratios.
+"""Compare the speed of `hpcfwi.wave` with Deepwave's `scalar` on the same CPU cores.
 
-Both run in this process, in turn, so that whatever else the machine does meets both; a ratio is
-the median over the repetitions of the ratios within one. Peaks of memory are those of processes
-that do nothing else. Single precision, boundaries included in the sizes. `hpcfwi bench` compares
-the engines that a user has on smaller shots.
+docs/performance.md publishes the ratios. Both programs run in this process, in turn, so that other
+load on the machine affects both; a ratio is the median of the ratios within each repetition. Peaks
+of memory are measured in separate processes. All simulations are in single precision, and sizes
+include boundaries. `hpcfwi bench` compares the engines of a user's machine with smaller shots.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RECEIVERS = 60
 
 @dataclass(frozen=True)
 class Size:
-    """What is simulated: points along each axis, boundary included, shots and time steps."""
+    """The size of a simulation: points along each axis with boundary, shots and time steps."""
 
     points: tuple[int, ...]
     shots: int
@@ -69,7 +69,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to do in both programs; interval: steps between the fields that Deepwave keeps."""
+    """A simulation or gradient for both programs; interval: steps between Deepwave's samples."""
 
     name: str
     gradient: bool
@@ -78,7 +78,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians: s of both programs, million cell updates a second of ours, and theirs / ours."""
+    """The results of a case.
+
+    ours, theirs: median seconds of hpcfwi and of Deepwave; speed: million cell updates per second
+    of hpcfwi; ratio: median of theirs / ours.
+    """
 
     size: Size
     case: str
@@ -89,7 +93,7 @@ class Timing:
 
 
 def run_theirs(shots: Shots, case: Case) -> Tensor:
-    """Deepwave's traces or, of half their squared sum, the gradient."""
+    """Return Deepwave's traces or, for a gradient, that of half the sum of their squares."""
     import deepwave
 
     count = len(shots.sources)
@@ -101,7 +105,7 @@ def run_theirs(shots: Shots, case: Case) -> Tensor:
         source_amplitudes=(-shots.wavelet / SPACING**2).expand(count, 1, -1),
         source_locations=shots.sources[:, None, :],
         receiver_locations=shots.receivers.expand(count, -1, -1),
-        accuracy=shots.order,  # type: ignore[arg-type]  # it is one of its literals
+        accuracy=shots.order,
         pml_width=BOUNDARY,
         pml_freq=FREQUENCY,
         max_vel=FASTEST,
@@ -122,7 +126,7 @@ def choose_works(shots: Shots, case: Case, interval: int) -> dict[str, Callable[
 
 
 def compare(size: Size, case: Case, interval: int, repetitions: int) -> Timing:
-    """Time both programs in turn, after one run of each that is not counted."""
+    """Measure both programs in turn, after one run of each that is not counted."""
     shots = size.make()
     seconds = time_in_turns(choose_works(shots, case, interval), repetitions)
     ours, theirs = (statistics.median(seconds[name]) for name in ("ours", "theirs"))
@@ -140,7 +144,7 @@ def list_cases(interval: int) -> list[Case]:
 
 
 def measure_peaks(threads: int) -> dict[str, int]:
-    """Bytes that the gradient of the first size adds to the peak of each program's process."""
+    """Return the bytes that the gradient of the first size adds to the peak of each program."""
     command = [sys.executable, __file__, "--threads", str(threads), "--peak"]
     return {
         name: int(subprocess.run([*command, name], capture_output=True, check=True).stdout)
@@ -149,21 +153,24 @@ def measure_peaks(threads: int) -> dict[str, int]:
 
 
 def print_peak(name: str) -> None:
-    """The peak of this process, for both programs at the same interval."""
+    """Print the bytes that the gradient of one program adds to the peak of this process.
+
+    The interval is the same for both programs. A small gradient is computed first.
+    """
     few, all_of_it = Size((101, 201), 1, 200).make(), SIZES[0].make()
     interval = longest_interval(all_of_it)
     case = Case(name, True, interval)
     if name == "theirs":
         works = [partial(run_theirs, shots, case) for shots in (few, all_of_it)]
     else:
-        kept = Snapshots(interval, format="float16")  # as is chosen automatically
+        kept = Snapshots(interval, format="float16")  # the automatic choice
         works = [partial(shots.run, True, engine="cpu", history=kept) for shots in (few, all_of_it)]
     works[0]()
     print(measure_growth_of_memory(works[1]))
 
 
 def show(timings: list[Timing], peaks: dict[str, int], console: Console) -> None:
-    """A table for each size, and the memory."""
+    """Print a table for each size, and the memory."""
     for size, cases in groupby(timings, key=attrgetter("size")):
         points = " x ".join(map(str, size.points))
         title = f"{points} points, {size.shots} shots, {size.steps} steps, order {size.order}"

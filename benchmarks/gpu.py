@@ -1,14 +1,15 @@
-"""How fast the `gpu` engine is on this card, beside the card's own copies and Deepwave.
+"""Measure the speed of the `gpu` engine on this GPU, relative to its copy bandwidth and Deepwave.
 
-For each grid and order: a forward simulation, and gradients with each history; of batches also the
-first gradient with all shots in a launch, whatever the cache holds. A cell update moves
-16 bytes at least in single precision (the field, the field before it read and written, the model),
-and where cells absorb 16 more an axis (two memory variables read and written); one of a gradient
-twice as many, forwards and backwards. `of copy` is the first over what the card moves when it
-copies, `of floor` is with what absorbing cells move as well. Tiles are timed first, on the same
-grids whatever is asked for, then the kernels of a step. At the end comes the memory of one shot.
-One command, within eight minutes; what there was no time for is left out and named. The file is
-written after each case.
+For each grid and order, a forward simulation and the gradient with each history are measured. In
+single precision a cell update moves at least 16 bytes: the field and the model are read, and the
+previous field is read and written. Absorbing cells move 16 bytes more per axis, because two memory
+variables are read and written. A gradient has twice as many updates, forwards and backwards.
+`of copy` is the bandwidth of these 16 bytes relative to that of a copy on the GPU; `of floor`
+includes the bytes of absorbing cells.
+
+The tiles are timed first, on the same grids for all options, then the kernels of a step. The memory
+of one shot is measured at the end. The program takes at most eight minutes; cases for which there
+is no time are left out and listed. The file of results is written after each case.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ BOUNDARY, SPACING, SLOWEST, FASTEST = 20, 12.5, 1500.0, 4500.0
 DT, FREQUENCY, DELAY = 1e-3, 10.0, 0.12
 BYTES_AN_UPDATE = 16
 RECEIVERS = 300
-# Bytes, and the share of a smaller card's memory.
+# Size of the copy in bytes, and its largest share of the GPU's free memory.
 COPIED, COPIED_SHARE = 2**33, 0.4
 RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, shots at once, and steps."""
+    """A case: the shape of the model, the number of shots in a batch, and of time steps."""
 
     shape: tuple[int, ...]
     shots: int
@@ -65,12 +66,12 @@ class Case:
 
     @property
     def updates(self) -> int:
-        """Cell updates of a forward simulation, boundary included."""
+        """The number of cell updates of a forward simulation, including the boundary."""
         return self._count_cells() * self.shots * self.steps
 
     @property
     def absorbed(self) -> int:
-        """Those of absorbing cells, once for each axis that they absorb along."""
+        """The number of updates of absorbing cells, counted once per axis of absorption."""
         cells = sum(self._count_cells() * 2 * BOUNDARY // (n + 2 * BOUNDARY) for n in self.shape)
         return cells * self.shots * self.steps
 
@@ -78,7 +79,8 @@ class Case:
         return prod(n + 2 * BOUNDARY for n in self.shape)
 
 
-# Those of three dimensions first: they say most, and time may run out. The last are Marmousi's
+# The 3-D cases come first, because they are the most informative and time may run out. The last two
+# have the size of Marmousi.
 CASES = (
     Case((256, 256, 256), 1, 500),
     Case((512, 512, 512), 1, 100),
@@ -86,19 +88,23 @@ CASES = (
     Case((281, 1361), 8, 4000),
     Case((141, 681), 16, 4000),
 )
-# Beyond the cache in two and three dimensions, and within it
+# Grids that exceed the cache, in 2-D and 3-D, and grids that fit into it.
 TUNING = (*(replace(case, steps=2) for case in (CASES[2], CASES[0], *CASES[-2:])),)
 ORDERS = (4, 8)
 MARMOUSI = Case((281, 1361), 1, 4000)
 MARMOUSI_DT = 1.25e-3
-# A few steps of it, of which each kernel is timed
+# The case whose kernels are timed, the order, and the number of steps.
 STEP, STEP_ORDER, STEPS = Case((512, 512, 512), 1, 5), 8, 9
 SHORTER = Snapshots(1, format="bfloat16")
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Median seconds; million cell updates a second, each forwards, and backwards in a gradient."""
+    """The speed of a simulation or gradient.
+
+    what: description; seconds: median; updates: million cell updates of the forward simulation
+    divided by `seconds`, also for a gradient; of_copy, of_floor: fractions of the copy bandwidth.
+    """
 
     shape: tuple[int, ...]
     order: int
@@ -111,7 +117,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Survey:
-    """Shots along the top of a model that grows faster with depth; all points on the grid."""
+    """Shots along the top of a model whose velocity increases with depth, at grid points."""
 
     vp: torch.Tensor
     wavelet: torch.Tensor
@@ -127,7 +133,7 @@ class Survey:
 
     @property
     def interval(self) -> int:
-        """That of the whole wavelet, which a short record cuts off."""
+        """The sampling interval of the complete wavelet, which a short record would truncate."""
         return sampling_interval(Snapshots(), ricker(FREQUENCY, 1000, self.dt, DELAY), self.dt, 1)
 
 
@@ -144,7 +150,7 @@ def make_survey(case: Case, device: torch.device, dt: float = DT) -> Survey:
         return points
 
     wavelet = torch.tensor(ricker(FREQUENCY, case.steps, dt, delay=DELAY), dtype=torch.float32)
-    receivers = min(RECEIVERS, case.shape[-1] - 4)  # in cells of their own
+    receivers = min(RECEIVERS, case.shape[-1] - 4)  # at most one per cell
     return Survey(vp, wavelet.to(device), line(case.shots, 2), line(receivers, 4), dt)
 
 
@@ -161,7 +167,7 @@ def name_of(history: History) -> str:
 
 
 def measure_seconds(work: Callable[[], object], device: torch.device, repetitions: int) -> float:
-    """Median wall time; the first two runs, which compile and capture, are not counted."""
+    """Return the median wall time; the first two runs, which compile and capture, do not count."""
     times = []
     for _ in range(2 + repetitions):
         gc.collect()
@@ -174,14 +180,17 @@ def measure_seconds(work: Callable[[], object], device: torch.device, repetition
 
 
 def measure_copy(device: torch.device, size: int) -> float:
-    """Bytes a second that the card reads and writes when it copies so many bytes, by its clock."""
+    """Return the bandwidth of a copy of `size` bytes in bytes read and written per second.
+
+    On a GPU the time is measured with events.
+    """
     source = torch.rand(size // 4, device=device)
     target = torch.empty_like(source)
     if device.type != "cuda":
         return 2 * size / measure_seconds(lambda: target.copy_(source), device, 9)
     times = []
     for _ in range(2 + 9):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         target.copy_(source)
         end.record()
@@ -191,7 +200,7 @@ def measure_copy(device: torch.device, size: int) -> float:
 
 
 def tune(cases: tuple[Case, ...], device: torch.device) -> dict[str, dict[str, int]]:
-    """The tiles of all schemes, timed anew; by what `device` remembers them by."""
+    """Return the tiles of all schemes by the keys of `gpu.device`, after new timings."""
     place = find_disk().path
     if place is None:
         return {}
@@ -207,7 +216,7 @@ def tune(cases: tuple[Case, ...], device: torch.device) -> dict[str, dict[str, i
 def measure_case(
     case: Case, order: int, device: torch.device, copy: float, repetitions: int
 ) -> Iterator[Speed]:
-    """The forward simulation, and the gradient with each history; one at a time."""
+    """Measure the forward simulation and the gradient with each history, and yield each result."""
     survey = make_survey(case, device)
     exact = Snapshots(survey.interval)
 
@@ -235,7 +244,10 @@ def measure_case(
 
 @contextmanager
 def going_on(what: str, left_out: list[str], write: Callable[[], object]) -> Iterator[None]:
-    """Whatever happens in it is noted, and what there is written: a card is seldom lent twice."""
+    """Note an exception in `left_out` and continue; then free memory and call `write`.
+
+    Time on a GPU is scarce, so that one failure must not lose the other results.
+    """
     try:
         yield
     except Exception as error:
@@ -247,7 +259,7 @@ def going_on(what: str, left_out: list[str], write: Callable[[], object]) -> Ite
 
 
 def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
-    """The same with Deepwave, which keeps the field as often as we do."""
+    """Run the same simulation with Deepwave, which stores the field at a similar interval."""
     import deepwave
 
     device, steps = survey.vp.device, survey.wavelet.numel()
@@ -266,7 +278,7 @@ def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
 
 
 def measure_memory(case: Case, dt: float, device: torch.device) -> dict[str, float]:
-    """Megabytes at the peak of one gradient, for each history; the model's own left out."""
+    """Return the peak memory of one gradient for each history, in MB, without the model."""
     survey = make_survey(case, device, dt)
     peaks = {}
     for history in [*list_histories(survey.interval), Boundary(survey.interval, format="int8")]:
@@ -282,7 +294,7 @@ def measure_memory(case: Case, dt: float, device: torch.device) -> dict[str, flo
 
 
 def allocated(device: torch.device, reset: bool = False) -> int:
-    """Bytes at the peak since the last reset; 0 where nobody counts."""
+    """Return the bytes at the peak since the last reset; 0 without a GPU."""
     if device.type != "cuda":
         return 0
     if reset:

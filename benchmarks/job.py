@@ -1,9 +1,10 @@
-"""A whole inversion on this machine's GPU: alone, again, and by two ranks that share the card.
+"""Run an inversion three times on this GPU: twice on one rank, and once on two ranks that share it.
 
-python benchmarks/job.py inputs/marmousi.toml --output results
-All three are to end with the same bits: where they do not, it ends with 1. The JSON file has the
-hashes of the models, and the seconds of the whole command and of its epochs. Where there is no GPU
-it runs on CPUs, to be tried out.
+    python benchmarks/job.py inputs/marmousi.toml --output results
+
+The program exits with 1 if the three models do not have the same bits. The JSON file has the hashes
+of the models, and the seconds of each command and of its epochs. Without a GPU the inversions run
+on CPUs, for a trial.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Job:
-    """One inversion: its seconds in all, those of an epoch (median), and the bits of its model."""
+    """An inversion: the seconds of the command and of an epoch (median), and the model's hash."""
 
     name: str
     ranks: int
@@ -40,7 +41,7 @@ class Job:
 
 
 def run_job(name: str, ranks: int, config: Path, settings: list[str], folder: Path) -> Job:
-    """Ends the program where the job fails, whose own words have been printed."""
+    """Run an inversion; if it fails, exit with its exit status."""
     device = "cpu" if not torch.cuda.is_available() else "shared-gpu" if ranks > 1 else "auto"
     launcher = shlex.split(os.environ.get("MPIRUN", "mpirun")) if ranks > 1 else []
     words = [*launcher, *(["-n", str(ranks)] if launcher else []), sys.executable, "-m", "hpcfwi"]

@@ -1,4 +1,4 @@
-"""Each kernel of a step of the `gpu` engine, timed by the card's clock; for `benchmarks/gpu.py`."""
+"""Timings of the kernels of a step of the `gpu` engine, for `benchmarks/gpu.py`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpcfwi.wave.engines.gpu import sweep as sweeps
 
 
 class Timed:
-    """A kernel whose launches are timed by the card's clock."""
+    """A kernel whose launches are recorded between two events in `times`, by its name."""
 
     def __init__(self, kernel: Any, times: dict[str, list[tuple[Any, Any]]]) -> None:
         self._kernel, self._times = kernel, times
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def launch(*args: Any, **kwargs: Any) -> None:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             self._kernel[grid](*args, **kwargs)
             end.record()
@@ -35,12 +35,14 @@ class Timed:
 def measure_kernels(
     simulation: Simulation, device: torch.device, steps: int
 ) -> dict[str, dict[str, float]]:
-    """Median milliseconds of each kernel, forwards and backwards, one after the other.
+    """Return the median milliseconds of each kernel, in forward and backward steps.
 
-    simulation: of one shot, with snapshots in a shorter format, so that all kernels are there.
+    Kernels run one after the other, without a second stream.
+
+    simulation: of one shot, with snapshots in a format that needs all kernels.
     """
     found = {}
-    sweep = simulation._state.sweep  # type: ignore[union-attr]
+    sweep = simulation._state.sweep
     sweep.stepper._side = None
     names = {
         sweeps: ("relax", "advance_frame", "advance", "exchange"),

@@ -1,10 +1,9 @@
-"""Writes docs/performance.md, and the tables of docs/cluster.md, from the committed results.
+"""Write docs/performance.md and the tables of docs/cluster.md from the committed results.
 
-`python benchmarks/report.py`.
+    python benchmarks/report.py
 
-Of each kind of result the newest file counts: `bench_*.json` (of `hpcfwi bench`), `engines_*.json`
-(of `engines.py`), `scale_*.json` (of `scale.py`, in docs/cluster.md) and, where a graphics card was
-measured, `gpu_*.json`.
+The newest file of each kind is used: `bench_*.json` of `hpcfwi bench`, `engines_*.json` of
+`engines.py`, `gpu_*.json` of `gpu.py` and, for docs/cluster.md, `scale_*.json` of `scale.py`.
 """
 
 from __future__ import annotations
@@ -17,19 +16,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
 CLUSTER = ROOT / "docs" / "cluster.md"
-# Between these two lines of that page nothing is written by hand.
+# Lines of docs/cluster.md between which this program replaces the text.
 BEGIN, END = "<!-- Made by benchmarks/report.py: -->", "<!-- Until here. -->"
 
 HEAD = """# Performance
 
-Made by `benchmarks/report.py` from the numbers in `benchmarks/results`, which are what to change.
-`hpcfwi bench` measures your machine in the same way. Times are medians over repetitions in which
-everything that is compared is run in turn (A B A B), and ratios are medians of the ratios within a
-turn, so that other work on the machine meets both sides. The load is what it had to do besides."""
+`benchmarks/report.py` makes this page from the results in `benchmarks/results`: do not edit it
+here. `hpcfwi bench` measures your machine in the same way.
+
+Alternatives run in turn (A B A B), so that other work on the machine affects all of them. Times
+are medians over the repetitions, and ratios are medians of the ratios within a turn. "Load" is
+the load average of the machine."""
 
 
 def make_page(results: Path) -> str:
-    """The whole page, from the newest result of each kind in a folder."""
+    """Return the text of docs/performance.md, from the newest result of each kind in a folder."""
     bench, engines, gpu = (newest(results, kind) for kind in ("bench", "engines", "gpu"))
     parts = [HEAD]
     if bench is not None:
@@ -41,7 +42,7 @@ def make_page(results: Path) -> str:
 
 
 def newest(results: Path, kind: str) -> dict[str, Any] | None:
-    """The numbers of the newest file of a kind, by the date in it; None where there is none."""
+    """Return the contents of the newest file of a kind, by its date; None if there is none."""
     found = [json.loads(path.read_text()) for path in sorted(results.glob(f"{kind}_*.json"))]
     return max(
         found, key=lambda n: n["date"] if "date" in n else n["machine"]["date"], default=None
@@ -71,9 +72,11 @@ def _bench(numbers: dict[str, Any]) -> Iterator[str]:
     )
     yield "### Histories"
     yield (
-        "What the backward pass of the `cpu` engine keeps of the forward one. Error: relative L2 "
-        "difference from the exact gradient, that of `Snapshots(1)` in float32. Memory: what a "
-        "forward and a backward pass of all shots add to the peak of a process of their own."
+        "The history is the data of the forward pass that the backward pass of the `cpu` engine "
+        "needs ([how](physics.md#the-history-of-the-forward-pass)). Error: relative L2 difference "
+        "from the exact gradient, which is that of `Snapshots(1)` in float32. Memory: growth of "
+        "the peak of a process that does nothing else, by the forward and backward pass of all "
+        "shots."
     )
     yield _table(
         ("history", "error", "memory, MB", "s"),
@@ -90,11 +93,11 @@ def _bench(numbers: dict[str, Any]) -> Iterator[str]:
     yield "### Ranks"
     if numbers["ranks"]:
         yield (
-            f"The same {numbers['ranks'][0]['shots']} shots on each number of ranks, one thread "
-            "a rank, gradients added; efficiency against one rank."
+            f"All rows have the same {numbers['ranks'][0]['shots']} shots, one thread per rank, "
+            "and the sum of the gradients. The efficiency is relative to one rank."
         )
         yield _table(
-            ("ranks", "s an epoch", "efficiency"),
+            ("ranks", "s per epoch", "efficiency"),
             [
                 (r["ranks"], f"{r['seconds']:.3f}", f"{100 * r['efficiency']:.0f} %")
                 for r in numbers["ranks"]
@@ -104,12 +107,12 @@ def _bench(numbers: dict[str, Any]) -> Iterator[str]:
         yield "Not measured: this machine had no mpirun that works."
     yield "### Cost of a gradient"
     yield (
-        "The engine computes only where the wave may be "
-        "([decision 012](decisions/012-windows.md)): longer records cost more than in proportion "
-        "until the wave has filled the grid, larger grids less."
+        "The engine computes only cells that the wave may have reached "
+        "([decision 012](decisions/012-windows.md)). The cost therefore grows faster than the "
+        "length of the record until the wave fills the grid, and more slowly than the grid."
     )
     yield _table(
-        ("case", "s", "times the first", "times its cells, steps and shots"),
+        ("case", "s", "time / first", "cells, steps and shots / first"),
         [
             (r["case"], f"{r['seconds']:.3f}", f"{r['ratio']:.1f}", f"{r['growth']:.1f}")
             for r in numbers["growth"]
@@ -120,10 +123,10 @@ def _bench(numbers: dict[str, Any]) -> Iterator[str]:
     yield (
         f"Observed data are read at {reading['gathers_bytes_per_second'] / 1e6:.0f} MB/s, "
         f"{reading['ratio']:.2f} times the rate of a plain file "
-        f"({reading['plain_bytes_per_second'] / 1e6:.0f} MB/s), both from the system's cache. A "
+        f"({reading['plain_bytes_per_second'] / 1e6:.0f} MB/s), both from the page cache. A "
         f"checkpoint of {checkpoints['cells'] / 1e6:g} million cells with Adam "
-        f"({checkpoints['bytes'] / 1e6:.0f} MB) is written, flushed to the disk, in "
-        f"{checkpoints['write']:.2f} s and read in {checkpoints['read']:.2f} s."
+        f"({checkpoints['bytes'] / 1e6:.0f} MB) is written and flushed to the disk in "
+        f"{checkpoints['write']:.2f} s, and read in {checkpoints['read']:.2f} s."
     )
 
 
@@ -131,10 +134,10 @@ def _engines(numbers: dict[str, Any]) -> Iterator[str]:
     ours, theirs = (numbers["peaks"][name] / 1e6 for name in ("ours", "theirs"))
     yield "## Against Deepwave"
     yield (
-        f"{_machine(numbers)} Float32, boundaries included in the points; Deepwave "
-        f"{numbers['machine']['deepwave']}. The memory that the first gradient adds to the peak of "
-        "a process of its own, at the same interval (samples in float16, Deepwave's in float32): "
-        f"{ours:.0f} MB, Deepwave {theirs:.0f} MB. By `benchmarks/engines.py`."
+        f"{_machine(numbers)} Deepwave {numbers['machine']['deepwave']}. Both compute in float32. "
+        "The points include the boundaries. At the same interval, the first gradient adds "
+        f"{ours:.0f} MB to the peak memory of a process with hpcfwi (samples in float16), and "
+        f"{theirs:.0f} MB with Deepwave (in float32). Measured by `benchmarks/engines.py`."
     )
     yield _table(
         ("points", "shots", "steps", "order", "case", "hpcfwi, s", "Deepwave, s", "ratio"),
@@ -155,11 +158,11 @@ def _engines(numbers: dict[str, Any]) -> Iterator[str]:
 def _gpu(numbers: dict[str, Any] | None) -> Iterator[str]:
     yield "## Graphics cards"
     if numbers is None:
-        yield "No card has been measured yet. [How to measure one](gpu.md), and what to send back."
+        yield "No card has been measured yet. [How to measure one](gpu.md) has its own page."
         return
     yield (
         f"{numbers['card']}, torch {numbers['torch']}, {numbers['date'][:10]}; a copy on the card "
-        f"moves {numbers['copy'] / 1e9:.0f} GB/s. By `benchmarks/gpu.py`."
+        f"moves {numbers['copy'] / 1e9:.0f} GB/s. Measured by `benchmarks/gpu.py`."
     )
     if numbers["speeds"]:
         yield _columns(numbers["speeds"])
@@ -183,7 +186,7 @@ def _machine(numbers: dict[str, Any]) -> str:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> str:
-    """A table of records that all have the same keys."""
+    """Return a table of records that all have the same keys."""
     return _table(tuple(rows[0]), [tuple(map(_short, row.values())) for row in rows])
 
 
@@ -194,7 +197,7 @@ def _short(value: object) -> str:
 
 
 def fill_in(page: str, results: Path) -> str:
-    """The page of clusters with the tables of the newest `scale_*.json` in their place."""
+    """Return docs/cluster.md, whose text is `page`, with the tables of the newest result."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     numbers = newest(results, "scale")
@@ -207,52 +210,55 @@ def _scale(numbers: dict[str, Any]) -> Iterator[str]:
         numbers[key] for key in ("machine", "ranks", "shots", "receivers", "cells")
     )
     yield (
-        f"{machine['cpu']}, {machine['cores']} cores, one thread a rank; torch {machine['torch']}; "
-        f"{machine['date'][:10]}. MB and kB are 10^6 and 10^3 bytes."
+        f"{machine['cpu']}, {machine['cores']} cores, one thread per rank; "
+        f"torch {machine['torch']}; {machine['date'][:10]}. MB and kB are 10^6 and 10^3 bytes."
     )
     first, last = ranks[0], ranks[-1]
     yield (
-        f"**Ranks.** {first['points']} x {first['points']} cells, {first['batch']} shots an epoch. "
-        f"{last['ranks']} ranks were connected after {last['connected_s']:.0f} s, one alone after "
-        f"{first['connected_s']:.1f} s: their CPU seconds, on the cores that are there."
+        f"**Ranks.** {first['points']} x {first['points']} cells, {first['batch']} shots per "
+        f"epoch. {last['ranks']} ranks on these cores were connected after "
+        f"{last['connected_s']:.0f} s, a single rank after {first['connected_s']:.1f} s."
     )
     yield _grow(ranks, "rank", 512)
-    calls = [f"{count:,} of {n}" for n, count in numbers["file_calls"].items() if count is not None]
+    counts = numbers["file_calls"].items()
+    calls = [f"{count:,} with {n}" for n, count in counts if count is not None]
     if calls:
         yield (
-            "Calls to the file system in a run of one epoch, of the last of so many ranks, which "
-            f"draws where it is alone: {', '.join(calls)}."
+            "Calls to the file system by the last rank, in a run of one epoch, by the number of "
+            f"ranks: {', '.join(calls)}. A single rank also draws the figures."
         )
     yield f"**Shots of the survey.** {shots[-1]['ranks']} ranks, {shots[-1]['batch']} an epoch."
     yield _grow(shots, "shot", 100_000)
     yield (
-        f"**Receivers**, of each shot its own: {receivers[-1]['ranks']} ranks of one host, "
-        f"{receivers[-1]['shots']:,} shots. What the host has once is no rank's own."
+        f"**Receivers**, which differ from shot to shot: {receivers[-1]['ranks']} ranks of one "
+        f"host, {receivers[-1]['shots']:,} shots. Private memory excludes memory that ranks share."
     )
     yield _grow(receivers, "receiver", receivers[-1]["receivers"])
-    yield f"**Cells.** {cells[-1]['ranks']} ranks, {cells[-1]['batch']} shots of 30 steps an epoch."
+    ranks, batch = cells[-1]["ranks"], cells[-1]["batch"]
+    yield f"**Cells.** {ranks} ranks, {batch} shots of 30 steps per epoch."
     yield _grow([{**case, "cells": case["points"] ** 2} for case in cells], "cell", 1000**3)
 
 
-# What is counted, in which words, and in units of how many.
+# The counted quantities: key in the results, name in the table, and unit.
 COUNTED = (
     ("start_cpu_s", "CPU seconds until connected", 1.0),
-    ("own_memory", "memory that is its own, MB", 1e6),
+    ("own_memory", "private memory, MB", 1e6),
     ("descriptors", "descriptors", 1.0),
-    ("begun_carried", "carried before and in the first epoch, kB", 1e3),
-    ("collectives", "collectives an epoch", 1.0),
-    ("carried", "carried by these, kB", 1e3),
-    ("sent", "sent by sockets an epoch, kB", 1e3),
+    ("begun_carried", "carried until the end of the first epoch, kB", 1e3),
+    ("collectives", "collectives per epoch", 1.0),
+    ("carried", "carried per epoch, kB", 1e3),
+    ("sent", "sent per epoch, kB", 1e3),
 )
-# Never twice the same: no line is drawn through these.
+# Quantities that differ from run to run and are therefore not extrapolated.
 MEASURED = ("start_cpu_s", "own_memory")
 
 
 def _grow(cases: Sequence[dict[str, Any]], what: str, goal: int) -> str:
-    """A row for each thing that is counted, on rank 0 and on that of the others which has most.
+    """Return a table with a row for each counted quantity and a column for each case.
 
-    Then how it grows with each one more between the last two cases, and where that leads, if they
-    are not there already.
+    A cell has the number of rank 0 and the largest of the other ranks. The next column has the
+    growth per `what` between the last two cases. The last column extrapolates it to `goal`, if the
+    last case is smaller.
     """
     places = [case[f"{what}s"] for case in cases]
     left = [goal] if goal != places[-1] else []
@@ -276,7 +282,7 @@ def _grow(cases: Sequence[dict[str, Any]], what: str, goal: int) -> str:
 
 
 def _both(values: Sequence[float]) -> str:
-    """Rank 0's and the others', as one where they read alike."""
+    """Return the numbers of rank 0 and of the others, or one number if they read the same."""
     read = [
         f"{v:,.0f}" if abs(v) >= 1000 else f"{v:.3g}" if abs(v) >= 0.05 else "0" for v in values
     ]

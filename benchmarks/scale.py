@@ -1,13 +1,15 @@
-"""What grows with ranks, shots and cells, counted on this machine: `python benchmarks/scale.py`.
+"""Count the resources of a job that grow with the numbers of ranks, shots, receivers and cells.
 
-Inversions of a model on which little is to be computed, with more ranks than cores. Each rank
-counts its memory, its descriptors, the bytes that its sockets have sent, and its collectives with
-what they carry, as a `Context` that counts. What an epoch takes is the difference of two runs in
-one process, of one epoch and of several, so that their beginnings and ends are the same. Messages
-of MPI between ranks of one host go through shared memory: they are among what is carried, and not
-among what sockets send.
+    python benchmarks/scale.py
 
-`benchmarks/report.py` makes the table in docs/cluster.md of the newest result.
+The program runs inversions with little computation on more ranks than cores. Each rank counts its
+memory, its file descriptors, the bytes sent by its sockets, and its collectives with the bytes they
+carry, by means of a subclass of `Context`. The resources of an epoch are the difference between two
+runs in one process, of one and of several epochs, so that start and end cancel. MPI messages
+between ranks of one host go through shared memory: they are included in the bytes of collectives,
+but not in those of sockets.
+
+`benchmarks/report.py` writes the tables in docs/cluster.md from the newest result.
 """
 
 from __future__ import annotations
@@ -49,17 +51,17 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe")
-EPOCHS = (1, 4)  # of the two runs
+EPOCHS = (1, 4)  # epochs of the two runs
 SPACING, DT, SAMPLES = 20.0, 0.002, 30  # m, s
-BYTES_ACKED = 120  # where a number of 8 bytes stands in Linux's tcp_info
+BYTES_ACKED = 120  # offset of tcpi_bytes_acked, of 8 bytes, in Linux's tcp_info
 TRACED_RANKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """An inversion: ranks, points along each axis, shots of the survey and of an epoch, receivers.
+    """The size of an inversion.
 
-    The last of each shot.
+    points: along each axis; shots: of the survey; batch: shots of an epoch; receivers: of a shot.
     """
 
     ranks: int
@@ -80,9 +82,10 @@ SERIES = {
 
 @dataclass
 class Counted(Context):
-    """A rank that counts its collectives, and the bytes that they bring it or take from it.
+    """A context that counts the collectives of a rank, and the bytes that they carry.
 
-    opened: the most descriptors that it had in one of them, as it has most of them in the middle.
+    opened: the largest number of descriptors during a collective; ranks have most descriptors in
+    the middle of a run.
     """
 
     calls: int = 0
@@ -128,7 +131,7 @@ class Counted(Context):
 
 @dataclass(frozen=True)
 class Counts:
-    """What a rank has taken so far; seconds from the start of mpirun, and of processors."""
+    """The resources that a rank has used so far; seconds: since the start of mpirun."""
 
     seconds: float
     cpu_seconds: float
@@ -155,20 +158,20 @@ class Counts:
 
 
 def count_descriptors() -> int:
-    """Those that this process has now, without that of the count itself."""
+    """Return the number of open descriptors, without the one that is used to count them."""
     return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208
 
 
 def own_bytes() -> int:
-    """Bytes of this process that it shares with no other."""
+    """Return the bytes of memory that this process does not share with others."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def sent_by_sockets() -> Iterator[int]:
-    """Bytes that others have received of each of this process's TCP sockets."""
+    """Yield the bytes that each TCP socket has sent and the other side has acknowledged."""
     for entry in list(Path("/proc/self/fd").iterdir()):
-        with suppress(FileNotFoundError):  # closed meanwhile, as the folder itself
+        with suppress(FileNotFoundError):  # closed in the meantime, like the listed folder
             if entry.is_socket():
                 with socket.socket(fileno=os.dup(int(entry.name))) as copy:
                     if copy.family in (socket.AF_INET, socket.AF_INET6):
@@ -177,7 +180,7 @@ def sent_by_sockets() -> Iterator[int]:
 
 
 def write_case(folder: Path, case: Case) -> Path:
-    """The input of a case, with the files that it names: a start and gathers of noise."""
+    """Write the input of a case, with its starting model and gathers of noise; return its path."""
     folder.mkdir(parents=True)
     grid = Grid((case.points, case.points), (SPACING, SPACING), (0.0, 0.0))
     depth = np.linspace(1500.0, 3000.0, case.points, dtype=np.float32)[:, None]
@@ -192,7 +195,7 @@ def write_case(folder: Path, case: Case) -> Path:
             data[part] = draw.standard_normal((1, *gather), np.float32)
         x = np.linspace(0.0, length, case.shots)
         file["sources"] = np.stack([np.full_like(x, SPACING), x], axis=1)
-        # Of each shot its own, as where a ship tows them
+        # Every shot has its own receivers, as in a streamer survey
         spread = np.clip(x[:, None] + np.linspace(-100.0, 100.0, case.receivers), 0.0, length)
         file["receivers"] = np.stack([np.full_like(spread, 2 * SPACING), spread], axis=2)
         t = np.pi * 20.0 * (np.arange(SAMPLES) * DT - 0.03)
@@ -214,7 +217,10 @@ def write_case(folder: Path, case: Case) -> Path:
 
 
 def run_rank(path: Path, began: float) -> None:
-    """One rank of a case, from its start to the counts of all ranks in counts.json."""
+    """Run one rank of a case; rank 0 writes the counts of all ranks to counts.json.
+
+    began: time at which mpirun was started.
+    """
     context = Counted.like(launch(gpus=False))
     counted = [Counts.of(context, began)]
     for epochs in EPOCHS:
@@ -231,7 +237,11 @@ def run_rank(path: Path, began: float) -> None:
 
 
 def summarize(of_all: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    """Of all ranks: rank 0's numbers beside the largest of the others' (its own if alone)."""
+    """Return the counts of rank 0 and the largest counts of the other ranks.
+
+    of_all: the counts of each rank after its start, the short and the long run. If there is only
+    one rank, both numbers are its own.
+    """
 
     def of_epoch(rank: list[dict[str, Any]], what: str) -> float:
         shorter, longer = (after[what] - before[what] for before, after in pairwise(rank))
@@ -255,7 +265,7 @@ def summarize(of_all: list[list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def measure(case: Case, timeout: float) -> dict[str, Any]:
-    """The counts of a case."""
+    """Run a case and return its counts; timeout: s."""
     folder = Path(tempfile.mkdtemp())
     try:
         path = write_case(folder / "case", case)
@@ -267,7 +277,10 @@ def measure(case: Case, timeout: float) -> dict[str, Any]:
 
 
 def count_file_calls(ranks: int, timeout: float) -> int | None:
-    """What the last of the ranks of `hpcfwi run` asks of the file system; None without strace."""
+    """Return the number of file-system calls of the last rank of `hpcfwi run`.
+
+    It is None if strace is not installed.
+    """
     strace = shutil.which("strace")
     if strace is None:
         return None
@@ -287,9 +300,10 @@ def count_file_calls(ranks: int, timeout: float) -> int | None:
 
 
 def run(command: list[str], timeout: float) -> None:
-    """Run it; what it says, of noise in place of data, is told only where it fails.
+    """Run a command with one thread per rank; if it fails, exit with its output.
 
-    With one thread a rank, this checkout, and modules compiled once, as where they are installed.
+    The output is otherwise dropped, since it has warnings about the noise in place of data. Ranks
+    import this checkout, whose modules are compiled once, as in an installation.
     """
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
@@ -305,7 +319,7 @@ def run(command: list[str], timeout: float) -> None:
 
 
 def main() -> None:
-    """Count all cases, or be a rank of one; the file is written after each case."""
+    """Run all cases and write the results after each, or run one rank of a case (--rank)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--output", type=Path, default=Path("runs/bench/scale.json"))
     parser.add_argument("--series", nargs="+", choices=SERIES, default=list(SERIES))
@@ -326,7 +340,7 @@ def main() -> None:
                 print(name, case, flush=True)
                 numbers[name].append(measure(case, arguments.timeout))
                 arguments.output.write_text(json.dumps(numbers, indent=1) + "\n")
-    # Last, when the engine's loops are compiled, which asks the file system for more
+    # Last, because compiling the loops of the engine would add file-system calls
     numbers["file_calls"] = {n: count_file_calls(n, arguments.timeout) for n in TRACED_RANKS}
     arguments.output.write_text(json.dumps(numbers, indent=1) + "\n")
 

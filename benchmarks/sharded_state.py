@@ -1,9 +1,12 @@
-"""What an optimiser's state takes of each rank's memory, and a step of time, sharded or not.
+"""Measure the memory of an optimizer's state on each rank, and the time of a step.
 
-`mpirun -n 4 python benchmarks/sharded_state.py`. No waves: gradients are random numbers. Memory is
-how much larger the process has become when some steps are done, beside the model, the gradient and
-what else it had before: the optimiser, and the state that a run keeps for its checkpoints. Times
-are taken first, as what makes memory exact makes it slow.
+    mpirun -n 4 python benchmarks/sharded_state.py
+
+Each optimizer is measured with its state on every rank and divided among the ranks. No waves are
+simulated; the misfit is a quadratic function. The memory is the growth of the process by some
+steps: the optimizer, and the state that a run keeps for its checkpoints, without the model and the
+gradient. Times are measured first, because the allocator settings that make the memory exact slow
+the steps down.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch import launch
-from hpcfwi.parallel.shards import WHOLE, Slabs
+from hpcfwi.parallel.shards import WHOLE, Shards
 from hpcfwi.system import resident_bytes
 
 SHAPE = (2000, 2000)
@@ -33,11 +36,11 @@ OPTIMIZERS: list[dict[str, Any]] = [
 ]
 STEPS = 7
 LIBC = ctypes.CDLL(None)
-MMAP_THRESHOLD = -3  # of mallopt: larger arrays have pages of their own
+MMAP_THRESHOLD = -3  # parameter of mallopt: the size from which arrays get separate pages
 
 
 class Quadratic:
-    """Half the squared distance to a model, weighted so that L-BFGS has something to learn."""
+    """Half the weighted squared distance to a model; the weights give L-BFGS a curvature."""
 
     def __init__(self, target: Model, weights: torch.Tensor) -> None:
         self._target, self._weights = target, weights
@@ -52,8 +55,8 @@ class Quadratic:
         return gradient
 
 
-def measure(keys: dict[str, Any], slabs: Slabs, context: Context) -> tuple[int, float]:
-    """Bytes of this rank and seconds of a step."""
+def measure(keys: dict[str, Any], shards: Shards, context: Context) -> tuple[int, float]:
+    """Return the bytes of the state on this rank, and the median seconds of a step."""
     generator = torch.Generator().manual_seed(0)
     grid = Grid(SHAPE, (10.0, 10.0), (0.0, 0.0))
     initial = Model(grid, {"vp": torch.full(SHAPE, 2000.0)})
@@ -64,7 +67,7 @@ def measure(keys: dict[str, Any], slabs: Slabs, context: Context) -> tuple[int, 
     model, seconds = initial.map(torch.clone), []
     evaluate(model)
     before = settle()
-    optimizer = section.optimizer.make()(initial, limits, slabs)
+    optimizer = section.optimizer.make()(initial, limits, shards)
     state = optimizer.state()
     for _ in range(STEPS):
         context.barrier()
@@ -73,33 +76,31 @@ def measure(keys: dict[str, Any], slabs: Slabs, context: Context) -> tuple[int, 
         seconds.append(time.perf_counter() - started)
         state = optimizer.state()
     for _ in range(8):
-        context.barrier()  # gloo's threads may keep what they had last
+        context.barrier()  # replaces the last message, which gloo's threads may hold
     after = settle()
-    assert state
-    return after - before, statistics.median(seconds)
     assert state
     return after - before, statistics.median(seconds)
 
 
 def settle() -> int:
-    """What the process has when all that is free was given back."""
+    """Return the resident bytes of the process after free memory was returned to the system."""
     gc.collect()
     LIBC.malloc_trim(0)
     return resident_bytes()
 
 
 def main() -> None:
-    """Measure each optimiser with whole arrays and with slabs; rank 0 prints what is most."""
+    """Measure each optimizer with whole and with sharded state; rank 0 prints the largest."""
     context = launch()
-    cases = [(keys, slabs) for keys in OPTIMIZERS for slabs in (WHOLE, Slabs(context))]
+    cases = [(keys, shards) for keys in OPTIMIZERS for shards in (WHOLE, Shards(context))]
     seconds = [measure(*case, context)[1] for case in cases]
-    LIBC.mallopt(MMAP_THRESHOLD, 2**16)  # or holes between arrays would count, too
+    LIBC.mallopt(MMAP_THRESHOLD, 2**16)  # so that free memory between arrays does not count
     taken = [measure(*case, context)[0] for case in cases]
     found = context.all_gather((taken, seconds))
     if context.is_root:
-        for number, (keys, slabs) in enumerate(cases):
+        for number, (keys, shards) in enumerate(cases):
             memory, step = (max(rank[which][number] for rank in found) for which in (0, 1))
-            how = "whole" if slabs is WHOLE else "sharded"
+            how = "whole" if shards is WHOLE else "sharded"
             print(f"{keys['name']:6} {context.size} {how:8} {memory / 1e6:6.1f} MB  {step:.2f} s")
     context.close()
 

@@ -2,7 +2,8 @@
 An inversion in thirty lines
 ============================
 
-A slow lens between sources above and receivers below, found with `torch.optim.Adam`.
+This example inverts for a slow lens between sources above and receivers below it, with
+`torch.optim.Adam`.
 """
 
 import matplotlib.pyplot as plt
@@ -22,13 +23,13 @@ sources = torch.stack([torch.full_like(along, 40.0), along], dim=1)  # (shot, (z
 across = torch.arange(40.0, 980.0, 20.0)
 receivers = torch.stack([torch.full_like(across, 560.0), across], dim=1)
 shots = 20.0, dt, wavelet, sources, receivers
-tuning = {"max_velocity": 2200.0, "boundary_frequency": 8.0}  # of the boundary, alike for all
+tuning = {"max_velocity": 2200.0, "boundary_frequency": 8.0}  # the same boundary for all models
 
 # %%
-# Adam's step is about `lr` in each cell, so that is in m/s: what the model may change by in one
-# iteration. It divides gradients by their size, by which cells that hardly any wave has met would
-# move as all others do; `eps`, here a tenth of the largest entry of the first gradient, holds
-# them back.
+# A step of Adam changes each cell by about `lr`, which is therefore in m/s. Adam divides the
+# gradient of each cell by its magnitude, so that cells that hardly any wave has reached would
+# change as much as all others. `eps` prevents this; here it is a tenth of the largest entry of the
+# first gradient.
 
 observed = acoustic(true, *shots, **tuning)
 vp = start.clone().requires_grad_()
@@ -42,8 +43,8 @@ for _ in range(20):
     misfits.append(misfit.item())
 
 # %%
-# Six shots from above say well where it is slow from side to side, and badly how deep: every ray
-# goes down.
+# With six shots from above, the horizontal position of the lens is well resolved. Its depth is not,
+# because all rays go down.
 
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained", sharey=True)
 for axes, model, title in zip(panels, (true, vp.detach()), ("true", "found"), strict=True):

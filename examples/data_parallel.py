@@ -2,13 +2,15 @@
 DistributedDataParallel
 =======================
 
-The wave equation as a module of a training loop that torch's wrapper spreads over ranks.
+This example uses the wave equation as a module in a training loop, which torch's
+DistributedDataParallel distributes over ranks.
 
-Each rank has a replica of the model and simulates its own shots; the wrapper averages gradients.
-Ten shots are not alike for four ranks: `share_of_mean` makes of the average the mean over all
-shots. Alone this program does all shots; ``mpirun -n 4 python examples/data_parallel.py``, or
-``torchrun --nproc-per-node 4 examples/data_parallel.py``, has three for some ranks and two for
-others.
+Each rank has a replica of the model and simulates its own shots; the wrapper averages the gradients
+over ranks. Ten shots cannot be divided equally among four ranks, so that `share_of_mean` scales the
+losses such that the average is the mean over all shots. A single process simulates all shots. With
+``mpirun -n 4 python examples/data_parallel.py``, or
+``torchrun --nproc-per-node 4 examples/data_parallel.py``, some ranks simulate three shots and the
+others two.
 """
 
 import matplotlib.pyplot as plt
@@ -32,12 +34,12 @@ receivers = torch.stack([torch.full_like(across, 560.0), across], dim=1)
 
 
 def make_module(vp):
-    """The boundary is tuned alike on all ranks, whatever shots they have."""
+    """Return the module; its boundary is the same on all ranks, whatever their shots."""
     return Acoustic(vp, 20.0, dt, max_velocity=2200.0, boundary_frequency=8.0)
 
 
 def invert(context):
-    """The model and the misfits; every rank calls the wrapped module, even one without shots."""
+    """Return the model and the misfits; all ranks, even without shots, must call the module."""
     mine = sources[context.rank :: context.size]
     observed = make_module(true)(wavelet, mine, receivers).detach()
     waves = make_module(start)
@@ -54,14 +56,15 @@ def invert(context):
 
 
 # %%
-# `hpcfwi.launch` finds out how it was started, and starts torch.distributed among several ranks.
+# `hpcfwi.launch` detects how the program was started, and sets up torch.distributed if there are
+# several ranks.
 
 with hpcfwi.launch() as context:
     found, misfits = invert(context)
 
 # %%
-# Sums are in floating point, in whatever order the ranks are heard, so that their number shows in
-# the last digits. `denoiser.py` adds exactly.
+# The gradients are added in floating point, so that the last digits depend on the number of ranks.
+# The sums in `denoiser.py` are exact.
 
 if context.is_root:
     figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")

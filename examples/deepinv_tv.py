@@ -2,12 +2,13 @@
 With deepinv: total variation
 =============================
 
-Shots as one of deepinv's physics, under its optimisers and priors.
+This example uses shots as a physics of deepinv, with its optimizers and priors.
 
-`deepinv <https://deepinv.github.io>`_ solves inverse problems of images. What it asks of a
-measurement is a `Physics`: here what a change of the model scatters, an image (1, 1, z, x) to data
-(1, shot, receiver, time). FISTA (Beck and Teboulle 2009) is deepinv's, and so is the prior: total
-variation, for bodies with edges. ``pip install 'hpcfwi[deepinv]'`` brings what this page imports.
+`deepinv <https://deepinv.github.io>`_ solves inverse problems in imaging. It describes a
+measurement by a `Physics`. Here the physics maps a change of the model, an image (1, 1, z, x), to
+the scattered field at the receivers, data (1, shot, receiver, time). FISTA (Beck and Teboulle 2009)
+and the prior, total variation for bodies with sharp edges, are those of deepinv.
+``pip install 'hpcfwi[deepinv]'`` installs the packages for this example.
 """
 
 import deepinv
@@ -40,8 +41,9 @@ noise = torch.randn(scattered.shape, generator=torch.Generator().manual_seed(0))
 data = (scattered + 2.0 * scattered.std() * noise)[None]
 
 # %%
-# deepinv's steps are in units of 1 / (norm of the physics)², its prior's weight in those of the
-# loss. Times the step it is in m/s: how much of every edge is taken off in each iteration.
+# The step of deepinv has the unit of 1 / (norm of the physics)², and the weight of the prior has
+# that of the loss. Their product is in m/s; it is the amount by which each iteration reduces every
+# edge.
 
 physics = as_physics(shots.linearize(Model(grid, {"vp": start})))
 torch.manual_seed(0)
@@ -49,7 +51,7 @@ step = 1.0 / physics.compute_sqnorm(torch.randn(1, 1, *grid.shape), max_iter=3).
 
 
 def solve(prior):
-    """The change of the model after seven iterations."""
+    """Return the change of the model after seven iterations."""
     ways = {"stepsize": step, "lambda_reg": 1.0 / step, "max_iter": 7}
     fista = deepinv.optim.FISTA(data_fidelity=deepinv.optim.L2(), prior=prior, **ways)
     return fista(data, physics)[0, 0]
@@ -67,7 +69,8 @@ for axes, (title, change) in zip(panels, images.items(), strict=True):
 figure.colorbar(image, ax=panels, label="m/s")
 
 # %%
-# On several ranks: `as_physics(distribute(shots, context).linearize(...))`, and the same bits.
+# On several ranks, use `as_physics(distribute(shots, context).linearize(...))`. The result has the
+# same bits.
 
 errors = [((change - body).norm() / body.norm()).item() for change in (plain, found)]
 print(f"error of the change of the model: {errors[0]:.3f}, with total variation {errors[1]:.3f}")

@@ -2,12 +2,13 @@
 Plug and play, on four ranks
 ============================
 
-Data in which noise is twice as strong as the signal, and a denoiser in place of a regulariser.
+This example inverts data with noise of twice the signal's amplitude, and uses a denoiser in place
+of a regularizer.
 
-A step against the gradient, then a denoiser, again and again: that is proximal gradient descent
-with a prior that nobody has to write down (Venkatakrishnan, Bouman and Wohlberg 2013). Alone this
-program does everything itself; ``mpirun -n 4 python examples/denoiser.py`` deals shots, and tiles
-of the model, to four ranks, and finds the same, to the bit.
+Steps along the negative gradient alternate with a denoiser. This is proximal gradient descent with
+a prior that is defined by the denoiser only (Venkatakrishnan, Bouman and Wohlberg 2013). A single
+process computes everything itself. ``mpirun -n 4 python examples/denoiser.py`` distributes the
+shots, and tiles of the model, over four ranks, with a result that is identical to the last bit.
 """
 
 import hashlib
@@ -38,19 +39,19 @@ survey = Survey(
 )
 
 # %%
-# Any function of images can be the denoiser, and so can a network. This one takes the median of
-# five by five cells, which keeps edges; its result depends on two cells around each, hence the
-# overlap.
+# The denoiser can be any function of images, such as a network. This one takes the median of five
+# by five cells, which preserves edges. A result depends on the two cells on either side, which
+# determines the overlap of the tiles.
 
 
 def median(images):
-    """Of images (image, channel, z, x)."""
+    """Return the medians of images (image, channel, z, x)."""
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2), mode="replicate")
     return padded.unfold(2, 5, 1).unfold(3, 5, 1).flatten(-2).median(dim=-1).values
 
 
 def invert(context, denoise):
-    """The model after six steps."""
+    """Return the model after six steps."""
     shots = distribute(Shots(survey, grid), context)
     traces = shots(Model(grid, {"vp": true}))
     noise = torch.randn(traces.shape, generator=torch.Generator().manual_seed(0))
@@ -58,7 +59,7 @@ def invert(context, denoise):
     vp, step = start, None
     for _ in range(6):
         gradient = fidelity.grad(Model(grid, {"vp": vp}))["vp"]
-        step = step or 40.0 / gradient.abs().max()  # the first is of 40 m/s
+        step = step or 40.0 / gradient.abs().max()  # the first step is at most 40 m/s
         vp = denoise((vp - step * gradient)[None, None])[0, 0]
     return vp
 
@@ -68,7 +69,7 @@ with hpcfwi.launch() as context:
     found = invert(context, distribute(median, context, patch=16, overlap=2, batch=1))
 
 # %%
-# Every rank has the whole result; one draws it, and says the bits.
+# Every rank has the complete result. One rank draws it and prints its hash.
 
 if context.is_root:
     figure, panels = plt.subplots(1, 3, figsize=(10, 2.4), layout="constrained", sharey=True)

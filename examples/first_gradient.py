@@ -2,7 +2,8 @@
 A first gradient
 ================
 
-One shot over a layer: where would a change of the velocities explain the traces better?
+This example computes the gradient of the misfit for one shot above a layer. The gradient shows
+where changes of the velocity would improve the fit to the traces.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +13,8 @@ from hpcfwi.wave import acoustic
 from hpcfwi.wave.numerics import ricker
 
 # %%
-# The earth is 800 m deep and 1600 m wide, and faster below 500 m. All positions are (z, x) in m.
+# The model is 800 m deep and 1600 m wide; velocities are larger below 500 m. All positions are
+# (z, x) in m.
 
 true = torch.full((41, 81), 2000.0)  # m/s, every 20 m
 true[25:] = 2300.0
@@ -24,7 +26,7 @@ receivers = torch.stack([torch.full_like(x, 20.0), x], dim=1)
 
 
 def simulate(vp):
-    """The traces, (shot, receiver, time); all models get the same absorbing boundary."""
+    """Return traces (shot, receiver, time); the absorbing boundary is the same for all models."""
     tuning = {"max_velocity": 2300.0, "boundary_frequency": 10.0}
     return acoustic(vp, 20.0, dt, wavelet, source, receivers, **tuning)
 
@@ -32,16 +34,17 @@ def simulate(vp):
 observed = simulate(true)
 
 # %%
-# Somebody who knows nothing of the layer simulates the same shot. The misfit is half the energy of
-# what is left, and `backward` the adjoint-state method (Tarantola 1984).
+# The same shot is simulated in a starting model without the layer. The misfit is half the energy of
+# the residual, and `backward` is the adjoint-state method (Tarantola 1984).
 
 vp = torch.full_like(true, 2000.0).requires_grad_()
 misfit = 0.5 * dt * (simulate(vp) - observed).square().sum()
 misfit.backward()
 
 # %%
-# Every echo is smeared along the ellipse of all points that it may have come from. Those of all
-# receivers meet where the layer reflects; what is left of them elsewhere other shots take away.
+# Each reflection contributes an ellipse of all points at which it may have been reflected. The
+# ellipses of all receivers add up at the reflecting layer. Elsewhere they cancel only when more
+# shots are added.
 
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 limit = vp.grad[8:].abs().max()
@@ -51,9 +54,9 @@ axes.plot(0.4, 0.02, "k*")
 axes.set(xlabel="x (km)", ylabel="depth (km)", title="Gradient of the misfit, and the layer")
 
 # %%
-# Is it the gradient? Along any change of the model the misfit changes by what the gradient says. It
-# does, but for a part in some hundred: of the waves only as many samples are kept as their
-# frequencies need. `history=Snapshots(1)` keeps all.
+# To verify the gradient, compare it with the finite difference of the misfit along some change of
+# the model. They agree within about one per cent, because the fields are sampled only as often as
+# their frequencies require. With `history=Snapshots(1)` all steps are stored.
 
 change = torch.zeros_like(true)
 change[20:30, 20:60] = 1.0  # m/s

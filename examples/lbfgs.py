@@ -1,15 +1,15 @@
 """
-torch.optim.LBFGS wants scaled numbers
+Scaled variables for torch.optim.LBFGS
 ======================================
 
-The lens of `adam.py` once more, by a method that learns about curvature.
+This example inverts for the lens of `adam.py` with a quasi-Newton method.
 
-`torch.optim.LBFGS` stops where no entry of the gradient is above `tolerance_grad = 1e-7`, or no
-step above `tolerance_change = 1e-9`, and its first step is at most of length 1 in all cells
-together. It expects numbers near one. Gradients of a misfit of pressures with respect to m/s are
-far smaller: as they come, it ends before its first step, and calls that convergence. So the
-unknown is the change of the model in units of 100 m/s, and the loss the misfit over that of the
-start.
+`torch.optim.LBFGS` stops when no entry of the gradient is above `tolerance_grad = 1e-7`, or no
+step above `tolerance_change = 1e-9`, and its first step has at most length 1 in all cells together.
+These values assume variables and losses near one. Gradients of a misfit of pressures with respect
+to velocities in m/s are much smaller: without scaling, the optimizer stops before its first step as
+if it had converged. The unknown is therefore the change of the model in units of 100 m/s, and the
+loss is the misfit divided by that of the starting model.
 """
 
 import matplotlib.pyplot as plt
@@ -38,7 +38,10 @@ scale = (acoustic(start, *shots, **tuning) - observed).square().sum()
 
 
 def invert(unit, scale):
-    """The model after ten iterations, and the misfits on the way, over that of the start."""
+    """Return the model after ten iterations, and the losses of all evaluations.
+
+    unit: unit of the change, m/s; scale: the loss is the sum of squared residuals divided by it.
+    """
     change, misfits = torch.zeros_like(start, requires_grad=True), []
     optimizer = torch.optim.LBFGS([change], max_iter=10, line_search_fn="strong_wolfe")
 
@@ -55,7 +58,8 @@ def invert(unit, scale):
 
 
 # %%
-# Scaled; and as they come, in m/s and with half the energy, which is not scaled by anything:
+# The first call is scaled. The second has velocities in m/s and half the energy of the residual,
+# without any scaling.
 
 vp, misfits = invert(UNIT, scale)
 _, unscaled = invert(1.0, 2.0 / dt)

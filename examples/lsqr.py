@@ -2,12 +2,13 @@
 Migration with LSQR
 ===================
 
-The image of two reflectors from the linearised waves, by a solver of SciPy's.
+This example computes an image of two reflectors from linearized waves, with a solver of SciPy.
 
-In a smooth model that is right about travel times, echoes are linear in what reflects them: data
-d = J m, with the Born operator J of `Shots.linearize`. Its transpose applied to the data is a
-reverse-time migration; its least-squares solution has the reflectors' strength, and a shorter
-wavelet (Nemeth, Wu and Schuster 1999). LSQR (Paige and Saunders 1982) knows J by its products only.
+In a smooth model with correct travel times, reflections depend linearly on the reflectors m: the
+data are d = J m, where J is the Born operator of `Shots.linearize`. The transpose of J applied to
+the data is a reverse-time migration. The least-squares solution has the true strength of the
+reflectors, and a shorter wavelet (Nemeth, Wu and Schuster 1999). LSQR (Paige and Saunders 1982)
+only needs products with J and its transpose.
 """
 
 import matplotlib.pyplot as plt
@@ -35,8 +36,8 @@ wavelet = ricker(10.0, 450, dt, delay=0.12).astype(np.float32)
 shots = Shots(Survey(sources, receivers, wavelet, dt), grid)
 
 # %%
-# What the reflectors scatter is observed here with all that waves do: what is not linear in them,
-# such as echoes of echoes, is what least squares cannot explain.
+# The observed data are simulated with the full wave equation. Least squares cannot explain the
+# parts that are not linear in the reflectors, such as multiple reflections.
 
 data = shots(Model(grid, {"vp": smooth + reflectors})) - shots(Model(grid, {"vp": smooth}))
 born = shots.linearize(Model(grid, {"vp": smooth}))
@@ -55,8 +56,7 @@ for axes, (title, image) in zip(panels, images.items(), strict=True):
 panels[0].set(ylabel="depth (km)")
 
 # %%
-# On several ranks `distribute(shots, context)` is all that changes, and the result has the same
-# bits.
+# On several ranks the only change is `distribute(shots, context)`. The result has the same bits.
 
 print(f"misfit {(residual / data.norm().item()) ** 2:.3f} of that of the start")
 for name, image in (("migrated", migrated), ("LSQR", solved)):

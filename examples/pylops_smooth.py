@@ -2,11 +2,11 @@
 With PyLops: a smooth update
 ============================
 
-The linearised shots among PyLops's operators and solvers.
+This example combines the linearized shots with the operators and solvers of PyLops.
 
-`PyLops <https://pylops.readthedocs.io>`_ builds inversions out of linear operators: `as_pylops`
-makes one of the linearised shots, which its preconditioners, regularisations and solvers take.
-``pip install 'hpcfwi[pylops]'`` brings it.
+`PyLops <https://pylops.readthedocs.io>`_ builds inversions from linear operators. `as_pylops`
+converts the linearized shots to such an operator, for the preconditioners, regularizations and
+solvers of PyLops. ``pip install 'hpcfwi[pylops]'`` installs the package.
 """
 
 import matplotlib.pyplot as plt
@@ -38,15 +38,15 @@ noise = torch.randn(scattered.shape, generator=torch.Generator().manual_seed(0))
 data = (scattered + 2.0 * scattered.std() * noise).numpy().ravel()
 
 # %%
-# The operator knows the shapes of models and of data. The preconditioner is an average over seven
-# by seven cells, S: what is looked for is q with J S q = d, and S q is smooth whatever q is.
+# The operator has the shapes of models and data. The preconditioner S is an average over seven by
+# seven cells. The solver finds q with J S q = d, and the change S q is smooth for any q.
 
 Op = shots.linearize(Model(grid, {"vp": start})).as_pylops()
 print(f"{Op.dims} -> {Op.dimsd}")
 
 
 def solve(preconditioner):
-    """The change of the model after five iterations."""
+    """Return the change of the model after five iterations."""
     invert = pylops.optimization.leastsquares.preconditioned_inversion
     return invert(Op, data, preconditioner, engine="scipy", iter_lim=5)[0].reshape(grid.shape)
 

@@ -2,12 +2,12 @@
 With SciPy's L-BFGS-B
 =====================
 
-Velocities between bounds, by an optimiser that knows nothing of waves.
+This example inverts for velocities between bounds, with an optimizer of SciPy.
 
-`scipy.optimize.minimize` wants a flat vector in double precision, and a function that returns the
-loss and its gradient. Waves stay in single precision. Like all that works with lengths and
-tolerances it wants numbers near one: the unknown is the velocity in km/s, the loss is 1 at the
-start.
+`scipy.optimize.minimize` needs a flat vector in double precision, and a function that returns the
+loss and its gradient. The waves are still simulated in single precision. The steps and tolerances
+of the optimizer assume values near one: the unknown is the velocity in km/s, and the loss is 1 for
+the starting model.
 """
 
 import matplotlib.pyplot as plt
@@ -36,7 +36,7 @@ scale = (acoustic(start, *shots, **tuning) - observed).square().sum()
 
 
 def loss_and_gradient(speeds):
-    """Of km/s, flat."""
+    """Return the loss and its gradient; speeds: a flat vector of velocities, km/s."""
     vp = torch.tensor(1e3 * speeds.reshape(true.shape), dtype=torch.float32, requires_grad=True)
     loss = (acoustic(vp, *shots, **tuning) - observed).square().sum() / scale
     loss.backward()
@@ -44,8 +44,8 @@ def loss_and_gradient(speeds):
 
 
 # %%
-# The bounds say that nothing here is faster than the start: of the lens's halo on the page before
-# nothing is left. `ftol` and `gtol` are zero, so that it stops when it was told to.
+# The upper bound is the velocity of the starting model, which removes the fast halo around the lens
+# in `lbfgs.py`. `ftol` and `gtol` are zero, so that the optimizer runs for `maxiter` iterations.
 
 found = minimize(
     loss_and_gradient,

@@ -2,14 +2,14 @@
 A network for the model
 =======================
 
-The weights of a network of sines are the unknowns, and on several ranks each takes its share of the
-points through it.
+This example inverts for the weights of a network that computes the model. On several ranks, each
+rank evaluates the network at a part of the points.
 
-A SIREN (Sitzmann et al. 2020) says of coordinates how fast waves are there: smooth at first, finer
-as it learns. The gradient with respect to the model is what shots give, the same on every rank;
-from there it is torch's affair. On several ranks, ``mpirun -n 2 python examples/siren.py``, the
-network is in shards: each rank keeps its part of the weights, of their gradients and of what Adam
-remembers.
+A SIREN (Sitzmann et al. 2020) maps coordinates to velocities. The model is smooth at first and gets
+finer during the inversion. The shots give the gradient with respect to the model, which is the same
+on every rank; torch backpropagates it to the weights. On several ranks,
+``mpirun -n 2 python examples/siren.py``, the network is sharded: each rank stores a part of the
+weights, of their gradients, and of the state of Adam.
 """
 
 import matplotlib.pyplot as plt
@@ -41,7 +41,7 @@ survey = Survey(
 
 
 def make_network(context):
-    """Of no influence at first: its last layer is zero."""
+    """Return the network, whose last layer is zero, so that its initial output is zero."""
     torch.manual_seed(0)
     network = Siren(grid.shape, 1, width=32, depth=2, omega=6.0)
     torch.nn.init.zeros_(network.last.weight)
@@ -55,13 +55,13 @@ def make_network(context):
 
 
 # %%
-# A rank knows what the network says of its own points, and all of the model after a sum. Backwards
-# it gives the network the gradient of its points alone: the wrapper takes the mean over ranks,
-# hence the factor.
+# Each rank evaluates the network at its own points, and a sum over ranks gives the complete model.
+# In the backward pass it uses the gradient at its own points only. The wrapper averages over ranks,
+# so that the loss is multiplied by their number.
 
 
 def invert(context):
-    """The model and the misfits of its steps."""
+    """Return the model and the misfits of all steps."""
     shots, network = distribute(Shots(survey, grid), context), make_network(context)
     observed = shots(Model(grid, {"vp": true}))
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
@@ -84,8 +84,8 @@ with hpcfwi.launch() as context:
     found, misfits = invert(context)
 
 # %%
-# ``hpcfwi run`` does the same for whole surveys with one line, ``network = { kind = "siren" }``,
-# and with the same bits on any number of ranks.
+# ``hpcfwi run`` does the same for complete surveys with the line ``network = { kind = "siren" }``,
+# and its results have the same bits on any number of ranks.
 
 if context.is_root:
     figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained", sharey=True)

@@ -1,8 +1,8 @@
 """hpcfwi: seismic full-waveform inversion as an HPC batch application.
 
-The package's layers, from the top: `cli`, then `inversion`, then `operators`, then `datasets`,
-then `wave`, `storage` and `report`, then `parallel`, then the vocabulary that all of them share:
-`model`, `survey`, `config` and `errors`. Imports go downwards only.
+An epoch goes through `cli`, `run.job`, `run.session`, `inversion.loop`, an optimizer of
+`inversion.optimizers`, `inversion.objective`, `operators.simulator`, `wave.simulation` and an
+engine of `wave.engines`. CONTRIBUTING.md lists all packages in the order of their imports.
 """
 
 # Nothing is imported here: `__main__` leaves the current directory out of the path of imports, and
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcfwi.parallel.context import Context
-    from hpcfwi.run.opened import Opened
+    from hpcfwi.run.job import Opened
 
 __version__ = "0.1.0"
 
 
 def launch(gpus: bool = True, share_gpus: bool = False) -> "AbstractContextManager[Context]":
-    """This process as a rank of the job, see `parallel.launch.launched`.
+    """Return a context manager that makes this process a rank of the job.
 
-    `with hpcfwi.launch() as context`.
+    See `parallel.launch.launched`. Use it as `with hpcfwi.launch() as context`.
     """
-    # Not above: who asks for the version alone need not wait for torch
+    # Imported here, because a program that only reads the version need not wait for torch
     from hpcfwi.parallel.launch import launched
 
     return launched(gpus, share_gpus)
@@ -36,8 +36,8 @@ def open_input(
 ) -> "Opened":
     """Open an input file for a program: its shots as an operator, its models and its data.
 
-    See `run.opened.open_input`. `hpcfwi.open_input("survey.toml", context).shots`.
+    See `run.job.open_input`. Use it as `hpcfwi.open_input("survey.toml", context).shots`.
     """
-    from hpcfwi.run import opened
+    from hpcfwi.run import job
 
-    return opened.open_input(path, context, settings, stage)
+    return job.open_input(path, context, settings, stage)

@@ -7,13 +7,15 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
+from inspect import Signature, signature
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import tomli_w
 import typer
@@ -29,45 +31,89 @@ if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
 app = typer.Typer(
-    help="Seismic full-waveform inversion, alone or under mpirun, srun and torchrun.",
+    help="Seismic full-waveform inversion, on one process or under mpirun, srun or torchrun.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # it would take [migration] for markup
+    rich_markup_mode=None,  # it would interpret [migration] as markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigFile = Annotated[Path, typer.Argument(help="Input file (TOML), or a run directory.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the input file."),
-]
-Engine = Annotated[
-    str | None, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}; wave.engine.")
-]
-Device = Annotated[
-    Literal["auto", "cpu", "shared-gpu"],
-    typer.Option(
-        "--device",
-        help="cpu: leave GPUs alone, or do without. shared-gpu: several ranks may have one.",
-    ),
-]
-Output = Annotated[
-    str | None, typer.Option("--output", help="The run directory; output.directory.")
-]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Restarts = Annotated[
-    int, typer.Option(min=0, help="Start again after a failure, at most so many times.")
+    int, typer.Option(min=0, help="Restart after a failure, at most this many times.")
 ]
 Launch = Annotated[
-    str, typer.Option(metavar="COMMAND", help="What starts the ranks: 'mpirun -n 4'.")
+    str, typer.Option(metavar="COMMAND", help="Command that starts the ranks: 'mpirun -n 4'.")
 ]
 Migrate = Annotated[
-    bool, typer.Option("--migrate", help="Of the section [migration], in place of [inversion].")
+    bool, typer.Option("--migrate", help="Use the section [migration] instead of [inversion].")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The arguments that all commands with an input file have."""
+
+    config: Annotated[Path, typer.Argument(help="Input file (TOML), or a run directory.")]
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the input file."),
+    ] = None
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}; sets wave.engine."),
+    ] = None
+    device: Annotated[
+        Literal["auto", "cpu", "shared-gpu"],
+        typer.Option(
+            "--device",
+            help="cpu: do not use GPUs. shared-gpu: several ranks may share a GPU.",
+        ),
+    ] = "auto"
+    output: Annotated[
+        str | None, typer.Option("--output", help="Run directory; sets output.directory.")
+    ] = None
+    quiet: Quiet = False
+
+    @property
+    def changes(self) -> list[str]:
+        """The changes of keys that the arguments ask for, as --set takes them."""
+        named = {"wave.engine": self.engine, "output.directory": self.output}
+        return (self.settings or []) + [
+            key + tomli_w.dumps({"": value}).removeprefix('""').rstrip()
+            for key, value in named.items()
+            if value is not None
+        ]
+
+    def run(self, **what: bool) -> int:
+        """Run the job on all ranks; what: the options `inverts` and `migrates` of `run_job`."""
+
+        def work(context: Context) -> None:
+            from hpcfwi.run.job import run_job
+
+            run_job(self.config, self.changes, context, quiet=self.quiet, **what)
+
+        return _on_ranks(work, self.device, always=True)
+
+
+def _job_command(function: Callable[..., int]) -> Callable[..., int]:
+    """Make a command of a function that takes a `Job` and further options."""
+    shared, own = signature(Job, eval_str=True), signature(function, eval_str=True)
+    parameters = [*shared.parameters.values(), *[*own.parameters.values()][1:]]
+
+    @wraps(function)
+    def command(**options: Any) -> int:
+        job = Job(**{name: options.pop(name) for name in shared.parameters})
+        return function(job, **options)
+
+    # Typer takes a command's parameters from its signature, and their types from its annotations.
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return app.command()(command)
 
 
 def main() -> None:
-    """The program: runs a command and exits with 0, 1, 2 (bad input) or 3 (stopped)."""
+    """Run the command that the arguments name and exit with 0, 1, 2 (bad input) or 3 (stopped)."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
@@ -75,19 +121,19 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         # A file name may hold letters that this terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
-    # What torch has to say about its sockets is not for users; it looks here when it is imported.
+    # Torch's messages about sockets are not for users; it reads this variable when it is imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, _stop_early)
     try:
         code = app(standalone_mode=False)
-    except Stopped:  # not yet among the ranks, who would have told it
+    except Stopped:  # it came before the ranks started; later, a rank reports it
         code = 3
     except typer.TyperException as error:
         code = _on_ranks(partial(_refuse, error))
     hdf5 = sys.modules.get("hpcfwi.storage.hdf5")
     if hdf5 is not None and hdf5.unclosed:
-        # HDF5 would try once more to write them, and crash, or wait for other ranks for ever
+        # At exit HDF5 would try to write these files again, and crash or wait for other ranks
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)
@@ -95,7 +141,7 @@ def main() -> None:
 
 
 class _Outlet(FileIO):
-    """Output whose reader may end: what is written after that is lost, without an error."""
+    """An output whose reader may end; text that is written after that is lost without an error."""
 
     def write(self, data: ReadableBuffer) -> int:
         try:
@@ -107,7 +153,7 @@ class _Outlet(FileIO):
 
 
 def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
-    """Return the same stream for a program that goes on when nobody reads it any more."""
+    """Return a stream to the same output that does not fail when the reader has ended."""
     return TextIOWrapper(
         BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False)),
         stream.encoding,
@@ -118,11 +164,11 @@ def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
 
 
 def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    """Stop at a signal before an inversion notes them, as there is nothing to save."""
+    """Stop at once at a signal that comes before an inversion, when there is nothing to save."""
     name = signal.Signals(number).name
     raise Stopped(
         f"stopped by {name} before an epoch began; "
-        "the same command goes on from the last checkpoint"
+        "the same command continues from the last checkpoint"
     )
 
 
@@ -137,7 +183,7 @@ def hpcfwi(
     command: typer.Context,
     version: Annotated[  # noqa: ARG001
         bool,
-        typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which it is."),
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version."),
     ] = False,
 ) -> None:
     if command.invoked_subcommand is None:
@@ -150,7 +196,7 @@ def dataset(
     to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path(),
     quiet: Quiet = False,
 ) -> int:
-    """Get a known model as a model file, with its licence beside it."""
+    """Write a published model as a model file, together with its licence."""
 
     def work(context: Context) -> None:
         from hpcfwi.datasets.library import export_dataset
@@ -161,203 +207,158 @@ def dataset(
     return _on_ranks(work)
 
 
-@app.command()
+@_job_command
 def forward(
-    config: ConfigFile,
-    settings: Settings = None,
-    engine: Engine = None,
-    device: Device = "auto",
-    output: Output = None,
+    job: Job,
     to: Annotated[
         Path | None,
         typer.Option(
-            help="Simulate into this file, .h5 or .sgy, and leave the run directory alone."
+            help="Write the data to this file, .h5 or .sgy, instead of the run directory."
         ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="With --to: a model file to simulate in, in place of [model]'s."),
+        typer.Option(help="With --to: simulate in this model file instead of that of [model]."),
     ] = None,
-    quiet: Quiet = False,
 ) -> int:
-    """Simulate the observed data into the run directory, or into a file.
+    """Simulate observed data and write them to the run directory or to a file.
 
-    With --to at the positions of survey.file, too, and nothing of that file is changed.
+    With --to, this also works at the positions of survey.file; that file is not changed.
     """
-    words = _all_settings(settings, engine, output)
     if to is None and model is None:
-        return _run_job(config, words, quiet, device, inverts=False)
+        return job.run(inverts=False)
 
     def work(context: Context) -> None:
         from hpcfwi.run.job import simulate_into
 
-        simulate_into(config, words, to, model, context, quiet)
+        simulate_into(job.config, job.changes, to, model, context, job.quiet)
 
-    return _on_ranks(work, device, always=True)
+    return _on_ranks(work, job.device, always=True)
 
 
-@app.command()
-def run(
-    config: ConfigFile,
-    settings: Settings = None,
-    engine: Engine = None,
-    device: Device = "auto",
-    output: Output = None,
-    quiet: Quiet = False,
-    restarts: Restarts = 0,
-    launch: Launch = "",
-) -> int:
-    """Invert, from the last checkpoint if there is one; simulates missing observed data first.
+@_job_command
+def run(job: Job, restarts: Restarts = 0, launch: Launch = "") -> int:
+    """Invert, from the last checkpoint if there is one; simulate missing observed data first.
 
-    --restarts is for a command that no launcher has started: it launches its ranks by itself, as
-    --launch says, or one.
+    --restarts is for a command that is not started by a launcher: it starts the ranks itself with
+    the command of --launch, or one process without it.
     """
-    words = _all_settings(settings, engine, output)
     if not restarts and not launch:
-        return _run_job(config, words, quiet, device, inverts=True)
+        return job.run()
 
     def work(_: Context) -> int:
         from hpcfwi.run.restarts import run_with_restarts
 
-        return run_with_restarts(config, words, launch, restarts, device, quiet)
+        return run_with_restarts(job.config, job.changes, launch, restarts, job.device, job.quiet)
 
-    command = f"hpcfwi run {config} --restarts {restarts} --launch '{launch or 'mpirun -n 4'}'"
-    return _on_one_rank(work, f"Start it by itself, and it launches the ranks: `{command}`.")
-
-
-@app.command()
-def migrate(
-    config: ConfigFile,
-    settings: Settings = None,
-    engine: Engine = None,
-    device: Device = "auto",
-    output: Output = None,
-    quiet: Quiet = False,
-) -> int:
-    """Make an image of reflectors in the initial model, as [migration] says; it goes on as run."""
-    words = _all_settings(settings, engine, output)
-    return _run_job(config, words, quiet, device, migrates=True)
+    command = f"hpcfwi run {job.config} --restarts {restarts} --launch '{launch or 'mpirun -n 4'}'"
+    return _on_one_rank(work, f"Start it without a launcher; it starts the ranks: `{command}`.")
 
 
-@app.command()
+@_job_command
+def migrate(job: Job) -> int:
+    """Image reflectors in the initial model, as set in [migration]; continues like run."""
+    return job.run(migrates=True)
+
+
+@_job_command
 def resolve(
-    config: ConfigFile,
+    job: Job,
     model: Annotated[
         Path | None,
         typer.Option(
-            help="Model file; else where CONFIG starts, or the result of a run directory."
+            help="Model file; default: the initial model of CONFIG, or a run directory's result."
         ),
     ] = None,
     points: Annotated[
-        float | None, typer.Option(help="Distance of points, m; one wavelength if not given.")
+        float | None,
+        typer.Option(help="Distance between the points, m; default: one wavelength."),
     ] = None,
     checkerboard: Annotated[
-        float | None, typer.Option(help="In place of points, a checkerboard of cells so large, m.")
+        float | None,
+        typer.Option(help="Use a checkerboard instead of points, with cells of this size, m."),
     ] = None,
     stage: Annotated[
-        int | None, typer.Option(help="Of the input's stages, from 1; the last if not given.")
+        int | None, typer.Option(help="Stage of the input, counted from 1; default: the last.")
     ] = None,
-    settings: Settings = None,
-    engine: Engine = None,
-    device: Device = "auto",
-    output: Output = None,
-    quiet: Quiet = False,
 ) -> int:
-    """Show what an inversion can see: point spread functions, or what is left of a checkerboard."""
+    """Compute the resolution of an inversion: point spread functions or a checkerboard test."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.resolving import resolve_job
 
         resolve_job(
-            config,
-            _all_settings(settings, engine, output),
+            job.config,
+            job.changes,
             context,
             model=model,
             points=points,
             checkerboard=checkerboard,
             stage=stage,
-            quiet=quiet,
+            quiet=job.quiet,
         )
 
-    return _on_ranks(work, device, always=True)
+    return _on_ranks(work, job.device, always=True)
 
 
-@app.command()
+@_job_command
 def status(
-    config: ConfigFile,
-    settings: Settings = None,
-    engine: Engine = None,
-    device: Device = "auto",  # noqa: ARG001
-    output: Output = None,
-    quiet: Quiet = False,
+    job: Job,
     restarts: Restarts = 0,  # noqa: ARG001
     launch: Launch = "",  # noqa: ARG001
 ) -> int:
-    """Say how far a run is; ends with 0 only if all its epochs are done and on disk.
+    """Show the progress of a run; exit with 0 only if all its epochs are done and on disk.
 
-    It takes the options of `run`, so that a script can ask with the same words; --device,
-    --restarts and --launch change nothing here.
+    The command takes the options of `run`, so that a script can use the same arguments; --device,
+    --restarts and --launch have no effect.
     """
 
     def work(_: Context) -> int:
         from hpcfwi.run.restarts import tell_status
 
-        return tell_status(config, _all_settings(settings, engine, output), quiet)
+        return tell_status(job.config, job.changes, job.quiet)
 
-    return _on_one_rank(work, "Start the command by itself.")
+    return _on_one_rank(work, "Start the command without a launcher.")
 
 
-@app.command()
+@_job_command
 def plan(
-    config: ConfigFile,
-    settings: Settings = None,
-    engine: Engine = None,
-    device: Device = "auto",
-    output: Output = None,
-    quiet: Quiet = False,
+    job: Job,
     migrate: Migrate = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure no times.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not measure times.")] = False,
 ) -> int:
-    """Check without running: stability, dispersion, memory, time, and what to change."""
+    """Check an input without running it: stability, dispersion, memory, time; suggest changes."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.commands import plan_job
 
-        plan_job(config, _all_settings(settings, engine, output), context, quiet, migrate, quick)
+        plan_job(job.config, job.changes, context, job.quiet, migrate, quick)
 
-    return _on_ranks(work, device)
+    return _on_ranks(work, job.device)
 
 
-@app.command()
-def check(
-    config: ConfigFile,
-    settings: Settings = None,
-    engine: Engine = None,
-    device: Device = "auto",
-    output: Output = None,
-    quiet: Quiet = False,
-    migrate: Migrate = False,
-) -> int:
-    """Compare the observed data with those of the starting model, told and drawn (check.png)."""
+@_job_command
+def check(job: Job, migrate: Migrate = False) -> int:
+    """Compare the observed data with data of the starting model, in text and check.png."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.commands import check_job
 
-        check_job(config, _all_settings(settings, engine, output), context, quiet, migrate)
+        check_job(job.config, job.changes, context, job.quiet, migrate)
 
-    return _on_ranks(work, device)
+    return _on_ranks(work, job.device)
 
 
 @app.command()
 def show(
-    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    directory: Annotated[Path, typer.Argument(help="Run directory.")],
     report: Annotated[
-        bool, typer.Option("--report", help="And write report.html, a page with all of it.")
+        bool, typer.Option("--report", help="Also write report.html, a page with all figures.")
     ] = False,
-    pdf: Annotated[bool, typer.Option("--pdf", help="And write each figure as PDF.")] = False,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Also write each figure as PDF.")] = False,
     quiet: Quiet = False,
 ) -> int:
-    """Draw the figures of a run again."""
+    """Redraw the figures of a run."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.commands import write_report
@@ -378,7 +379,7 @@ def bench(
     output: Annotated[Path, typer.Option(help="Where to write bench.json.")] = Path("runs/bench"),
     quiet: Quiet = False,
 ) -> int:
-    """Measure this machine: engines, histories, ranks, reading; about two minutes."""
+    """Measure the speed of engines, histories, ranks and file reading; about two minutes."""
 
     def work(context: Context) -> None:
         from hpcfwi.bench.run import run_bench, show_numbers
@@ -388,11 +389,11 @@ def bench(
         if not quiet:
             show_numbers(numbers)
 
-    return _on_one_rank(work, "Start the command by itself.")
+    return _on_one_rank(work, "Start the command without a launcher.")
 
 
 def _offer(ask: Callable[..., Callable[[Context], None]]) -> Callable[..., int]:
-    """A command whose options are those of a function that returns what is to be done."""
+    """Make a command with the options of a function that returns the work to run on the ranks."""
 
     @wraps(ask)
     def command(**options: object) -> int:
@@ -402,27 +403,6 @@ def _offer(ask: Callable[..., Callable[[Context], None]]) -> Callable[..., int]:
 
 
 app.command()(_offer(convert))
-
-
-def _run_job(config: Path, settings: Sequence[str], quiet: bool, device: str, **what: bool) -> int:
-    """what: as `run_job` has it, `inverts` or `migrates`."""
-
-    def work(context: Context) -> None:
-        from hpcfwi.run.job import run_job
-
-        run_job(config, settings, context, quiet=quiet, **what)
-
-    return _on_ranks(work, device, always=True)
-
-
-def _all_settings(settings: list[str] | None, engine: str | None, output: str | None) -> list[str]:
-    named = {"wave.engine": engine, "output.directory": output}
-    short = [
-        key + tomli_w.dumps({"": value}).removeprefix('""').rstrip()
-        for key, value in named.items()
-        if value is not None
-    ]
-    return [*(settings or []), *short]
 
 
 def _refuse(error: typer.TyperException, context: Context) -> None:
@@ -438,12 +418,12 @@ def _on_ranks(
     join: Callable[[], Context] | None = None,
     always: bool = False,
 ) -> int:
-    """The exit code of `work` on all ranks; None is 0.
+    """Run `work` on all ranks and return the exit code; None is 0.
 
-    device: as the command has it, "cpu" for those that simulate nothing; join: how this process
-    becomes one of them, `launch_if_asked` if None, or `launch` if always. What both need is
-    imported only then: parallel HDF5 starts MPI when it is imported, and where that fails, `launch`
-    is the one that knows why.
+    device: option of the command, "cpu" for commands that do not simulate; join: a function that
+    makes this process a rank, by default `launch` if `always` is True, otherwise `launch_if_asked`.
+    `work` imports its modules after this, because parallel HDF5 starts MPI when it is imported,
+    while `launch` can explain a failure of MPI.
     """
     with _keeping_all():
         from hpcfwi.parallel.failure import end_launch, run_guarded
@@ -451,7 +431,7 @@ def _on_ranks(
         from hpcfwi.parallel.watch import SIGNALS
         from hpcfwi.system import refuse_settings_of_others
 
-    # A rank that left while they find each other would keep the others waiting for ever.
+    # A rank that leaves while the ranks connect would keep the others waiting for ever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     release = partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
 
@@ -474,10 +454,10 @@ def _on_ranks(
 
 @contextmanager
 def _keeping_all() -> Iterator[None]:
-    """While modules are imported: what they make stays, and is not looked through for garbage.
+    """Import modules without garbage collection, and exclude their objects from later collections.
 
-    Nor is it later, which takes a tenth off the start of a rank. A process that has imported them
-    before, as one of tests, may have garbage by now, which must not stay.
+    This shortens the start of a rank by a tenth. It does nothing in a process that has already
+    imported the modules, such as a test process, whose garbage must be collected.
     """
     if "torch" in sys.modules:
         yield
@@ -491,7 +471,7 @@ def _keeping_all() -> Iterator[None]:
 
 
 def _on_one_rank(work: Callable[[Context], int | None], remedy: str) -> int:
-    """The exit code of `work` in this process, which must be the only one and does not join MPI."""
+    """Run `work` in this process, which must be the only one, without MPI; return the exit code."""
     from hpcfwi.parallel.launch import stay_alone
 
     return _on_ranks(work, join=partial(stay_alone, remedy))

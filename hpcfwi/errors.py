@@ -1,7 +1,7 @@
-"""The errors that a user can act on. Programming errors are not here.
+"""The errors that a user can act on.
 
-`cli` turns each class into one message and an exit code; everything else that is
-raised is a defect of the program and keeps its traceback.
+`parallel.failure` turns each class into one message and an exit code. Any other exception is a
+defect of the program and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -9,25 +9,28 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 LONGEST_QUOTE = 80  # characters
 LONGEST_PART = 5000  # of a message: a path may have 4096
 
 
 class InputError(Exception):
-    """Something the user gave or set up is wrong; the program exits with 2.
+    """An error in something that the user gave or set up; the program exits with 2.
 
-    where: what is wrong, a file, a key of a config, an environment variable, a rank; problem: what
-    was found and what was expected, without a full stop; remedy: what to do about it, as a whole
-    sentence.
+    where: the faulty file, key of the input, environment variable or rank; problem: what was found
+    and what was expected, without a full stop; remedy: what to do about it, as a whole sentence;
+    findings: all findings of the same check, including this one.
     """
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
         super().__init__(where, problem, remedy)
         self.where, self.problem, self.remedy = where, problem, remedy
+        self.findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
         """Return one line that any terminal can show, whatever characters are in its names."""
@@ -36,15 +39,47 @@ class InputError(Exception):
 
 
 def _show(text: str) -> str:
-    """A text that any terminal can show, without its middle where that is longer than any path."""
+    """Return a text that any terminal can show, without its middle if it is very long."""
     if len(text) > LONGEST_PART:
         text = f"{text[: LONGEST_PART // 2]}...{text[-LONGEST_PART // 2 :]}"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that the user should know before a run.
+
+    severity: an "error" makes a run fail or its result worthless, a "warning" may do so, a "note"
+    costs at most time; where: the key of the input; found: what was found and its effect, without a
+    full stop; remedy: what to do about it, as a whole sentence.
+    """
+
+    severity: Severity
+    where: str
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.severity.upper()}: {self.where}: {self.found}. {self.remedy}"
+
+
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raise `InputError` for the first error among findings, if there is one."""
+    found = tuple(findings)
+    for finding in found:
+        if finding.severity == "error":
+            error = InputError(finding.where, finding.found, finding.remedy)
+            error.findings = found
+            raise error
+
+
 @contextmanager
 def refusing(where: str, problem: str, remedy: str) -> Iterator[None]:
-    """Within, what the system refuses is an `InputError`: `problem`, and what the system says."""
+    """Turn an OSError into an `InputError` that states the problem and the system's reason."""
     try:
         yield
     except OSError as error:
@@ -52,31 +87,31 @@ def refusing(where: str, problem: str, remedy: str) -> Iterator[None]:
 
 
 class Stopped(BaseException):
-    """The run was asked to stop, and has saved what there was to save; the program exits with 3.
+    """A stop on request; the program exits with 3. A run that has begun has saved its state before.
 
-    Like KeyboardInterrupt it is no `Exception`: a signal may raise it anywhere, and whoever deals
-    with errors should let it pass.
+    Like KeyboardInterrupt this is not an `Exception`, because a signal may raise it anywhere, and
+    code that handles errors should let it pass.
     """
 
 
 class InversionFailure(Exception):
-    """The inversion cannot go on (a misfit that is not finite, replicas that differ); exit 1.
+    """An inversion that cannot continue, as its misfit is not finite or replicas differ; exit 1.
 
     The state on disk is that of the last good step.
     """
 
 
 class StepFailure(InversionFailure):
-    """A step led to values that no model can have; the program exits with 2.
+    """A step that led to values that no model can have; the program exits with 2.
 
-    Only another input can help: a smaller step, or bounds.
+    Only another input helps, such as a smaller step or bounds.
     """
 
 
 class WriteFailure(Exception):
-    """A file cannot be written: the disk is full, or may not be written any more; exit 1.
+    """A file that cannot be written, for example because the disk is full; exit 1.
 
-    A file that existed under that name is unchanged. path: the file; reason: that of the system,
+    A file that existed under that name is unchanged. path: the file; reason: the system's reason,
     without a full stop; remedy: what to do about it, as a whole sentence.
     """
 
@@ -89,33 +124,33 @@ class WriteFailure(Exception):
 
     @classmethod
     def of(cls, path: Path, error: OSError | RuntimeError) -> WriteFailure:
-        """Return the failure to write a file that an error of the system, HDF5 or MPI means."""
+        """Return the failure for an error of the system, HDF5 or MPI while a file is written."""
         number = error_number(error)
         reason = os.strerror(number) if number else first_line(error)
-        remedy = _WRITE_REMEDIES.get(number or 0, "See what is wrong with that file system")
-        return cls(str(path), reason, f"{remedy}, and give the same command again.")
+        remedy = _WRITE_REMEDIES.get(number or 0, "Check that file system")
+        return cls(str(path), reason, f"{remedy}, and run the same command again.")
 
 
 _WRITE_REMEDIES = {
     errno.ENOSPC: "Free space on that file system",
     errno.EDQUOT: "Free space within your quota",
-    errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
-    errno.EROFS: "Have that file system mounted for writing",
-    errno.EACCES: "Have the permission to write there",
-    errno.EPERM: "Have the permission to write there",
+    errno.EFBIG: "Raise the limit on the file size (ulimit -f)",
+    errno.EROFS: "Mount that file system for writing",
+    errno.EACCES: "Get permission to write there",
+    errno.EPERM: "Get permission to write there",
 }
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type where it has none."""
+    """Return the first line of an error's message, or the name of its type if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def error_number(error: BaseException) -> int | None:
-    """The system's number of an error, if it is one of the system's.
+    """Return the system's error number (errno) of an exception, or None if it has none.
 
-    HDF5 mentions it within a RuntimeError, MPI only words.
+    HDF5 states the number in the message of a RuntimeError, MPI only the system's text.
     """
     if isinstance(error, OSError) and error.errno:
         return error.errno
@@ -127,16 +162,16 @@ def error_number(error: BaseException) -> int | None:
 
 
 def quote(value: object) -> str:
-    """A value that was found, as Python writes it, for a message: cut where it is long."""
+    """Return the repr of a value for a message, cut if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
 
 
 def say_bytes(n: float) -> str:
-    """A number of bytes as a reader wants it, such as "5.5 GB" (of 1e9 bytes each)."""
+    """Return a number of bytes as text, such as "5.5 GB" (1 GB is 1e9 bytes)."""
     for unit in ("B", "kB", "MB", "GB"):
         if n < 999.5:
             return f"{n:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""The earth on a grid: its parameters, named arrays of them, and what is done to these.
+"""Models of the earth on a grid: parameters, named arrays, and operations on them.
 
-Arrays are in axis order (z, x) or (z, y, x), and so is every position and spacing.
+The axis order of arrays, positions and spacings is (z, x) or (z, y, x).
 Reading and writing models is in `storage.models`; waves are in `wave`.
 """
 
@@ -51,13 +51,13 @@ class Grid:
         )
 
     def coordinates(self, axis: int) -> NDArray[np.float64]:
-        """Positions of the points along `axis`, in m, shape (shape[axis],)."""
+        """Return the positions of the points along an axis, m, (shape[axis],)."""
         return self.origin[axis] + self.spacing[axis] * np.arange(
             self.shape[axis], dtype=np.float64
         )
 
     def contains(self, positions: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which of the positions (..., ndim), in m, lie within the grid, shape (...)."""
+        """Return True for each of the positions (..., ndim), in m, that lies within the grid."""
         slack = 1e-6 * np.asarray(self.spacing)
         inside = (positions >= np.asarray(self.origin) - slack) & (
             positions <= np.asarray(self.last) + slack
@@ -65,20 +65,31 @@ class Grid:
         return np.asarray(inside.all(axis=-1))
 
     def covers(self, other: Grid) -> bool:
-        """Return True if another grid reaches less than one cell of this one beyond it."""
+        """Return True if another grid extends beyond this one by less than one cell of this one."""
         if other.ndim != self.ndim:
             return False
         ends = zip(self.origin, self.last, other.origin, other.last, self.spacing, strict=True)
         return all(a - h < first and last < b + h for a, b, first, last, h in ends)
 
     def agrees(self, other: Grid) -> bool:
-        """Return True if its points are those of another grid, up to rounding."""
+        """Return True if the points of both grids are the same, up to rounding."""
         return self.shape == other.shape and np.allclose(
             [*self.spacing, *self.origin], [*other.spacing, *other.origin]
         )
 
     def cells_of(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], ...]:
-        """The indices, one array an axis, of the points nearest to positions (..., ndim), in m."""
+        """Return the indices of the points nearest to positions.
+
+        Parameters
+        ----------
+        positions
+            (..., ndim), m.
+
+        Returns
+        -------
+        tuple of ndarray
+            One array of indices for each axis.
+        """
         nearest = np.rint((positions - np.asarray(self.origin)) / np.asarray(self.spacing))
         nearest = np.clip(nearest.astype(np.int64), 0, np.asarray(self.shape) - 1)
         return tuple(nearest.reshape(-1, self.ndim).T)
@@ -86,11 +97,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that a model has a value of in each cell.
+    """A parameter of the medium, which has a value in each cell of a model.
 
-    name: its key in files and in the input; title: its name in words; unit: that of the values;
-    lowest, highest: limits of rock, water and air. Figures show values in `figure_unit`, of which
-    one is `figure_scale` of the unit; values that are all below `mistaken` are taken to be in it.
+    name: its key in files and in the input; title: its name in words; unit: the unit of the values;
+    lowest, highest: limits for rock, water and air. Figures show values in `figure_unit`, which is
+    `figure_scale` times the unit. Values that are all below `mistaken` are probably in figure_unit.
     """
 
     name: str
@@ -103,7 +114,7 @@ class Parameter:
     mistaken: float
 
 
-# By name: what a model file, an input and a gradient may hold.
+# The parameters of model files, inputs and gradients, by name.
 PARAMETERS = {
     parameter.name: parameter
     for parameter in (
@@ -115,10 +126,10 @@ PARAMETERS = {
 
 @dataclass(frozen=True)
 class Model(Generic[Array]):
-    """Named arrays on one grid: of the earth, of a gradient, of anything that has a value a cell.
+    """Named arrays on one grid: a model of the earth, a gradient, or other values of cells.
 
-    arrays: by the names of `PARAMETERS`, all of the grid's shape: NumPy's, or tensors, which are
-    what waves and updates are computed with.
+    arrays: by the names of `PARAMETERS`, all in the shape of the grid: NumPy arrays, or tensors for
+    waves and updates.
     """
 
     grid: Grid
@@ -128,7 +139,7 @@ class Model(Generic[Array]):
         return self.arrays[name]
 
     def map(self, function: Callable[..., Other], *others: Model) -> Model[Other]:
-        """Apply a function to each array, and to those of the same name in other models."""
+        """Apply a function to each array and to those of the same name in other models."""
         return Model(
             self.grid,
             {
@@ -152,20 +163,20 @@ class Model(Generic[Array]):
         return next(iter(self.arrays.values()))
 
     def as_tensors(self, device: torch.device) -> Model[torch.Tensor]:
-        """A copy in tensors."""
+        """Return a copy in tensors."""
         import torch
 
         return self.map(lambda array: torch.tensor(array, device=device))
 
     def as_arrays(self: Model[torch.Tensor]) -> Model[NDArray[np.float32]]:
-        """A model of tensors in NumPy's arrays, which on a CPU share their memory."""
+        """Return a model of tensors as NumPy arrays, which share memory with tensors on a CPU."""
         return self.map(lambda tensor: tensor.cpu().numpy())
 
 
 def resample(model: Model, spacing: tuple[float, ...]) -> Model:
-    """The model on points `spacing` (m) apart, from the same origin and no further than its end.
+    """Return the model with another spacing (m), from the same origin and within its extent.
 
-    As `resample_onto` does it.
+    See `resample_onto`.
     """
     old = model.grid
     if np.allclose(old.spacing, spacing, rtol=1e-9, atol=0.0):
@@ -175,11 +186,11 @@ def resample(model: Model, spacing: tuple[float, ...]) -> Model:
 
 
 def resample_onto(model: Model, grid: Grid) -> Model:
-    """The model on the points of another grid; beyond its own, the values of its edge.
+    """Return the model on another grid; edge values are repeated outside of the model's grid.
 
-    Linear interpolation. Where the new grid is coarser, a Gaussian removes first what it
-    cannot carry: its standard deviation brings an original of spacing h to the resolution of a
-    box of the new spacing H, sqrt((H^2 - h^2) / 12).
+    The interpolation is linear. If the new spacing H is coarser than the old spacing h, a Gaussian
+    filter is applied first. Its standard deviation is sqrt((H^2 - h^2) / 12), because H^2 / 12 and
+    h^2 / 12 are the variances of boxes of these widths.
     """
     old = model.grid
     sigma = [
@@ -191,7 +202,7 @@ def resample_onto(model: Model, grid: Grid) -> Model:
 
     def onto_new_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:
         smooth = scipy.ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
-        # Axis by axis, as a matrix that is diagonal allows: without the coordinates of all points
+        # This works axis by axis and does not need the coordinates of all points
         new = scipy.ndimage.affine_transform(
             smooth, step, first, output_shape=grid.shape, order=1, mode="nearest"
         )
@@ -201,7 +212,7 @@ def resample_onto(model: Model, grid: Grid) -> Model:
 
 
 def find_nearest(cells: NDArray[np.bool_], own: Grid, grid: Grid) -> NDArray[np.bool_]:
-    """Return a mask on a grid, from the nearest cells of a mask on the grid `own`."""
+    """Return the mask `cells` of the grid `own` on another grid, from the nearest cells."""
     if grid == own:
         return cells
     places = [
@@ -212,9 +223,9 @@ def find_nearest(cells: NDArray[np.bool_], own: Grid, grid: Grid) -> NDArray[np.
 
 
 def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the number of points with a new spacing (m) along each axis of a grid's extent.
+    """Return the number of points along each axis of a grid after resampling.
 
-    Whole numbers, or infinity.
+    spacing: the new one, m. The numbers are whole, but may be infinite, hence floats.
     """
     points = (
         (n - 1) * h / new + 1e-6
@@ -224,18 +235,18 @@ def resampled_shape(grid: Grid, spacing: tuple[float, ...]) -> tuple[float, ...]
 
 
 def fixed_cells(grid: Grid, floor: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """The cells that an inversion keeps as they are: those at or above a depth.
+    """Return the mask of the cells at or above a depth, which an inversion does not change.
 
-    floor: m, of each column of the grid, (x,) or (y, x).
+    floor: the depth (m) in each column of the grid, (x,) or (y, x).
     """
     depths = grid.coordinates(0).reshape(-1, *[1] * (grid.ndim - 1))
     return np.asarray(depths <= floor + 1e-6 * grid.spacing[0])
 
 
 def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float = 1.0) -> Model:
-    """The model after a Gaussian of standard deviation `length` (m); `fixed` cells are kept.
+    """Smooth the model by a Gaussian of standard deviation `length` (m); `fixed` cells are kept.
 
-    power: of the values, which is what is averaged; of velocities -1 keeps the times of waves.
+    power: exponent of the values that are averaged; for velocities -1 preserves travel times.
     """
     sigma = [length / h for h in model.grid.spacing]
 
@@ -250,13 +261,13 @@ def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float =
 def rms_difference(
     a: NDArray[np.float32], b: NDArray[np.float32], cells: NDArray[np.bool_]
 ) -> float:
-    """Root mean square of a - b over the chosen cells, in their unit."""
+    """Return the root mean square of a - b over the chosen cells, in their unit."""
     return float(np.sqrt(np.mean((a[cells].astype(np.float64) - b[cells]) ** 2)))
 
 
 def squared_difference(
     a: NDArray[np.float32], b: NDArray[np.float32], fixed: NDArray[np.bool_]
 ) -> float:
-    """Sum of (a - b)^2 over all cells but the fixed ones."""
+    """Return the sum of (a - b)^2 over all cells except the fixed ones."""
     free = ~fixed
     return float(np.sum((a[free].astype(np.float64) - b[free]) ** 2))

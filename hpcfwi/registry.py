@@ -1,8 +1,8 @@
-"""The registry of everything that an input file may name: to add a method, add a line here.
+"""The registry of all methods that an input file may name.
 
-The schema of the input, what errors say of it and its documentation follow from these. A place is a
-module, or what a module holds: nothing is imported before it is asked for. The parameters of
-models, which are values, are in `model`.
+To add a method, add a line here. The schema of the input, its errors and its documentation follow
+from these tables. A place is a module or an object in it, which is only imported when it is used.
+The parameters of models are in `model`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ DATASETS = {
     "marmousi1": "hpcfwi.datasets.library:MARMOUSI1",
     "marmousi-window": "hpcfwi.datasets.library:WINDOW",
     "dome": "hpcfwi.datasets.dome:DOME",
-    "dome-section": "hpcfwi.datasets.section:SECTION",
+    "dome-section": "hpcfwi.datasets.dome:DOME_SECTION",
 }
 
 SAMPLINGS = {
-    "sweep": "hpcfwi.inversion.draws:sweep",
-    "random": "hpcfwi.inversion.draws:draw_anew",
-    "all": "hpcfwi.inversion.draws:take_all",
+    "sweep": "hpcfwi.inversion.stages:sweep",
+    "random": "hpcfwi.inversion.stages:draw_anew",
+    "all": "hpcfwi.inversion.stages:take_all",
 }
 
 OPTIMIZERS = {
@@ -47,7 +47,7 @@ OPTIMIZERS = {
     "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",
     "lbfgs": "hpcfwi.inversion.optimizers.line_search:LBFGS",
     "ncg": "hpcfwi.inversion.optimizers.line_search:ConjugateGradients",
-    "cg": "hpcfwi.inversion.optimizers.linear:LinearConjugateGradients",
+    "cg": "hpcfwi.inversion.optimizers.gauss_newton:LinearConjugateGradients",
     "gauss-newton": "hpcfwi.inversion.optimizers.gauss_newton:GaussNewton",
 }
 
@@ -64,8 +64,8 @@ REGULARIZERS = {
 }
 
 DENOISERS = {
-    "tv": "hpcfwi.inversion.denoisers:denoise_tv",
-    "nlm": "hpcfwi.inversion.denoisers:denoise_nlm",
+    "tv": "hpcfwi.inversion.optimizers.wrappers:denoise_tv",
+    "nlm": "hpcfwi.inversion.optimizers.wrappers:denoise_nlm",
 }
 
 NETWORKS = {
@@ -73,9 +73,8 @@ NETWORKS = {
     "cnn": "hpcfwi.inversion.networks:Cnn",
 }
 
-# Names that stand for no module of their own: orders of the differences in space; what the way back
-# keeps of the way forward, and how its numbers are kept; how shots are dealt to ranks, and how they
-# are added up beforehand.
+# Choices that are not modules: orders of the differences in space, kinds and formats of histories,
+# schedules of shots, and encodings.
 Order = Literal[2, 4, 6, 8]
 HistoryKind = Literal["snapshots", "boundary", "recompute"]
 HistoryFormat = Literal["full", "float32", "bfloat16", "float16", "int8"]

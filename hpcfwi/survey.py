@@ -1,6 +1,6 @@
 """A survey: sources, receivers, wavelets, sampling and duration, and the spectra of its wavelets.
 
-A survey is data. Its files are in `storage.gathers`, its waves in `wave`.
+`storage.gathers` reads and writes survey files, and `wave` simulates the shots.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-# Traces whose positions are looked at together
+# Number of traces whose positions are examined together
 AT_A_TIME = 2**18
 
 
@@ -21,7 +21,7 @@ AT_A_TIME = 2**18
 class TimeAxis:
     """Time axis of traces: a sample every `dt` s, the first of them `start` s after the shot.
 
-    Traces of a band begin before the shot: their start is negative.
+    Traces of a frequency band begin before the shot, so that their start is negative.
     """
 
     dt: float
@@ -34,14 +34,14 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class Survey:
-    """An acquisition. Positions in m, in axis order (z, x) or (z, y, x).
+    """An acquisition geometry with its wavelets and sampling.
 
-    sources: (shot, ndim), or (shot, source, ndim) where several act at once; receivers:
-    (receiver, ndim), the same for all shots, or (shot, receiver, ndim); wavelet: (time,), the same
-    for all shots, (shot, time) or (shot, source, time), sampled at `dt` (s), as the recorded traces
-    are. mask: (shot, receiver), which of the traces count; None where all do. Those that do not
-    have positions as the others, for shots with fewer receivers than the survey has room for.
-    start: when the first sample is, after the shot, s.
+    Positions are in m, in axis order (z, x) or (z, y, x). sources: (shot, ndim), or (shot, source,
+    ndim) if several act at once; receivers: (receiver, ndim), the same for all shots, or (shot,
+    receiver, ndim); wavelet: (time,), the same for all shots, (shot, time) or (shot, source, time);
+    dt: sampling interval of wavelets and recorded traces, s; mask: (shot, receiver), True for
+    traces that count, None if all do. The other traces also have positions; they pad shots with
+    fewer receivers to a common number. start: time of the first sample after the shot, s.
     """
 
     sources: NDArray[np.float64]
@@ -79,13 +79,27 @@ class Survey:
         return Spectrum.of(self.wavelet, self.dt)
 
     def knowing(self, spectrum: Spectrum) -> Survey:
-        """The same, whose spectrum was found elsewhere."""
+        """Return the same survey with a spectrum that is then not computed again."""
         known = replace(self)
         vars(known)["spectrum"] = spectrum
         return known
 
+    def encoded(self, signs: NDArray[np.int8]) -> Survey:
+        """Return the survey of encoded shots, which have all sources and signed wavelets.
+
+        signs: (encoded shot, shot), each -1 or 1. Its sources are (encoded shot, source, ndim), its
+        wavelet (encoded shot, source, time). The receivers are the same for all shots.
+        """
+        count, n_shots = signs.shape
+        wavelet = np.broadcast_to(self.wavelet, (n_shots, self.n_samples))
+        return replace(
+            self,
+            sources=np.broadcast_to(self.sources, (count, *self.sources.shape)),
+            wavelet=signs[:, :, None].astype(np.float32) * wavelet,
+        )
+
     def between(self, first: int, end: int) -> Survey:
-        """The survey of the shots from the first to before the end; its arrays are views.
+        """Return the survey of the shots from `first` to before `end`; its arrays are views.
 
         Arrays that all shots share are not copied.
         """
@@ -99,13 +113,13 @@ class Survey:
         )
 
     def blocks(self) -> Iterator[Survey]:
-        """All of its shots, in order, some at a time: views, as `between` has them."""
+        """Yield all shots in order, some at a time, see `between`."""
         step = max(1, AT_A_TIME // self.n_receivers)
         for first in range(0, self.n_shots, step):
             yield self.between(first, first + step)
 
     def select(self, shots: NDArray[np.int64]) -> Survey:
-        """The survey of some of the shots only, in the order asked, fully written out.
+        """Return the survey of some shots, in the given order and without shared arrays.
 
         Its receivers are (shot, receiver, ndim), and its wavelet has one or more for each shot.
         """
@@ -123,30 +137,30 @@ class Survey:
             mask=None if self.mask is None else self.mask[shots],
         )
 
-    def listeners(self) -> NDArray[np.float64]:
-        """Positions (n, ndim) of the receivers whose traces count, once for each shot they hear.
+    def receiver_positions(self) -> NDArray[np.float64]:
+        """Return positions (n, ndim) of the receivers whose traces count, once for each shot.
 
-        Those that all shots share are there once.
+        Receivers that all shots share are included only once if all traces count.
         """
         if self.mask is None:
             return self.receivers.reshape(-1, self.receivers.shape[-1])
         receivers = np.broadcast_to(self.receivers, (*self.mask.shape, self.receivers.shape[-1]))
         return receivers[self.mask]
 
-    def listeners_by_parts(self) -> Iterator[NDArray[np.float64]]:
-        """The same, one part (n, ndim) after the other."""
+    def receiver_positions_by_part(self) -> Iterator[NDArray[np.float64]]:
+        """Yield the result of `receiver_positions` in parts (n, ndim)."""
         if self.mask is None and self.receivers.ndim == 2:
             yield self.receivers
         else:
-            yield from (block.listeners() for block in self.blocks())
+            yield from (block.receiver_positions() for block in self.blocks())
 
 
 def spread_shots(n_shots: int, count: int) -> NDArray[np.int64]:
-    """Numbers of `count` shots of a survey, evenly and away from its ends; each once, if it can."""
+    """Return the numbers of `count` shots, evenly spread and away from the ends of a survey."""
     return np.arange(1, count + 1) * n_shots // (count + 1)
 
 
-# Samples of padded wavelets that are transformed together, of 8 bytes each
+# Number of samples of padded wavelets that are transformed together, of 8 bytes each
 VALUES_AT_A_TIME = 2**18
 
 
@@ -154,8 +168,8 @@ VALUES_AT_A_TIME = 2**18
 class Spectrum:
     """A summary of the spectra of any number of wavelets.
 
-    frequencies: Hz; largest: the largest amplitude of any wavelet at each; energy: the sum of all
-    squared amplitudes. Each is (frequency,), float64.
+    frequencies: Hz; largest: the largest amplitude of any wavelet at each frequency; energy: the
+    sum of the squared amplitudes of all wavelets. Each is (frequency,), float64.
     """
 
     frequencies: NDArray[np.float64]
@@ -176,7 +190,7 @@ class Spectrum:
 
     @classmethod
     def together(cls, parts: Sequence[Self]) -> Self:
-        """Return the summary of all wavelets from those of their parts."""
+        """Return the summary of all wavelets from the summaries of parts of them."""
         largest = np.max([part.largest for part in parts], axis=0)
         energy = np.sum([part.energy for part in parts], axis=0)
         return cls(parts[0].frequencies, largest, energy)
@@ -187,9 +201,9 @@ class Spectrum:
         return float(self.frequencies[self.largest.argmax()])
 
     def highest(self, share: float = 1e-4) -> float:
-        """The frequency (Hz) above which no amplitude exceeds `share` of the largest.
+        """Return the frequency (Hz) above which no amplitude exceeds `share` of the largest.
 
-        0 for wavelets that are zero.
+        It is 0 for wavelets that are zero.
         """
         most = self.largest.max()
         if most == 0.0:
@@ -197,27 +211,30 @@ class Spectrum:
         return float(self.frequencies[np.flatnonzero(self.largest > share * most)[-1]])
 
     def energy_above(self, frequency: float) -> float:
-        """The share of the energy at frequencies (Hz) above this one."""
+        """Return the share of the energy at frequencies above this one (Hz)."""
         return float(self.energy[self.frequencies > frequency].sum() / self.energy.sum())
 
     def frequency_below(self, share: float) -> float:
-        """The frequency (Hz) below which this share of the energy lies."""
+        """Return the frequency (Hz) below which this share of the energy lies."""
         below = self.energy.cumsum() / self.energy.sum()
         return float(self.frequencies[int(np.searchsorted(below, share))])
 
 
 def find_amplitudes(wavelets: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Amplitudes (..., frequency) of wavelets (..., time).
+    """Return the amplitudes (..., frequency) of wavelets (..., time).
 
-    Padded to four times the length, so that a short wavelet's peak is found between the
-    frequencies of its own length.
+    Wavelets are padded with zeros to four times their length, so that the peak of a short wavelet
+    is resolved between the frequencies of the unpadded transform.
     """
     n = 4 * wavelets.shape[-1]
     return np.asarray(np.abs(np.fft.rfft(np.asarray(wavelets, dtype=np.float64), n)))
 
 
 def find_frequencies(samples: int, dt: float) -> NDArray[np.float64]:
-    """Return the frequencies (Hz) of amplitudes, for wavelets of so many samples of `dt` (s)."""
+    """Return the frequencies (Hz) of the amplitudes of wavelets with `samples` samples.
+
+    dt: sampling interval, s.
+    """
     return np.asarray(np.fft.rfftfreq(4 * samples, dt), dtype=np.float64)
 
 

@@ -1,15 +1,16 @@
 """The system that a process runs on: files and directories, its host, and private directories.
 
-Files are made in directories where others may write too. They are whole or not there, and never
-written through a link: a name that is known beforehand may have been taken by somebody, so that a
-new file has a random name until it is whole, and a file with a fixed name is checked before a byte
-is written. The contents are up to `storage` and `report`.
+Files are made in directories where other users may also write. They appear only when they are
+complete, and nothing is written through a link, because another user may have made a link with a
+name that can be guessed. A new file therefore has a random name until it is complete, and an
+existing file with a fixed name is checked before it is changed. `storage` and `report` define the
+contents of files.
 
-The host part says how many files, and how much memory, this process may have. `wave.history` says
-what simulations may take of it.
+The functions about the host find the number of files and the memory that this process may use.
+`wave.history` decides how much of the memory is for simulations.
 
-A private directory is one in which nobody else can have put anything. Compiled code is kept there:
-Numba unpickles what it finds in its cache, and Triton loads it.
+A private directory is one into which no other user can write. Compiled code is stored there,
+because Numba unpickles, and Triton loads, the contents of their caches.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to fill; put it in place at the end, remove it if anything fails.
+    """Yield a temporary file, which is renamed to `path` at the end, or removed after an error.
 
-    A power cut leaves the old file or the new one, and of several that write it at once the last
-    one's stays. A link of that name is replaced, not followed.
-    Raises `WriteFailure` where the system lets it not be written; the old file is whole then.
+    After a power cut, either the old file or the new one is there. If several processes write the
+    file, that of the last one stays. A link of this name is replaced, not followed. Raises
+    `WriteFailure` if the file cannot be written; the old file is then unchanged.
     """
     make_directory(path.parent)
     part = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN // 2)}.part")
@@ -62,31 +63,31 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def unfinished(directory: Path, pattern: str) -> Iterator[Path]:
-    """Return the files that `written_whole` has left behind when it was killed."""
+    """Return the temporary files that `written_whole` left behind when it was killed."""
     return directory.glob(f".{pattern}.{'[0-9a-f]' * _TOKEN}.part")
 
 
 def beside(path: Path) -> Path:
-    """Return the name of a file until it is whole, under which a later job finds it."""
+    """Return the temporary name of a file, by which a later job can find the incomplete file."""
     return path.with_name(path.name + ".part")
 
 
 def put_in_place(part: Path, path: Path) -> None:
-    """Rename a complete `part` to `path` so that a power cut leaves the old file or the new one."""
+    """Rename a complete file `part` to `path`; a power cut leaves either the old or the new one."""
     flush_to_disk(part)
     part.replace(path)
     flush_to_disk(path.parent)
 
 
 def open_own(path: str | Path, flags: int) -> int:
-    """An opener, as `open` takes one, for a file that stays, and that is written where it is.
+    """Open an existing file that is changed in place; an opener for `open`.
 
-    Raises `InputError` as `check_own` does, for what is open. Not for the mode "w", which empties a
-    file before it can be looked at.
+    Raises `InputError` as `check_own` does, for the open file. Do not use the mode "w", which
+    empties a file before it is checked.
     """
     path = Path(path)
     try:
-        # A pipe would otherwise wait for somebody who reads it
+        # With O_NONBLOCK, opening a pipe does not wait for a reader
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError:
         check_own(path)
@@ -100,9 +101,10 @@ def open_own(path: str | Path, flags: int) -> int:
 
 
 def open_regular(path: str | Path, flags: int) -> int:
-    """An opener, as `open` takes one, for a file that is read, wherever links lead to it.
+    """Open a file for reading, also through links; an opener for `open`.
 
-    Raises `InputError` for what is no file, such as a pipe, which would be waited for for ever.
+    Raises `InputError` if it is not a regular file; reading a pipe, for example, may block for
+    ever.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -112,35 +114,35 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 
 def check_own(path: Path) -> None:
-    """Raise `InputError` unless there is nothing, or a regular file without other names.
+    """Raise `InputError` if there is anything but a regular file without other names.
 
-    A link, also a hard one, may have been made by somebody else, to have another file written.
+    Another user may have made a symbolic or hard link, so that another file would be written.
     """
     with suppress(OSError):
         _check_own(path, path.lstat())
 
 
 def check_link(path: Path) -> None:
-    """Raise `InputError` for a symbolic link that somebody else has made, unless that is root."""
+    """Raise `InputError` for a symbolic link that belongs to neither this user nor root."""
     with suppress(OSError):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode) and found.st_uid not in (os.geteuid(), 0):
             raise InputError(
                 str(path),
-                f"this is a symbolic link of {user_name(found.st_uid)}, and is not followed",
-                "Remove it if you do not know what it is for; a link of your own is followed.",
+                f"this is a symbolic link of {user_name(found.st_uid)}, which is not followed",
+                "Remove it if you do not know its purpose; your own links are followed.",
             )
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory and its parents; `InputError` where that cannot be."""
-    remedy = "Name a directory in which you may write."
-    with refusing(str(directory), "the directory cannot be made", remedy):
+    """Make a directory and its parents; raises `InputError`."""
+    remedy = "Name a directory to which you may write."
+    with refusing(str(directory), "the directory cannot be created", remedy):
         directory.mkdir(parents=True, exist_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:
-    """Have a file's content, or a directory's names, on the disk."""
+    """Flush the content of a file, or the names of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -149,7 +151,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user for messages."""
+    """Return the name and number of a user for messages."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -165,17 +167,17 @@ def _check_own(path: Path, found: os.stat_result) -> None:
     elif stat.S_ISDIR(mode):
         kind = "a directory"
     elif stat.S_ISREG(mode):
-        kind = f"a file of {found.st_nlink} names"
+        kind = f"a file with {found.st_nlink} names"
     else:
         kind = "a pipe or device"
     raise InputError(
         str(path),
-        f"this is {kind}, of {user_name(found.st_uid)}, expected a file that has no other name",
-        "Remove it, and it is made anew.",
+        f"this is {kind} owned by {user_name(found.st_uid)}, expected a file without other names",
+        "Remove it; it is then created again.",
     )
 
 
-# What says that a file system cannot reserve room
+# Errors of file systems that cannot reserve space.
 _NO_RESERVATIONS = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -185,9 +187,9 @@ def exists(path: Path) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Return True if there is anything of this name, even a link that leads nowhere.
+    """Return True if there is anything of this name, even a broken link.
 
-    Raises `InputError` if the system does not tell: the file must not be made again then.
+    Raises `InputError` if the system cannot tell, because the file must not be created again then.
     """
     try:
         path.lstat()
@@ -196,8 +198,8 @@ def is_there(path: Path) -> bool:
     except OSError as error:
         raise InputError(
             str(path),
-            f"the system does not say whether it is there ({error.strerror})",
-            "See to its permissions or its file system, and give the same command again.",
+            f"the system cannot tell if it exists ({error.strerror})",
+            "Check its permissions and its file system, and run the same command again.",
         ) from error
     return True
 
@@ -208,9 +210,9 @@ def is_link(path: Path) -> bool:
 
 
 def check_regular(path: Path) -> None:
-    """Raise `InputError` for a directory, pipe or device, of which some are never read to an end.
+    """Raise `InputError` for a directory, pipe or device; reading one may never end.
 
-    Raises OSError where there is nothing, or nothing that this process may see.
+    Raises OSError if the path does not exist, or if this process may not see it.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -219,9 +221,9 @@ def check_regular(path: Path) -> None:
 
 
 def check_disk(path: Path, n_bytes: int) -> None:
-    """Raise `WriteFailure` where the file system has less free than a file is to take.
+    """Raise `WriteFailure` if the file system has less free space than a file needs.
 
-    Quotas are not known here, and some file systems do not tell their size.
+    This does not consider quotas, and does nothing if the file system does not report its size.
     """
     system = os.statvfs(path.parent)
     free = system.f_bavail * system.f_frsize
@@ -229,16 +231,16 @@ def check_disk(path: Path, n_bytes: int) -> None:
         raise WriteFailure(
             str(path),
             os.strerror(errno.ENOSPC),
-            f"It takes {say_bytes(n_bytes)}, and there are {say_bytes(free)}: free space on that "
-            "file system, and give the same command again.",
+            f"The file needs {say_bytes(n_bytes)}, but only {say_bytes(free)} are free. Free space "
+            "on that file system, and run the same command again.",
         )
 
 
 def reserve(descriptor: int, n_bytes: int) -> bool:
-    """Have the room for so many bytes of an open file kept; False where that cannot be had.
+    """Reserve space for an open file of `n_bytes`; return False if that is not supported.
 
-    Raises OSError where there is not so much. Not os.posix_fallocate: where the file system does
-    not know of reservations, that writes a byte into every block.
+    Raises OSError if there is not enough space. It does not use os.posix_fallocate, which writes a
+    byte into every block on file systems without reservations.
     """
     library = ctypes.CDLL(None, use_errno=True)
     while library.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(n_bytes)) != 0:
@@ -251,40 +253,41 @@ def reserve(descriptor: int, n_bytes: int) -> bool:
 
 
 def check_room(where: str, what: str, needed: float, remedy: str) -> None:
-    """Raise `InputError` where so many bytes are more than the memory that is free.
+    """Raise `InputError` if an object needs more than the free memory of this host.
 
-    what: takes them; needed: may be infinite. An allocation that fails by itself comes too late
-    and without a name, and one that does not fail may bring the host down.
+    where: the key or file in the message; what: the object; needed: bytes, may be infinite. The
+    check is made beforehand, because the error of a failed allocation does not name the object,
+    and an allocation that succeeds beyond the free memory may bring the host down.
     """
     free = free_on_host()
     if needed > free:
         raise InputError(
             where,
-            f"{what} would take {say_bytes(needed)}, and this host has {say_bytes(free)} of memory "
-            "free",
+            f"{what} would need {say_bytes(needed)}, but this host has {say_bytes(free)} of free "
+            "memory",
             remedy,
         )
 
 
 def free_on_host(root: Path = Path("/")) -> int:
-    """Bytes that a process can take without swapping, within the limits of its control groups.
+    """Return the bytes that this process can use without swapping, within its control groups.
 
-    root: where `proc` and `sys` are.
+    root: directory of `proc` and `sys`.
     """
     return max(0, _find_tightest(root)[0])
 
 
 def say_free(root: Path = Path("/")) -> str:
-    """Say how much memory is free, of which limit, and whose limit that is, for a message.
+    """Return a text for messages about the free memory, its limit, and what sets the limit.
 
-    root: where `proc` and `sys` are.
+    root: directory of `proc` and `sys`.
     """
     free, limit, whose = _find_tightest(root)
     return f"{say_bytes(max(0, free))} are free of the {say_bytes(limit)} of {whose}"
 
 
 def _find_tightest(root: Path) -> tuple[int, int, str]:
-    """Return the bytes left under the tightest limit, that limit, and whose it is."""
+    """Return the bytes left under the tightest limit, the limit, and the name of what sets it."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     found = {name: 1024 * int(value.split()[0]) for name, value in (x.split(":") for x in lines)}
     host = found["MemAvailable"], found["MemTotal"], "this host"
@@ -294,9 +297,9 @@ def _find_tightest(root: Path) -> tuple[int, int, str]:
 def _free_in_groups(root: Path) -> Iterator[tuple[int, int, str]]:
     """Yield for each control group of this process the bytes left, its limit, and its name.
 
-    Groups are of version 1 or 2; those without a limit are left out.
-    Slurm puts limits on the groups of jobs and steps, above that of the process. In a container
-    the paths may be those of the host, of which only the last, the root, is to be found inside.
+    Groups are of version 1 or 2; groups without a limit are left out. Parent groups are included,
+    because Slurm sets limits on the groups of jobs and steps, above that of the process. In a
+    container the paths may be those of the host, of which only the root exists inside.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -319,9 +322,9 @@ def _free_in_groups(root: Path) -> Iterator[tuple[int, int, str]]:
 
 
 def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> tuple[int, int] | None:
-    """Return the bytes that a group has left, and its limit; None where it has none or is none.
+    """Return the bytes that a group has left, and its limit; None if it has no limit or is absent.
 
-    The cache of files counts as free, because the kernel gives it up first.
+    The cache of files counts as free, because the kernel releases it first.
     """
     try:
         most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
@@ -334,15 +337,14 @@ def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> tuple[int
 
 
 def resident_bytes() -> int:
-    """The resident size of this process (Linux; elsewhere its largest so far)."""
+    """Return the resident size of this process in bytes; if it is not Linux, the largest so far."""
     return _status_bytes("VmRSS")
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident size of this process so far.
+    """Return the largest resident size of this process so far.
 
-    Not `ru_maxrss` where Linux knows better: that is at first the size of the process that started
-    this one.
+    On Linux it is not taken from `ru_maxrss`, which starts with the size of the parent process.
     """
     return _status_bytes("VmHWM")
 
@@ -359,12 +361,12 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
-# Files that libraries read from the current directory, wherever they are told to look as well
+# Files that these libraries always read from the current directory
 SETTINGS = {"matplotlibrc": "Matplotlib", ".numba_config.yaml": "Numba"}
 
 
 class Place(NamedTuple):
-    """The directory of compiled code; if there is none, path is None, and problem says why."""
+    """A directory of compiled code; if there is none, path is None and `problem` says why."""
 
     path: Path | None
     problem: str = ""
@@ -374,19 +376,20 @@ class Place(NamedTuple):
 def find_place(variable: str, name: str) -> Place:
     """Return the directory of compiled code of this process, made with mode 700 if missing.
 
-    It lies in the directory that the environment variable names, or as `name` in the user's cache.
-    Raises `InputError` if others may write in the one that is named, or replace it.
+    It is in the directory that the environment variable `variable` names, or else it is the
+    directory `name` in the user's cache. Raises `InputError` if others may write to the directory
+    of the variable, or replace it.
     """
     named = os.environ.get(variable)
     given = Path(named).absolute() if named else _find_cache()
     place = given / ("hpcfwi" if named else name)
-    if not place.is_absolute():  # it begins with a "~" that stands for nothing
+    if not place.is_absolute():  # it begins with a "~" without a meaning
         return Place(None, "this user has no home directory")
     try:
         exposed = why_exposed(place)
         if exposed is None:
             make_private(place)
-            # Others may have been faster in making what was missing
+            # Other processes may have made it in the meantime
             exposed = why_exposed(place, is_made=True)
         if exposed is None:
             tempfile.TemporaryFile(dir=place).close()
@@ -396,24 +399,25 @@ def find_place(variable: str, name: str) -> Place:
     if named:
         raise InputError(
             f"{variable}: {named}",
-            f"no place for code that will be executed, as {exposed}",
-            f"Give it to its user alone (chmod 700), name another directory, or unset {variable}.",
+            f"not safe for code that will be executed: {exposed}",
+            f"Make it accessible to its owner only (chmod 700), name another directory, or unset "
+            f"{variable}.",
         )
     return Place(None, exposed)
 
 
 def _find_cache() -> Path:
-    """The user's own; imported here, as waves run on bare machines, too, where a place is named."""
+    """Return the user's cache directory; platformdirs is imported only if it is needed."""
     import platformdirs
 
     return platformdirs.user_cache_path("hpcfwi")
 
 
 def refuse_settings_of_others() -> None:
-    """Raise `InputError` if a library would read settings that somebody else may have written.
+    """Raise `InputError` if a library would read settings that another user may have written.
 
-    Some libraries read settings from the current directory. Settings say, among others, where
-    compiled code is kept, which is executed.
+    Some libraries read settings from the current directory. A setting may be the directory of
+    compiled code, which is executed.
     """
     for name, library in SETTINGS.items():
         with suppress(OSError):
@@ -422,42 +426,42 @@ def refuse_settings_of_others() -> None:
             if exposed is not None:
                 raise InputError(
                     str(path),
-                    f"{library} would take settings from this file, and {exposed}",
-                    "Give the command in another directory.",
+                    f"{library} would read its settings from this file, but {exposed}",
+                    "Run the command in another directory.",
                 )
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory, and the parents that it lacks, for this user alone; raises OSError."""
+    """Make a directory and its missing parents for this user alone; raises OSError."""
     for folder in (*reversed(directory.parents), directory):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def why_exposed(directory: Path, is_made: bool = False, may_read: bool = False) -> str | None:
-    """Return how somebody else could put a file there or replace it, None if there is no way.
+    """Return how another user could write or replace a file there; None if that is impossible.
 
-    It must be closed to all others, and of this user; on the way there, only root and this user
-    may be able to replace anything. What is yet to be made is as it will be made; is_made: nothing
-    is, and what is missing has been taken away; may_read: others may read it, and root may own it,
-    be it a directory or a file. Raises OSError.
+    The directory must belong to this user and be closed to others, and only root and this user may
+    replace parts of the path to it. Missing parts of the path are safe, because `make_private` will
+    make them. is_made: missing parts are a problem; may_read: others may read the directory or
+    file, and root may own it. Raises OSError.
     """
     closed = False
     for step in (*reversed(directory.parents), directory):
         try:
             found = step.lstat()
         except FileNotFoundError:
-            return f"somebody has taken {step} away" if is_made else None
+            return f"{step} has been removed" if is_made else None
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in _trusted():
                 return f"{step} is a link of {user_name(found.st_uid)}"
-            step.stat()  # which raises where it leads nowhere, or in a circle
+            step.stat()  # which raises for a broken or circular link
             target = step.parent / step.readlink() / directory.relative_to(step)
             return why_exposed(target, is_made, may_read)
         if found.st_uid not in _trusted():
             return f"{step} belongs to {user_name(found.st_uid)}"
         mode = stat.S_IMODE(found.st_mode)
-        # On the way others can replace what is not theirs, unless the directory is like /tmp
+        # Others could replace parts of the path, unless the directory has a sticky bit as /tmp has
         is_sticky = mode & stat.S_ISVTX and step != directory
         if mode & OTHERS_MAY_WRITE and not is_sticky and not closed:
             return f"others may write in {step} (mode {mode:o})"
@@ -472,5 +476,5 @@ def why_exposed(directory: Path, is_made: bool = False, may_read: bool = False) 
 
 
 def _trusted() -> set[int]:
-    """Return the users who are trusted: this one, root, and in a container the owner of /."""
+    """Return the uids of trusted users: this user, root, and in a container the owner of /."""
     return {os.geteuid(), 0, Path("/").stat().st_uid}

@@ -1,22 +1,22 @@
 # shellcheck shell=bash
-# What a job needs around it: edit this file for your cluster; all job scripts read it.
-# It runs on the first node of the allocation, in the folder that the job was submitted from.
+# The environment of a job: edit this file for your cluster. All job scripts read it.
+# It runs on the first node of the allocation, in the folder from which the job was submitted.
 
-# 1. Modules. Name those that hpcfwi was set up with, for instance:
+# 1. Modules. Load those with which hpcfwi was set up, for instance:
 # module purge
 # module load python/3.11 openmpi/4.1 hdf5/1.14-mpi cuda/12
 
-# 2. Python: the environment that `make setup` made. An empty entry of PYTHONPATH, as modules of other
-#    software often leave one, would stand for the folder that the job was submitted from.
+# 2. Python: the environment that `make setup` created. Empty entries of PYTHONPATH, which modules of
+#    other software often leave, are removed, because they mean the current folder.
 export PATH=$HPCFWI_ROOT/.venv/bin:$PATH
 [[ -z ${PYTHONPATH:-} ]] || PYTHONPATH=$(tr -s : <<< ":$PYTHONPATH:" | sed 's/^:\|:$//g')
 
-# 3. Models, where the compute nodes see them. Compute nodes seldom reach the internet: run
-#    `hpcfwi dataset marmousi2` once on a login node, or name a folder that has the files.
+# 3. Models, in a folder that the compute nodes can read. Compute nodes often have no access to the
+#    internet: run `hpcfwi dataset marmousi2` once on a login node, or name a folder with the files.
 # export HPCFWI_DATA=/path/to/models
 
-# 4. How srun tells the ranks of each other. It must speak the MPI library's protocol, or each task
-#    would be an inversion of its own. `srun --mpi=list` shows what your Slurm has.
+# 4. The plugin with which srun connects the ranks. It must match the MPI library; otherwise each task
+#    would run a separate inversion. `srun --mpi=list` lists the plugins of your Slurm.
 mpi_library=$(python -P -c '
 import mpi4py
 mpi4py.rc.initialize = False
@@ -24,23 +24,24 @@ from mpi4py import MPI
 print(MPI.get_vendor()[0])')
 case $mpi_library in
     "Open MPI") mpi_plugin=pmix ;;
-    *) mpi_plugin=pmi2 ;; # MPICH and its relatives: Intel MPI, Cray MPICH, MVAPICH
+    *) mpi_plugin=pmi2 ;; # MPICH and libraries derived from it: Intel MPI, Cray MPICH, MVAPICH
 esac
 
-# 5. The network, where the ranks cannot find each other over the default one, for instance:
+# 5. The network interface, if the ranks cannot connect over the default one, for instance:
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
-# 6. What starts the ranks: the words in front of `hpcfwi run`. It must pass SIGUSR1 on to them.
-#    srun: a rank that is killed takes the others with it, but 20 s later: they would wait for it
-#    until the time limit. Not at once, or ranks that stop on request would cut each other's exit
-#    short. It does not take over --cpus-per-task from the job by itself since Slurm 22.05.
+# 6. The launcher: the words in front of `hpcfwi run`. It must forward SIGUSR1 to the ranks.
+#    srun: if a rank is killed, srun ends the other ranks after 20 s, which would otherwise wait for it
+#    until the time limit. It must not end them at once, because ranks that stop on request would then
+#    be killed before they have exited. Since Slurm 22.05, srun does not take --cpus-per-task from the
+#    job.
 launch=(srun --mpi="$mpi_plugin" --kill-on-bad-exit=0 --wait=20
     --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}")
 
-#    The mpirun of the library that mpi4py uses, which finds the hosts of the job by itself:
+#    mpirun of the library that mpi4py uses; it detects the hosts of the job:
 # launch=(mpirun --bind-to none)
 
-#    torchrun, once a node, where there is no MPI:
+#    torchrun, once per node, for machines without MPI:
 # launch=(srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1
 #     --cpus-per-task=$((SLURM_NTASKS_PER_NODE * ${SLURM_CPUS_PER_TASK:-1}))
 #     torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="$SLURM_NTASKS_PER_NODE"

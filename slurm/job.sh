@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# The body of every job script here: launch the ranks, and continue in a new job before time runs out.
-# Not to be submitted itself: the scripts beside it ask for the machines, then read this one.
+# The common part of the job scripts in this folder: it launches the ranks, and requeues the job before
+# its time limit. Do not submit it: submit one of the other scripts, which request the nodes and then
+# read this one.
 #
 # Arguments: [CONFIG] [OPTION...], as for `hpcfwi run`; CONFIG is inputs/marmousi.toml by default.
-# HPCFWI_ROOT is where hpcfwi is installed, by default the folder that the job was submitted from.
+# HPCFWI_ROOT is the checkout of hpcfwi, by default the folder from which the job was submitted.
 
-# Python imports nothing from the folder that the job was submitted from, where others may write.
+# Python must not import from the folder of submission, because other users may write there.
 export PYTHONSAFEPATH=1
 
 config=$HPCFWI_ROOT/inputs/marmousi.toml
@@ -20,18 +21,18 @@ source "$HPCFWI_ROOT/slurm/environment.sh"
 echo "Job $SLURM_JOB_ID, try $((${SLURM_RESTART_COUNT:-0} + 1)):" \
     "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST (${launch[*]})"
 
-# Where the ranks of this job have stopped on request so far, on all its tries: what they said.
+# Print the lines of the log in which the ranks reported a stop on request, in all tries of this job.
 stops() {
     local log
     log=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -o ' StdErr=[^ ]*')
-    grep -oE '(after epoch [0-9]+; the same command )?goes on from (there|(epoch|shot) [0-9]+|the last checkpoint)' \
+    grep -oE '(after epoch [0-9]+; the same command )?continues from (there|(epoch|shot) [0-9]+|the last checkpoint)' \
         "${log# StdErr=}" 2> /dev/null
 }
 stops_before=$(stops)
 
-# Slurm signals this script alone (the B in --signal), and the launcher passes the signal on to every
-# rank. The ranks finish the step or give it up, write a checkpoint and leave with 3.
-# USR1 says that time runs out, so the job goes on later; TERM says that somebody wants it gone.
+# Slurm sends the signal only to this script (the B in --signal), and the launcher forwards it to all
+# ranks. The ranks finish or abandon the step, write a checkpoint and exit with 3. USR1 means that the
+# time limit is near, and the job continues later; TERM means that the job was cancelled.
 reason=none
 interrupted=no
 launcher=
@@ -47,9 +48,9 @@ restarts=${HPCFWI_RESTARTS:-2} # after failures, in one try of the job
 while :; do
     "${launch[@]}" hpcfwi run "$config" "$@" &
     launcher=$!
-    [[ $reason == none ]] || kill -USR1 "$launcher" # it came between two starts
+    [[ $reason == none ]] || kill -USR1 "$launcher" # the signal came between two starts
 
-    # A signal ends `wait`, but not the launcher.
+    # A signal interrupts `wait`, but the launcher continues.
     wait "$launcher"
     status=$?
     while [[ $interrupted == yes ]]; do
@@ -59,17 +60,17 @@ while :; do
     done
     launcher=
 
-    # torchrun makes a 1 of every code.
+    # torchrun replaces every exit status by 1.
     [[ $status != 1 || $reason == none || $(stops) == "$stops_before" ]] || status=3
 
-    # A bad input, stopped on request: nothing that another start would change.
+    # A wrong input (2) or a stop on request (3): starting again would not help.
     end="hpcfwi ended with $status"
     [[ $status != 137 ]] ||
         end+=" (killed, probably for memory: 'hpcfwi plan' says how much a rank needs)"
     case $status in 2 | 3) break ;; esac
 
-    # The run directory proves what the launcher only says: srun ends with 0, too, where it could
-    # not launch anything.
+    # The run directory shows whether all epochs are done. The exit status of the launcher does not:
+    # srun also exits with 0 if it could not launch anything.
     hpcfwi status "$config" "$@"
     case $?:$status in
         0:0) break ;;
@@ -90,7 +91,7 @@ while :; do
     esac
     [[ $reason != cancelled && $restarts -gt 0 ]] || break
     if [[ $reason == time ]]; then
-        echo "$end as time ran out; the job goes on from the last checkpoint." >&2
+        echo "$end as time ran out; the job continues from the last checkpoint." >&2
         status=3
         break
     fi
@@ -98,8 +99,8 @@ while :; do
     echo "$end; it starts again from the last checkpoint (then $restarts more times at most)."
 done
 
-# A 3 that nobody asked this script for is not requeued, nor a try that got no further than the one
-# before: both could repeat themselves for ever.
+# The job is not requeued after a 3 without a signal to this script, or after a try without progress:
+# both could repeat forever.
 case $status:$reason in
     0:*) echo "Job $SLURM_JOB_ID is done." ;;
     3:time)

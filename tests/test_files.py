@@ -1,4 +1,4 @@
-"""Files where others may write: whole or not there, and never through what somebody has planted."""
+"""Tests of writing files safely: atomically, and never through planted links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.strangers import as_root, give_away
 
 @pytest.fixture
 def precious(tmp_path):
-    """A file elsewhere that must keep its bytes."""
+    """A file elsewhere that must not change."""
     path = tmp_path / "precious"
     path.write_bytes(b"precious")
     yield path
@@ -53,7 +53,7 @@ def append(path):
         file.write(b"more")
 
 
-def test_a_file_is_whole_and_nothing_is_left_beside_it(folder):
+def test_written_file_is_whole_and_the_only_one(folder):
     for content in (b"one", b"another"):
         write(folder / "sub" / "x", content)
         assert (folder / "sub" / "x").read_bytes() == content
@@ -61,7 +61,7 @@ def test_a_file_is_whole_and_nothing_is_left_beside_it(folder):
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
-def test_the_mode_is_what_the_umask_leaves(folder, umask):
+def test_mode_of_written_files_follows_the_umask(folder, umask):
     old = os.umask(umask)
     try:
         write(folder / "whole")
@@ -72,7 +72,7 @@ def test_the_mode_is_what_the_umask_leaves(folder, umask):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
-def test_what_fails_leaves_the_old_file_and_nothing_else(folder):
+def test_exception_while_writing_leaves_only_the_old_file(folder):
     write(folder / "x", b"old")
     for error in (ArithmeticError, KeyboardInterrupt):
         with pytest.raises(error):
@@ -81,7 +81,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(folder):
     assert names(folder) == ["x"]
 
 
-def test_what_cannot_be_flushed_or_renamed_is_told_and_leaves_nothing(folder, monkeypatch):
+def test_failed_flush_or_rename_is_a_write_failure_and_leaves_no_file(folder, monkeypatch):
     (folder / "directory").mkdir()
     with pytest.raises(WriteFailure, match=r"directory: cannot be written \(Is a directory"):
         write(folder / "directory")
@@ -95,7 +95,7 @@ def test_what_cannot_be_flushed_or_renamed_is_told_and_leaves_nothing(folder, mo
     assert names(folder) == ["directory"]
 
 
-def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(folder, monkeypatch):
+def test_content_is_synced_before_the_rename_and_the_folder_after_it(folder, monkeypatch):
     done = []
     replace = Path.replace
 
@@ -114,7 +114,7 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(fold
     assert done[1:] == ["renamed", folder]
 
 
-def test_several_that_write_the_same_name_do_not_disturb_one_another(folder):
+def test_simultaneous_writers_of_a_file_do_not_interfere(folder):
     contents = [bytes([number]) * 100_000 for number in range(8)]
     start = threading.Barrier(len(contents))
 
@@ -143,7 +143,7 @@ with written_whole(Path(sys.argv[1])) as file:
 """
 
 
-def test_what_a_killed_writer_leaves_is_known_by_its_name_and_nothing_else_is(folder):
+def test_unfinished_file_of_a_killed_writer_is_recognised_by_its_name(folder):
     arguments = [sys.executable, "-c", KILLED, str(folder / "epoch_1.h5")]
     subprocess.run(arguments, env=make_env(), check=False)
     for name in (".epoch_1.h5.part", "epoch_1.h5", ".epoch_1.h5.notes.part", ".other.h5.12.part"):
@@ -154,14 +154,14 @@ def test_what_a_killed_writer_leaves_is_known_by_its_name_and_nothing_else_is(fo
     assert list(unfinished(folder, "poch_1.h5")) == []
 
 
-def test_a_planted_link_is_replaced_by_a_file_that_is_written_whole(folder, precious):
+def test_planted_link_is_replaced_by_the_written_file(folder, precious):
     (folder / "x").symlink_to(precious)
     write(folder / "x")
     assert (folder / "x").read_bytes() == b"new"
     assert not (folder / "x").is_symlink()
 
 
-def test_a_part_whose_name_was_guessed_is_not_written(folder, precious, monkeypatch):
+def test_existing_temporary_file_is_not_written(folder, precious, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
     (folder / ".x.guessed.part").symlink_to(precious)
     with pytest.raises(WriteFailure, match=r"x: cannot be written \(File exists\)"):
@@ -171,7 +171,7 @@ def test_a_part_whose_name_was_guessed_is_not_written(folder, precious, monkeypa
 
 PLANTED = {
     "a symbolic link": lambda path, precious: path.symlink_to(precious),
-    "a file of 2 names": lambda path, precious: path.hardlink_to(precious),
+    "a file with 2 names": lambda path, precious: path.hardlink_to(precious),
     "a directory": lambda path, _: path.mkdir(),
     "a pipe or device": lambda path, _: os.mkfifo(path),
 }
@@ -179,29 +179,29 @@ PLANTED = {
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", PLANTED)
-def test_what_is_planted_for_a_file_that_stays_is_named_and_not_written(kind, folder, precious):
+def test_link_directory_or_pipe_in_place_of_an_appended_file_is_refused(kind, folder, precious):
     PLANTED[kind](folder / "log.txt", precious)
     for use in (append, check_own):
-        with pytest.raises(InputError, match=rf"log\.txt: this is {kind}, of .*\. Remove it"):
+        with pytest.raises(InputError, match=rf"log\.txt: this is {kind} owned by .*\. Remove it"):
             use(folder / "log.txt")
 
 
 @as_root
-def test_the_message_says_whose_it_is(folder, precious):
+def test_error_for_a_planted_link_names_its_owner(folder, precious):
     (folder / "lock").symlink_to(precious)
     give_away(folder / "lock")
-    with pytest.raises(InputError, match=r"a symbolic link, of .*uid 65534"):
+    with pytest.raises(InputError, match=r"a symbolic link owned by .*uid 65534"):
         append(folder / "lock")
 
 
-def test_a_link_that_leads_nowhere_makes_no_file_there(folder, tmp_path):
+def test_dangling_link_does_not_create_its_target(folder, tmp_path):
     (folder / "log.txt").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="symbolic link"):
         append(folder / "log.txt")
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_pipe_that_somebody_reads_is_no_file_either(folder):
+def test_pipe_with_a_reader_is_refused(folder):
     os.mkfifo(folder / "log.txt")
     reader = os.open(folder / "log.txt", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(InputError, match="pipe"):
@@ -210,7 +210,7 @@ def test_a_pipe_that_somebody_reads_is_no_file_either(folder):
     os.close(reader)
 
 
-def test_a_file_of_its_own_is_made_and_then_kept(folder):
+def test_appended_file_is_created_and_kept(folder):
     check_own(folder / "log.txt")
     for _ in range(2):
         append(folder / "log.txt")
@@ -218,14 +218,15 @@ def test_a_file_of_its_own_is_made_and_then_kept(folder):
     assert (folder / "log.txt").read_bytes() == b"moremore"
 
 
-def test_a_link_of_one_s_own_to_a_directory_is_followed(folder, tmp_path):
+def test_link_of_the_same_user_to_a_directory_is_accepted(folder, tmp_path):
     (folder / "checkpoints").symlink_to(tmp_path)
     for path in (folder, folder / "checkpoints", folder / "missing", folder / "x" / "y"):
         check_link(path)
+    assert (folder / "checkpoints").readlink() == tmp_path
 
 
 @as_root
-def test_a_link_of_somebody_else_to_a_directory_is_not(folder, tmp_path):
+def test_link_of_another_user_to_a_directory_is_refused(folder, tmp_path):
     (folder / "checkpoints").symlink_to(tmp_path)
     give_away(folder / "checkpoints")
     with pytest.raises(InputError, match=r"checkpoints: this is a symbolic link of .*uid 65534"):

@@ -1,4 +1,4 @@
-"""What is free: on the host, and within the limits that Slurm or a container puts on a process."""
+"""Tests of the free memory of the host and of the control groups of Slurm and containers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(root: Path, files: dict[str, object]) -> Path:
 
 
 def host(root: Path, groups: str) -> Path:
-    """A machine with 64 GB free, whose process is in these control groups."""
+    """Write the files of a host with 64 GB free memory and a process in these control groups."""
     meminfo = f"MemTotal: 99 kB\nMemAvailable:   {64 * GB // 1024} kB"
     return write(root, {"proc/meminfo": meminfo, "proc/self/cgroup": groups})
 
@@ -47,12 +47,12 @@ def group_v1(path: str, limit: object, used: int, cache: int = 0) -> dict[str, o
     }
 
 
-def test_without_control_groups_it_is_what_the_kernel_calls_available(tmp_path: Path) -> None:
+def test_free_memory_without_control_groups_is_that_of_the_kernel(tmp_path: Path) -> None:
     (host(tmp_path, "") / "proc/self/cgroup").unlink()
     assert free_on_host(tmp_path) == 64 * GB
 
 
-def test_a_limit_of_the_job_above_the_group_of_the_process_counts(tmp_path: Path) -> None:
+def test_limit_of_a_parent_control_group_is_applied(tmp_path: Path) -> None:
     host(tmp_path, f"0::/{STEP}/user/task_3")
     write(tmp_path, group_v2(f"{STEP}/user/task_3", "max", 1 * GB))
     write(tmp_path, group_v2(STEP, 30 * GB, 3 * GB))
@@ -60,13 +60,13 @@ def test_a_limit_of_the_job_above_the_group_of_the_process_counts(tmp_path: Path
     assert free_on_host(tmp_path) == 5 * GB
 
 
-def test_what_files_have_in_the_cache_is_given_up_and_is_free(tmp_path: Path) -> None:
+def test_file_cache_of_a_control_group_counts_as_free(tmp_path: Path) -> None:
     host(tmp_path, f"0::/{STEP}")
     write(tmp_path, group_v2(STEP, 8 * GB, 7 * GB, cache=4 * GB))
     assert free_on_host(tmp_path) == 5 * GB
 
 
-def test_version_1_as_slurm_sets_it(tmp_path: Path) -> None:
+def test_limit_of_a_version_1_control_group_of_slurm_is_applied(tmp_path: Path) -> None:
     host(tmp_path, "9:name=systemd:/x\n4:cpu,memory:/slurm/uid_5/job_7/step_0/task_1\n0::/")
     write(tmp_path, group_v1("slurm/uid_5/job_7/step_0/task_1", UNLIMITED_V1, 2 * GB))
     write(tmp_path, group_v1("slurm/uid_5/job_7", 12 * GB, 2 * GB, cache=1 * GB))
@@ -74,15 +74,13 @@ def test_version_1_as_slurm_sets_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("groups", ["0::/", "0::/../..", "4:memory:/docker/0123abcd"])
-def test_a_container_sees_its_own_limit_at_the_root_whatever_its_path(
-    groups: str, tmp_path: Path
-) -> None:
+def test_limit_of_a_container_is_read_at_the_root(groups: str, tmp_path: Path) -> None:
     host(tmp_path, groups)
     write(tmp_path, (group_v1 if "memory" in groups else group_v2)("", 4 * GB, 1 * GB))
     assert free_on_host(tmp_path) == 3 * GB
 
 
-def test_a_message_names_the_limit_and_the_group_that_leaves_least(tmp_path: Path) -> None:
+def test_message_names_the_control_group_with_the_least_free_memory(tmp_path: Path) -> None:
     host(tmp_path, f"0::/{STEP}")
     assert say_free(tmp_path) == "64 GB are free of the 101 kB of this host"
     write(tmp_path, group_v2(STEP, 30 * GB, 3 * GB))
@@ -93,19 +91,19 @@ def test_a_message_names_the_limit_and_the_group_that_leaves_least(tmp_path: Pat
     assert say_free(tmp_path) == "1 GB are free of the 2 GB of the control group"
 
 
-def test_a_limit_above_what_the_host_has_does_not_make_more(tmp_path: Path) -> None:
+def test_limit_above_the_memory_of_the_host_has_no_effect(tmp_path: Path) -> None:
     host(tmp_path, f"0::/{STEP}")
     write(tmp_path, group_v2(STEP, 500 * GB, 0))
     assert free_on_host(tmp_path) == 64 * GB
 
 
-def test_nothing_is_free_in_a_group_that_is_beyond_its_limit(tmp_path: Path) -> None:
+def test_free_memory_of_a_group_beyond_its_limit_is_zero(tmp_path: Path) -> None:
     host(tmp_path, f"0::/{STEP}")
     write(tmp_path, group_v2(STEP, 8 * GB, 9 * GB))
     assert free_on_host(tmp_path) == 0
 
 
-def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
+def test_peak_memory_of_a_process_excludes_that_of_its_parent() -> None:
     ours = torch.ones(150_000_000)
     code = "from hpcfwi.system import peak_resident_bytes; print(peak_resident_bytes())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The program: what it imports, and what it leaves alone."""
+"""Tests of the start of the program: imports, PYTHONPATH and settings of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.inversion.examples import write_input
 from tests.ranks import ROOT, make_env
 from tests.strangers import as_root, give_away
 
-# The program as pip's script calls it
+# The program as the script of pip calls it
 SCRIPT = "import sys; from hpcfwi.__main__ import main; sys.argv[0] = 'hpcfwi'; main()"
 PLANTED = "from pathlib import Path\nPath({mark!r}).write_text('executed')\nraise ImportError\n"
 
@@ -31,7 +31,7 @@ def call(folder, *arguments, python=("-m", "hpcfwi"), **env):
 
 @pytest.fixture
 def planted(tmp_path):
-    """A directory with modules that somebody has put there, and the file that they would write."""
+    """A directory with modules that write the file `mark` when they are imported."""
     folder = tmp_path / "planted"
     folder.mkdir()
     for name in ("mpi4py", "torch", "numpy", "typing", "typer", "h5py", "numba", "queue"):
@@ -54,7 +54,7 @@ def test_nothing_is_imported_from_the_current_directory(python, path, planted, t
 
 
 @pytest.mark.parametrize("path", [":", "::", f":{ROOT}"])
-def test_empty_entries_of_pythonpath_are_left_out_here_and_for_children(path, tmp_path):
+def test_empty_pythonpath_entries_are_removed_also_for_children(path, tmp_path):
     code = (
         f"import sys; sys.path.append({str(ROOT)!r})\n"
         "from hpcfwi.__main__ import _leave_out_current_directory as leave_out\n"
@@ -64,7 +64,7 @@ def test_empty_entries_of_pythonpath_are_left_out_here_and_for_children(path, tm
     assert done.stdout.split() == ["False", *filter(None, path.split(":"))], done.stderr
 
 
-def test_ranks_of_a_run_with_restarts_import_nothing_from_the_current_directory(planted, tmp_path):
+def test_restarted_run_imports_nothing_from_the_current_directory(planted, tmp_path):
     (planted / "hpcfwi.py").write_text((planted / "torch.py").read_text())
     words = ("run", write_input(tmp_path), "--engine", "eager", "--restarts", 1)
     done = call(planted, *words, python=("-P", "-m", "hpcfwi"), PYTHONPATH=str(ROOT))
@@ -72,7 +72,7 @@ def test_ranks_of_a_run_with_restarts_import_nothing_from_the_current_directory(
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_directory_that_pythonpath_names_may_be_the_current_one(tmp_path):
+def test_current_directory_is_imported_from_if_pythonpath_names_it(tmp_path):
     (tmp_path / "own_denoiser.py").write_text("def keep(images, strength):\n    return images\n")
     folder = tmp_path / "input"
     folder.mkdir()
@@ -85,7 +85,7 @@ def test_a_directory_that_pythonpath_names_may_be_the_current_one(tmp_path):
         assert done.returncode == code, (named, done.stderr)
 
 
-def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
+def test_run_continues_if_its_output_pipe_is_closed(tmp_path):
     receiving, sending = os.pipe()
     os.close(receiving)
     words = ["run", str(write_input(tmp_path)), "--engine", "eager"]
@@ -107,7 +107,7 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
 
 @as_root
 @pytest.mark.parametrize("name", ["matplotlibrc", ".numba_config.yaml"])
-def test_settings_of_others_in_the_current_directory_are_refused(name, public_folder, tmp_path):
+def test_settings_files_of_other_users_are_refused(name, public_folder, tmp_path):
     path = write_input(tmp_path)
     (public_folder / name).write_text("")
     (public_folder / name).chmod(0o644)

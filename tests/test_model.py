@@ -1,4 +1,4 @@
-"""Grids and models: resampling, smoothing and what is kept."""
+"""Tests of grids and models: resampling, smoothing and fixed cells."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ lengths = st.integers(2, 25)
 
 
 def checkerboard(n: int, h: float) -> Model:
-    """Cells of 2000 and 3000 m/s in turn, the finest that the grid can carry."""
+    """Return a model of alternating cells of 2000 and 3000 m/s."""
     odd = np.indices((n, n)).sum(axis=0) % 2
     return Model(Grid((n, n), (h, h), (0.0, 0.0)), {"vp": (2000.0 + 1000.0 * odd).astype("f4")})
 
 
 def ramp(grid: Grid) -> Model:
-    """1500 m/s at the origin, 0.5 and 0.2 m/s more for each metre of depth and of distance."""
+    """Return a model of 1500 m/s at the origin with gradients of 0.5 (z) and 0.2 (x) 1/s."""
     z, x = np.meshgrid(grid.coordinates(0), grid.coordinates(1), indexing="ij")
     z, x = z - grid.origin[0], x - grid.origin[1]
     return Model(grid, {"vp": (1500.0 + 0.5 * z + 0.2 * x).astype(np.float32)})
 
 
 @given(st.tuples(lengths, lengths), st.tuples(spacings, spacings), spacings)
-def test_a_resampled_grid_begins_where_the_old_one_does_and_does_not_leave_it(shape, old, new):
+def test_resampled_grid_has_the_same_origin_and_lies_within_the_old_one(shape, old, new):
     grid = Grid(shape, old, (100.0, -50.0))
     result = resample(Model(grid, {"vp": np.full(shape, 2000.0, np.float32)}), (new, new)).grid
     assert result.origin == grid.origin
@@ -47,7 +47,7 @@ def test_a_resampled_grid_begins_where_the_old_one_does_and_does_not_leave_it(sh
 
 
 @given(st.tuples(lengths, lengths), st.tuples(spacings, spacings), spacings)
-def test_a_constant_model_stays_constant_at_any_spacing(shape, old, new):
+def test_constant_model_stays_constant_at_any_spacing(shape, old, new):
     model = Model(Grid(shape, old, (0.0, 0.0)), {"vp": np.full(shape, 2345.0, np.float32)})
     result = resample(model, (new, new))
     assert result["vp"].dtype == np.float32
@@ -56,25 +56,25 @@ def test_a_constant_model_stays_constant_at_any_spacing(shape, old, new):
 
 
 @given(st.tuples(lengths, lengths), spacings, st.floats(0.1, 1.0))
-def test_a_linear_model_is_exact_on_a_finer_grid(shape, h, ratio):
+def test_linear_model_is_exact_on_a_finer_grid(shape, h, ratio):
     model = ramp(Grid(shape, (h, h), (20.0, 30.0)))
     result = resample(model, (h * ratio, h * ratio))
     np.testing.assert_allclose(result["vp"], ramp(result.grid)["vp"], rtol=1e-5)
 
 
-def test_a_linear_model_is_exact_on_a_coarser_grid_away_from_the_edges():
+def test_linear_model_is_exact_on_a_coarser_grid_away_from_the_edges():
     result = resample(ramp(Grid((120, 140), (10.0, 10.0), (0.0, 0.0))), (25.0, 25.0))
     inside = np.s_[4:-4, 4:-4]
     np.testing.assert_allclose(result["vp"][inside], ramp(result.grid)["vp"][inside], rtol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [2.5, 3.0, 7.0])
-def test_what_a_coarser_grid_cannot_carry_disappears_and_does_not_alias(ratio):
+def test_resampling_to_a_coarser_grid_does_not_alias(ratio):
     result = resample(checkerboard(100, 10.0), (10.0 * ratio, 10.0 * ratio))
     assert np.abs(result["vp"][2:-2, 2:-2] - 2500.0).max() < 60.0, "of 500"
 
 
-def test_the_axes_are_smoothed_each_by_as_much_as_it_coarsens():
+def test_only_the_coarsened_axis_is_smoothed():
     stripes = np.where(np.arange(60) % 2, 3000.0, 2000.0).astype(np.float32)
     grid = Grid((60, 60), (10.0, 10.0), (0.0, 0.0))
     along_x = resample(Model(grid, {"vp": np.tile(stripes[:, None], (1, 60))}), (10.0, 40.0))
@@ -82,7 +82,7 @@ def test_the_axes_are_smoothed_each_by_as_much_as_it_coarsens():
 
 
 @pytest.mark.parametrize("axis", range(3))
-def test_each_axis_of_a_volume_is_smoothed_by_as_much_as_it_coarsens(axis):
+def test_only_the_coarsened_axes_of_a_volume_are_smoothed(axis):
     shape = np.full(3, 8)
     shape[axis] = 60
     stripes = np.where(np.indices(shape)[axis] % 2, 3000.0, 2000.0).astype(np.float32)
@@ -101,7 +101,7 @@ def test_each_axis_of_a_volume_is_smoothed_by_as_much_as_it_coarsens(axis):
     spacing=st.tuples(spacings, spacings, spacings),
     ratio=st.floats(0.3, 1.0),
 )
-def test_a_volume_on_a_finer_grid_is_that_of_an_independent_interpolation(shape, spacing, ratio):
+def test_refined_volume_agrees_with_an_independent_interpolation(shape, spacing, ratio):
     grid = Grid(shape, spacing, (10.0, 20.0, -30.0))
     vp = np.random.default_rng(0).uniform(1500.0, 4500.0, shape).astype(np.float32)
     fine = resample(Model(grid, {"vp": vp}), tuple(ratio * h for h in spacing))
@@ -119,9 +119,7 @@ def test_a_volume_on_a_finer_grid_is_that_of_an_independent_interpolation(shape,
     st.tuples(st.floats(-40.0, 40.0), st.floats(-40.0, 40.0)),
     st.integers(2, 12),
 )
-def test_a_model_on_another_grid_has_the_values_of_the_places_and_those_of_its_edge_beyond(
-    shape, h, origin, n
-):
+def test_resample_onto_extends_the_model_by_its_edge_values(shape, h, origin, n):
     own = Grid(shape, (25.0, 25.0), (0.0, 0.0))
     other = Grid((n, n), (min(h, 25.0),) * 2, origin)
     found = resample_onto(ramp(own), other)
@@ -133,18 +131,18 @@ def test_a_model_on_another_grid_has_the_values_of_the_places_and_those_of_its_e
     np.testing.assert_allclose(found["vp"], 1500.0 + 0.5 * z + 0.2 * x, rtol=1e-5)
 
 
-def test_a_grid_covers_what_reaches_less_than_a_cell_beyond_it():
+def test_grid_covers_grids_that_extend_less_than_a_cell_beyond_it():
     grid = Grid((11, 11), (10.0, 10.0), (0.0, 50.0))
     assert grid.covers(grid)
     assert grid.covers(Grid((3, 3), (59.0, 2.0), (-9.0, 60.0)))
-    assert not grid.covers(Grid((3, 3), (60.0, 2.0), (-9.0, 60.0))), "111 m"
+    assert not grid.covers(Grid((3, 3), (60.0, 2.0), (-9.0, 60.0))), "it extends to 111 m"
     assert not grid.covers(Grid((3, 3), (2.0, 2.0), (0.0, 40.0)))
     assert not grid.covers(Grid((3, 3, 3), (2.0,) * 3, (50.0,) * 3))
     assert grid.agrees(Grid((11, 11), (10.0, 10.0 + 1e-9), (0.0, 50.0)))
     assert not grid.agrees(Grid((11, 11), (10.0, 10.0), (0.0, 51.0)))
 
 
-def test_the_same_spacing_changes_nothing():
+def test_resampling_to_the_same_spacing_returns_the_model():
     model = checkerboard(10, 12.5)
     assert resample(model, (12.5, 12.5)) is model
 
@@ -158,7 +156,7 @@ def test_every_array_of_a_model_is_resampled_onto_the_same_grid():
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (3, 4, 5)])
-def test_a_grid_knows_its_axes_its_end_and_what_lies_within(shape):
+def test_grid_has_axes_coordinates_and_contained_points(shape):
     ndim = len(shape)
     grid = Grid(shape, (10.0,) * ndim, (100.0,) * ndim)
     assert grid.axes == ("zx" if ndim == 2 else "zyx")
@@ -170,7 +168,7 @@ def test_a_grid_knows_its_axes_its_end_and_what_lies_within(shape):
     assert grid.contains(beyond).tolist() == [False, False]
 
 
-def test_the_cells_of_a_column_down_to_its_depth_are_fixed_that_depth_included():
+def test_cells_down_to_and_including_the_depth_are_fixed():
     grid = Grid((5, 3), (25.0, 25.0), (100.0, 0.0))
     fixed = fixed_cells(grid, np.array([150.0, 99.0, 200.0]))
     assert fixed[:, 0].tolist() == [True, True, True, False, False]
@@ -178,7 +176,7 @@ def test_the_cells_of_a_column_down_to_its_depth_are_fixed_that_depth_included()
     assert fixed[:, 2].all()
 
 
-def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
+def test_smoothing_keeps_fixed_cells_and_has_the_given_length():
     grid = Grid((101, 201), (20.0, 10.0), (0.0, 0.0))
     vp = np.full(grid.shape, 2000.0, np.float32)
     vp[50, 100] = 3000.0
@@ -187,14 +185,14 @@ def test_smoothing_keeps_fixed_cells_and_has_the_length_it_says():
     vp[:3] = 1500.0
     blurred = smooth(Model(grid, {"vp": vp}), 60.0, fixed)
     assert (blurred["vp"][:3] == 1500.0).all()
-    assert blurred["vp"][3, 0] < 2000.0, "the fixed cells take part in the smoothing of the others"
+    assert blurred["vp"][3, 0] < 2000.0, "fixed cells take part in the smoothing of others"
     spot = blurred["vp"][40:61, 70:131].astype(np.float64) - 2000.0
     z, x = np.meshgrid(20.0 * np.arange(-10, 11), 10.0 * np.arange(-30, 31), indexing="ij")
     for offset in (z, x):
         assert np.sqrt((spot * offset**2).sum() / spot.sum()) == pytest.approx(60.0, rel=0.02)
 
 
-def test_smoothing_the_slowness_keeps_the_times_of_waves_that_the_mean_of_velocities_shortens():
+def test_smoothing_the_slowness_preserves_travel_times():
     grid = Grid((101, 11), (20.0, 20.0), (0.0, 0.0))
     vp = np.full(grid.shape, 2000.0, np.float32)
     vp[30:70:2] = 4000.0
@@ -210,7 +208,7 @@ def test_smoothing_the_slowness_keeps_the_times_of_waves_that_the_mean_of_veloci
     assert (time(smooth(layers, 60.0, free)) < 0.96 * time(layers)).all()
 
 
-def test_smoothing_a_volume_keeps_its_water_and_has_the_same_length_along_each_axis():
+def test_smoothing_a_volume_keeps_its_water_and_has_the_given_length():
     grid = Grid((41, 35, 45), (20.0, 25.0, 15.0), (0.0, 0.0, 0.0))
     vp = np.full(grid.shape, 2000.0, np.float32)
     vp[20, 17, 22] = 90000.0
@@ -228,7 +226,7 @@ def test_smoothing_a_volume_keeps_its_water_and_has_the_same_length_along_each_a
 
 
 @given(st.floats(-500.0, 500.0))
-def test_the_rms_difference_is_that_of_the_chosen_cells(difference):
+def test_rms_difference_uses_only_the_chosen_cells(difference):
     a = np.zeros((4, 5), np.float32)
     b = np.full((4, 5), 1e6, np.float32)
     cells = np.zeros((4, 5), dtype=bool)

@@ -1,4 +1,4 @@
-"""Compiled code is kept where nobody else can have put any, and nowhere else."""
+"""Tests of the private directories for compiled code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def look_again(monkeypatch):
 
 @pytest.fixture
 def cache(public_folder, monkeypatch):
-    """The user's cache directory, in a place that everybody may enter."""
+    """The cache directory of the user, in a folder that others may enter."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(public_folder / "cache"))
     return public_folder / "cache"
 
@@ -45,7 +45,7 @@ def mode(path):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
-def test_private_directory_is_made_in_the_user_s_cache_for_this_user_alone(cache, umask):
+def test_private_directory_is_made_in_the_user_cache_with_mode_700(cache, umask):
     old = os.umask(umask)
     try:
         assert find_place(VARIABLE, "code") == (cache / "hpcfwi" / "code", "")
@@ -58,7 +58,7 @@ def test_private_directory_is_made_in_the_user_s_cache_for_this_user_alone(cache
     assert find_place(VARIABLE, "code").path
 
 
-def test_private_directory_is_made_in_the_directory_that_is_named(public_folder, monkeypatch):
+def test_private_directory_is_made_in_the_directory_of_the_variable(public_folder, monkeypatch):
     named = public_folder / "to" / "be made"
     assert name_it(monkeypatch, named) == (named / "hpcfwi", "")
     assert mode(named) == mode(named / "hpcfwi") == 0o700
@@ -76,18 +76,18 @@ EXPOSED = {
         lambda path: path.chmod(0o707),
         r"others may write in {} \(mode 707\)",
     ),
-    "it is a link of somebody else": (
+    "it is a link of another user": (
         lambda path: (path.rename(path.with_name("old")), path.symlink_to("old"), give_away(path)),
         r"{} is a link of .*uid 65534",
     ),
-    "it belongs to somebody else": (give_away, r"{} belongs to .*uid 65534"),
+    "it belongs to another user": (give_away, r"{} belongs to .*uid 65534"),
 }
 
 
 @as_root
 @pytest.mark.parametrize("which", ["the directory", "one above it"])
 @pytest.mark.parametrize("how", EXPOSED)
-def test_a_directory_in_which_others_may_put_something_is_not_used(how, which, cache, monkeypatch):
+def test_directory_in_which_others_may_write_is_not_used(how, which, cache, monkeypatch):
     expose, words = EXPOSED[how]
     cache.mkdir(mode=0o755)
     exposed = cache if which == "one above it" else cache / "hpcfwi"
@@ -97,14 +97,14 @@ def test_a_directory_in_which_others_may_put_something_is_not_used(how, which, c
     path, problem = find_place(VARIABLE, "code")
     assert path is None
     assert re.match(words, problem)
-    with pytest.raises(InputError, match=rf"^{VARIABLE}: .* no place for .* executed, as {words}"):
+    with pytest.raises(InputError, match=rf"^{VARIABLE}: .* not safe for .* executed: {words}"):
         name_it(monkeypatch, cache / "hpcfwi")
     for name in ("code", "hpcfwi"):
         assert not (cache / "hpcfwi" / name).exists()
 
 
 @pytest.mark.parametrize("bits", [0o750, 0o705, 0o770])
-def test_what_is_open_to_others_was_not_made_here(cache, bits):
+def test_existing_directory_open_to_others_is_not_used(cache, bits):
     place = cache / "hpcfwi" / "code"
     make_private(place)
     place.chmod(bits)
@@ -115,15 +115,15 @@ def test_what_is_open_to_others_was_not_made_here(cache, bits):
 
 
 @as_root
-def test_what_a_stranger_has_made_is_not_used_though_it_is_closed(cache):
+def test_directory_of_another_user_is_not_used(cache):
     place = cache / "hpcfwi" / "code"
     make_private(place)
     give_away(place)
     assert "belongs to" in find_place(VARIABLE, "code").problem
 
 
-def test_a_group_may_write_where_it_cannot_get(cache):
-    """Many a cluster gives users groups of their own, and umask 002."""
+def test_group_writable_directory_below_a_private_one_is_accepted(cache):
+    """Many clusters use a group for each user and the umask 002."""
     (cache / "home" / ".cache").mkdir(parents=True)
     (cache / "home").chmod(0o700)
     (cache / "home" / ".cache").chmod(0o775)
@@ -132,7 +132,7 @@ def test_a_group_may_write_where_it_cannot_get(cache):
     assert "others may write" in why_exposed(cache / "home" / ".cache" / "code")
 
 
-def test_a_link_out_of_a_closed_directory_leads_into_the_open(cache):
+def test_link_from_a_private_directory_to_an_open_one_is_refused(cache):
     (cache / "home").mkdir(parents=True, mode=0o700)
     (cache / "scratch").mkdir()
     (cache / "scratch").chmod(0o775)
@@ -142,7 +142,7 @@ def test_a_link_out_of_a_closed_directory_leads_into_the_open(cache):
     assert why_exposed(cache / "home" / ".cache" / "code") is None
 
 
-def test_a_directory_like_tmp_is_good_enough_on_the_way(cache):
+def test_sticky_parent_directory_is_accepted(cache):
     cache.mkdir()
     cache.chmod(0o1777)
     assert find_place(VARIABLE, "code").path == cache / "hpcfwi" / "code"
@@ -156,14 +156,14 @@ IN_THE_WAY = {
 
 
 @pytest.mark.parametrize("what", IN_THE_WAY)
-def test_where_there_is_no_place_that_is_said(what, cache):
+def test_unusable_cache_directory_is_reported(what, cache):
     IN_THE_WAY[what](cache)
     path, problem = find_place(VARIABLE, "code")
     assert path is None
     assert "cannot be written (" in problem
 
 
-def test_a_named_directory_that_cannot_be_written_is_done_without(monkeypatch):
+def test_unwritable_directory_of_the_variable_is_not_used(monkeypatch):
     path, problem = name_it(monkeypatch, Path("/proc/self"))
     assert path is None
     assert problem.startswith("/proc/self/hpcfwi cannot be written (")
@@ -184,7 +184,7 @@ print(find_place("SOME_CACHE_DIR", "code").problem)
         ({"XDG_CACHE_HOME": "/usr/share"}, "/usr/share/hpcfwi/code cannot be written"),
     ],
 )
-def test_a_stranger_without_a_home_has_no_place(home, says, public_folder):
+def test_user_without_a_home_has_no_private_directory(home, says, public_folder):
     environment = {k: v for k, v in make_env().items() if k not in ("HOME", "XDG_CACHE_HOME")}
     done = subprocess.run(
         as_stranger(sys.executable, "-c", HOMELESS),
@@ -198,7 +198,7 @@ def test_a_stranger_without_a_home_has_no_place(home, says, public_folder):
     assert list(public_folder.iterdir()) == []
 
 
-def test_a_user_whom_this_host_does_not_know_has_no_place(monkeypatch, public_folder):
+def test_unknown_user_has_no_private_directory(monkeypatch, public_folder):
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name: Path("~/.cache") / name)
     monkeypatch.chdir(public_folder)
     assert find_place(VARIABLE, "code") == (None, "this user has no home directory")
@@ -207,8 +207,8 @@ def test_a_user_whom_this_host_does_not_know_has_no_place(monkeypatch, public_fo
 
 @as_root
 @pytest.mark.parametrize("what_then", ["it stays", "it is moved away"])
-def test_what_a_stranger_makes_in_between_is_not_used(what_then, cache, monkeypatch):
-    """Where all may make directories, as in /tmp, somebody may be faster than this process."""
+def test_directory_made_meanwhile_by_another_user_is_not_used(what_then, cache, monkeypatch):
+    """If all users may make directories, as in /tmp, another user can be faster."""
     cache.mkdir()
     cache.chmod(0o1777)
 
@@ -223,4 +223,4 @@ def test_what_a_stranger_makes_in_between_is_not_used(what_then, cache, monkeypa
     monkeypatch.setattr("hpcfwi.system.make_private", be_faster)
     path, problem = find_place(VARIABLE, "code")
     assert path is None
-    assert "belongs to" in problem or "has taken" in problem
+    assert "belongs to" in problem or "has been removed" in problem

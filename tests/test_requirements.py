@@ -1,4 +1,4 @@
-"""The versions in requirements/lock.txt are a choice of what setup.cfg allows, and all of it."""
+"""Tests that requirements/lock.txt agrees with setup.cfg and the setup script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def version_of(name: str) -> str:
     return pin.version
 
 
-def test_every_package_that_is_asked_for_is_locked_within_its_range():
+def test_every_required_package_is_locked_within_its_range():
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     asked = [Requirement(line) for line in setup["options"]["install_requires"].split()]
@@ -32,7 +32,7 @@ def test_every_package_that_is_asked_for_is_locked_within_its_range():
         assert requirement.specifier.contains(version_of(requirement.name)), requirement
 
 
-def test_set_up_asks_for_the_torch_and_the_h5py_that_are_locked():
+def test_setup_script_installs_the_locked_torch_and_h5py():
     script = (ROOT / ".ci" / "setup.sh").read_text()
     for name in ("torch", "h5py"):
         assert set(re.findall(rf"{name}==([\d.]+\d)", script)) == {version_of(name)}

@@ -1,4 +1,4 @@
-"""What .ci/setup.sh starts on a login node, with programs in the place of pip and mpirun."""
+"""Tests of .ci/setup.sh on a login node, with stand-ins for pip and mpirun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout whose pip does nothing, and whose mpirun fails and leaves a file `tried`."""
+    """A checkout whose pip does nothing, and whose mpirun writes a file `tried` and fails."""
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     commands = tmp_path / ".venv" / "bin"
     commands.mkdir(parents=True)
@@ -39,14 +39,14 @@ def set_up(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_word_two_ranks_are_tried_and_a_failure_names_the_word(checkout):
+def test_setup_tries_two_ranks_and_a_failure_names_the_variable(checkout):
     done = set_up(checkout)
     assert done.returncode == 1
     assert (checkout / "tried").exists()
     assert "TRY_MPIRUN=no make setup" in done.stdout
 
 
-def test_where_mpirun_is_not_to_be_tried_it_is_not(checkout):
+def test_setup_does_not_try_mpirun_if_disabled(checkout):
     done = set_up(checkout, TRY_MPIRUN="no")
     assert done.returncode == 0, done.stderr
     assert not (checkout / "tried").exists()

@@ -1,4 +1,4 @@
-"""Spectra of many wavelets, of which only what is asked for stays."""
+"""Tests of the combined spectrum of many wavelets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAVELETS = np.random.default_rng(0).normal(size=(30, 50)).astype(np.float32)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 1000, 2**20])
-def test_spectra_of_many_are_those_of_each(at_a_time, monkeypatch):
+def test_spectrum_of_many_wavelets_combines_those_of_each(at_a_time, monkeypatch):
     monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", at_a_time)
     found, amplitudes = Spectrum.of(WAVELETS, DT), find_amplitudes(WAVELETS)
     np.testing.assert_array_equal(found.largest, amplitudes.max(axis=0))
@@ -24,7 +24,7 @@ def test_spectra_of_many_are_those_of_each(at_a_time, monkeypatch):
     assert found.peak == frequencies[amplitudes.max(axis=0).argmax()]
 
 
-def test_a_part_may_have_no_wavelet():
+def test_combined_spectra_can_include_one_of_no_wavelets():
     whole = Spectrum.of(WAVELETS, DT)
     parts = [Spectrum.of(WAVELETS[places], DT) for places in (slice(0), slice(7), slice(7, 30))]
     found = Spectrum.together(parts)
@@ -32,22 +32,22 @@ def test_a_part_may_have_no_wavelet():
     np.testing.assert_allclose(found.energy, whole.energy, rtol=1e-12)
 
 
-def test_spectra_of_many_take_no_more_than_those_of_a_few():
+def test_spectrum_of_many_wavelets_needs_little_memory():
     many = np.ones((4000, 200), np.float32)
     tracemalloc.start()
     Spectrum.of(many, DT)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 10e6, "of all they are 13 MB, and 26 MB before they are amplitudes"
+    assert most < 10e6, "all amplitudes have 13 MB, all complex spectra 26 MB"
 
 
-def test_a_survey_finds_its_spectrum_once_and_may_be_told_it(monkeypatch):
+def test_survey_computes_its_spectrum_once_or_uses_a_given_one(monkeypatch):
     survey, told = (Survey(np.zeros((30, 2)), np.zeros((1, 2)), WAVELETS, DT) for _ in range(2))
     found = survey.spectrum
     told = told.knowing(found)
 
     def look_again(*_):
-        pytest.fail("looked at all wavelets again")
+        pytest.fail("the spectrum was computed again")
 
     monkeypatch.setattr(Spectrum, "of", look_again)
     assert survey.spectrum is told.spectrum is found

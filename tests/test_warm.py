@@ -1,4 +1,4 @@
-"""Warm ranks are to programs what others are."""
+"""Tests that warm ranks behave like ranks that start by themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("run", [run_ranks, run_warm], ids=["by itself", "
 
 
 @both
-def test_warm_ranks_have_their_numbers_variables_folder_and_arguments(run, tmp_path, monkeypatch):
+def test_ranks_have_their_numbers_variables_folder_and_arguments(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = "print(world.allreduce(world.rank), os.environ['SAID'], os.getcwd(), sys.argv[1:])"
     done = run(3, ["-c", NUMBER + "import os, sys; " + said, "a b", "c"], {"SAID": "x=y z"})
@@ -27,7 +27,7 @@ def test_warm_ranks_have_their_numbers_variables_folder_and_arguments(run, tmp_p
 
 
 @both
-def test_a_module_is_run_as_the_main_one(run):
+def test_module_is_run_as_the_main_module(run):
     done = run(1, ["-m", "hpcfwi", "--version"])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("hpcfwi ")
@@ -43,7 +43,7 @@ def test_a_module_is_run_as_the_main_one(run):
         ("os.abort()", 134),
     ],
 )
-def test_warm_ranks_end_as_their_programs_do(run, end, code):
+def test_ranks_end_with_the_exit_code_of_their_program(run, end, code):
     done = run(1, f"import os, sys; {end}")
     assert done.returncode == code
     assert "bad" in done.stderr or code != 1
@@ -54,7 +54,7 @@ def start_alone(program: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, stdout=subprocess.PIPE)
 
 
-def test_signals_reach_them():
+def test_signals_are_forwarded_to_warm_ranks():
     handler = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7)); print(flush=True)"
     rank = start_alone(f"import signal, sys; {handler}; signal.pause()")
     assert rank.stdout.readline()
@@ -62,10 +62,10 @@ def test_signals_reach_them():
     assert rank.wait(20) == 7
 
 
-def test_where_what_stands_for_one_is_killed_it_is_too():
+def test_killing_the_stand_in_of_a_warm_rank_kills_the_rank():
     rank = start_alone("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
     process = Path("/proc", rank.stdout.readline().decode().strip())
     assert process.exists()
     rank.kill()
-    rank.stdout.read()  # ends where nobody can write to it any more
+    rank.stdout.read()  # ends when no process has it open any more
     assert rank.wait(20) == -signal.SIGKILL

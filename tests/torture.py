@@ -1,10 +1,10 @@
-"""Blows at random moments against a small inversion: python -m tests.torture [BLOWS [SEED]].
+"""Kills and signals ("blows") at random moments: python -m tests.torture [BLOWS [SEED]].
 
-It has stages, with encoded shots, wavelets that are estimated, and searches along lines. Again and
-again it is started on a random number of ranks, with a random schedule, and then one of its ranks
-or its launcher is killed or sent a signal. Whenever it comes to its end it must have found the bits
-of a run that nobody has disturbed, and it begins anew. Prints a line for each blow, and ends with 1
-where bits differ or a job hangs.
+The inversion has stages with encoded shots, estimated wavelets and line searches. Repeatedly, it is
+started on a random number of ranks with a random schedule, and then one of its ranks or its
+launcher is killed or gets a signal. When it is complete, it must have the bits of an undisturbed
+run, and it begins again. The program prints a line for each blow, and ends with 1 if bits differ or
+a job hangs.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tests.inversion.examples import write_input
 from tests.ranks import make_env
 from tests.run.test_stages import STAGES
 
-# Of the stages, the last of which searches along lines
+# Epochs of the stages; the last stage has line searches
 EPOCHS = (12, 20, 8)
 MOST_RANKS = 4
-# s: from the moment from which a blow may fall to the last at which it does, and to a job's end,
-# which has loops to compile where it begins, beside others on a busy machine.
+# s: the latest moment of a blow, and the longest time until a job ends, which may have to compile
+# its loops on a busy machine.
 LATEST, END = 1.5, 240.0
-# Codes of a job that has crashed, which no blow explains: of a rank, as its launcher tells it.
+# Exit codes of a launcher with a crashed rank, which no blow explains
 CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV, 128 + signal.SIGBUS)
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Torture:
-    """A folder with an input, the digest that its inversion must have, and a source of chance.
+    """An inversion, the digest that it must have, and a random generator.
 
-    python: the words that start each rank's.
+    python: the command that starts the Python of each rank.
     """
 
     def __init__(self, folder: Path, seed: int, python: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class Torture:
         self._digest = digest_of(undisturbed)
 
     def strike(self) -> str:
-        """Start the inversion, or go on with it, and let one blow fall; says what happened."""
+        """Start or continue the inversion, apply one blow, and return a description."""
         ranks = self._chance.randint(1, MOST_RANKS)
         job = self._start(ranks, self._run)
         if self._chance.random() < 0.7:
@@ -86,7 +86,7 @@ class Torture:
         return said
 
     def conclude(self) -> None:
-        """Let the inversion come to its end, and look at what it has found."""
+        """Run the inversion to its end and compare its result."""
         code = self._finish(self._start(2, self._run))
         if code != 0:
             raise RuntimeError(f"left alone it ended with {code}")
@@ -125,7 +125,7 @@ class Torture:
 
 
 def children_of(parent: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the child processes of a process."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -136,12 +136,12 @@ def children_of(parent: int) -> list[int]:
 
 
 def last_words(folder: Path) -> str:
-    """The end of what the jobs have said."""
+    """Return the end of the output of the jobs."""
     return (folder / "output.txt").read_text(errors="replace")[-4000:]
 
 
 def digest_of(run: Path) -> str:
-    """The SHA-256 of the bytes of a run's model."""
+    """Return the SHA-256 of the bytes of a run's model."""
     with h5py.File(run / "model.h5") as file:
         return hashlib.sha256(file["vp"][...].tobytes()).hexdigest()
 
@@ -149,7 +149,7 @@ def digest_of(run: Path) -> str:
 def main(
     blows: int = 200, seed: int | None = None, python: Sequence[str] = (sys.executable,)
 ) -> int:
-    """Let so many blows fall; 0 if the inversion has survived them."""
+    """Apply a number of blows; return 0 if the inversion has survived them."""
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     print(f"{blows} blows, seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

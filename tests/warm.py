@@ -1,14 +1,13 @@
-"""Ranks that need not import everything: forked from a process that has, in which they are warm.
+"""Warm ranks: ranks that are forked from a process that has imported the slow modules.
 
-`run_ranks` lets mpirun start this file in place of Python. It hands its surroundings (arguments,
-variables, folder, standard streams) to a server, which forks; then it stands for the rank that has
-come of that: it passes signals on, ends as the rank ends, and where it is killed the rank is, too.
-There is one server for each process that runs tests, and it ends with it. What a rank looks like
-that starts by itself is for tests of the start. MPI is imported by each rank, and so is h5py, which
-loads it.
+`run_ranks` lets mpirun start this file in place of Python. It sends its arguments, environment,
+folder and standard streams to a server, which forks the rank. Then it stands in for the rank: it
+forwards signals, ends with the same exit code, and if it is killed, the rank is killed, too. There
+is one server for each process that runs tests, and it ends with that process. Tests of the start of
+ranks must not use warm ranks. Each rank imports MPI and h5py, which loads MPI, itself.
 
-`python -IS warm.py SOCKET ARGUMENTS...`, with those of python: -c CODE or -m MODULE and words. This
-half of the file imports little, as it runs once a rank.
+Usage: `python -IS warm.py SOCKET ARGUMENTS...`, with ARGUMENTS of python: -c CODE or -m MODULE and
+its arguments. This part of the file imports little, as it runs for each rank.
 """
 
 import os
@@ -19,10 +18,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-# What takes longest of all that ranks import, and what hpcfwi has made of it.
+# The slowest imports of ranks, and the modules of hpcfwi that use them
 BEFOREHAND = (
     *("torch.distributed", "numba", "scipy.ndimage", "matplotlib.backends.backend_agg"),
-    *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.draws", "hpcfwi.parallel.launch"),
+    *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.stages", "hpcfwi.parallel.launch"),
     *("hpcfwi.report.figures", "hpcfwi.report.log", "hpcfwi.wave.engines.cpu.engine"),
 )
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -30,7 +29,7 @@ LENGTH, STATUS = struct.Struct("I"), struct.Struct("i")
 
 
 def stand_for_a_rank(path: str, arguments: list[str]) -> int:
-    """Have a rank forked, wait for its end, and end alike."""
+    """Let the server fork a rank, wait for its end, and end in the same way."""
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
     variables = [f"{name}={value}" for name, value in os.environ.items()]
@@ -40,7 +39,7 @@ def stand_for_a_rank(path: str, arguments: list[str]) -> int:
     server.sendall(text)
 
     def pass_on(number: int, _: object) -> None:
-        with suppress(OSError):  # it has ended just now
+        with suppress(OSError):  # the rank has just ended
             server.sendall(bytes([number]))
 
     for number in PASSED_ON:
@@ -57,7 +56,7 @@ def stand_for_a_rank(path: str, arguments: list[str]) -> int:
 
 
 class Server:
-    """Forks a rank for each that connects, and tells it how the rank has ended."""
+    """A server that forks a rank for each client and sends the exit code of the rank."""
 
     def __init__(self, path: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -69,10 +68,10 @@ class Server:
         self._ranks: set[int] = set()
 
     def serve(self) -> list[str]:
-        """Until standard input is closed; returns in each rank, with its arguments."""
+        """Serve until standard input is closed; return the arguments in each forked rank."""
         arguments = None
         while arguments is None:
-            # One at a time: each may end what the next is of
+            # Handle one event at a time, since it may remove the source of the next
             key, _ = self._selector.select()[0]
             arguments = key.data()
         return arguments
@@ -131,7 +130,7 @@ class Server:
             os.close(end)
             if client in self._selector.get_map():
                 self._selector.unregister(client)
-                with suppress(OSError):  # it was killed just now
+                with suppress(OSError):  # the client was just killed
                     client.sendall(STATUS.pack(code))
             client.close()
 
@@ -139,7 +138,7 @@ class Server:
 
 
 def run_as_python_does(arguments: list[str]) -> None:
-    """-c CODE or -m MODULE, with its words."""
+    """Run -c CODE or -m MODULE with its arguments."""
     kind, what, *words = arguments
     sys.path.insert(0, os.getcwd() if kind == "-m" else "")  # noqa: PTH109
     sys.argv = [what, *words]
@@ -156,7 +155,7 @@ if __name__ == "__main__" and not sys.flags.isolated:
     from runpy import run_module
     from selectors import EVENT_READ, DefaultSelector
 
-    # As `hpcfwi` does: what modules have made is not looked through for garbage by every rank.
+    # Like `hpcfwi`: ranks do not search the objects of imported modules for garbage.
     gc.disable()
     for name in (*BEFOREHAND, *sys.argv[2:]):
         import_module(name)

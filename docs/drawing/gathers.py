@@ -19,8 +19,9 @@ from hpcfwi.config.sections import DataSection
 from hpcfwi.inversion.conditioning import Band, Conditioning
 from hpcfwi.operators.simulator import Aperture, find_offsets
 from hpcfwi.parallel.context import Context
-from hpcfwi.report import scales, style
+from hpcfwi.report import style
 from hpcfwi.report.figures import draw_traces
+from hpcfwi.report.panels import clip_limit
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey
 
@@ -53,7 +54,7 @@ def conditioning() -> Figure:
         shown, made = _condition(traces, survey, section)
         offsets = find_offsets(made.sources, made.receivers)[0]
         good = np.isfinite(shown).all(axis=1) & ~np.isin(np.arange(len(shown)), (LOUD, DEAD))
-        limit = scales.clip_limit(shown[good], 97.0)
+        limit = clip_limit(shown[good], 97.0)
         axes.set_facecolor(style.LIGHT)
         image, *_ = draw_traces(axes, shown, offsets, made.axis, limit)
         image.set_interpolation("nearest")

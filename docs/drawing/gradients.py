@@ -18,7 +18,8 @@ from hpcfwi.inversion.preconditioning import Preconditioner, rise_from
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report import scales, style
+from hpcfwi.report import style
+from hpcfwi.report.panels import clip_limit
 
 
 def preconditioners() -> Figure:
@@ -33,7 +34,7 @@ def preconditioners() -> Figure:
         )
     initial = experiment.initial.as_tensors(torch.device("cpu"))
     (name,) = initial.arrays
-    points = np.vstack([survey.sources, survey.listeners()])
+    points = np.vstack([survey.sources, survey.receiver_positions()])
     peak = survey.spectrum.peak
     figure = style.new_figure(9.0, 4.6)
     asked: dict[str, dict[str, float]] = {
@@ -53,7 +54,7 @@ def preconditioners() -> Figure:
             preconditioner = Preconditioner(section, peak, taper)
             made = preconditioner.apply(made, {"source": lit, "receiver": back}, initial)
         shown = np.where(experiment.fixed, 0.0, made[name].numpy())
-        limit = scales.clip_limit(shown, 99.0)
+        limit = clip_limit(shown, 99.0)
         extent = (grid.origin[1] / 1e3, grid.last[1] / 1e3, grid.last[0] / 1e3, 0.0)
         axes.imshow(shown, cmap="RdBu_r", vmin=-limit, vmax=limit, extent=extent, aspect="auto")
         style.title(axes, text)

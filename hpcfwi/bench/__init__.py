@@ -1,5 +1,4 @@
-"""Measurements of this machine: what `hpcfwi bench` runs. Those for developers are in `benchmarks`.
+"""The measurements of a machine by `hpcfwi bench`; benchmarks for developers are in `benchmarks`.
 
-This package is above `inversion` in the order of imports, because it measures what an inversion
-does.
+This package may import `inversion`, because it measures the parts of an inversion.
 """

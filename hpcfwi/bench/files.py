@@ -1,4 +1,4 @@
-"""Reading observed data against a plain file read, and writing checkpoints."""
+"""Measurements of files: reading of observed data, compared with a plain file, and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ CELLS = 1_000_000
 
 
 def compare_reading(folder: Path, repetitions: int) -> dict[str, Any]:
-    """Seconds to read all shots of a gathers file in random order, and the same bytes plainly.
+    """Measure the rates of reading all shots of a gathers file and of a plain file.
 
-    Both lie in the system's cache after the first time: what is compared is the way, not the disk.
+    Both have the same bytes, and are read in the same random order. After the first time both are
+    in the system's cache, so that the overhead of the format is measured, not the disk.
     """
     rng = np.random.default_rng(0)
     data = rng.normal(size=(SHOTS, RECEIVERS, SAMPLES)).astype(np.float32)
@@ -57,7 +58,7 @@ def compare_reading(folder: Path, repetitions: int) -> dict[str, Any]:
 
 
 def measure_checkpoints(folder: Path, repetitions: int) -> dict[str, Any]:
-    """Seconds to write and to read the state of an inversion of a million cells with Adam."""
+    """Measure the seconds to write and to read the checkpoint of Adam for a million cells."""
     cells = torch.zeros(CELLS)
     payload = {"model": cells, "first": cells.clone(), "second": cells.clone()}
     works: dict[str, Callable[[], object]] = {

@@ -1,11 +1,23 @@
-"""All measurements of this machine, one after the other, and the table of what they say."""
+"""All measurements of `hpcfwi bench`, and the tables of their results.
+
+The time of an epoch is measured on 1, 2, 4, ... ranks with one thread each. Each number of ranks is
+a separate job, `mpirun -n N python -P -m hpcfwi.bench.run BATCH`, which simulates the batch, sums
+the gradients over its ranks, and prints the seconds.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +25,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hpcfwi.bench.ranks import compare_ranks
 from hpcfwi.bench.waves import (
     compare_engines,
     compare_histories,
@@ -23,8 +34,10 @@ from hpcfwi.bench.waves import (
     longest_interval,
     make_shots,
     measure_growth,
+    median_ratio,
 )
 from hpcfwi.errors import refusing
+from hpcfwi.parallel.rendezvous import usable_cores
 from hpcfwi.report.log import terminal_width
 from hpcfwi.system import written_whole
 
@@ -35,10 +48,23 @@ REPETITIONS = 3
 def run_bench(
     directory: Path, threads: int, tell: Callable[[str], None], small: bool = False
 ) -> dict[str, Any]:
-    """Measure everything, about two minutes on two cores, and write DIRECTORY/bench.json.
+    """Run all measurements and write DIRECTORY/bench.json; takes two minutes on two cores.
 
-    tell: is told what is being measured; small: with shots that take no time, for tests.
-    Raises `InputError` where the directory cannot be written.
+    Parameters
+    ----------
+    directory
+        Directory of the results.
+    threads
+        Number of threads of the engines.
+    tell
+        Called with a description of each measurement when it begins.
+    small
+        If True, use tiny shots, for tests.
+
+    Raises
+    ------
+    InputError
+        The directory cannot be written.
     """
     _check_writable(directory)
     torch.set_num_threads(threads)
@@ -53,7 +79,7 @@ def run_bench(
         "repetitions": repetitions,
         "case": {"points": list(shape), "steps": steps, "shots": threads, "cells": shots.cells},
     }
-    # The ranks come first: HDF5 for several ranks starts MPI in this process when it is imported.
+    # Ranks are measured first, because importing parallel HDF5 starts MPI in this process.
     parts: dict[str, Callable[[Path], Any]] = {
         "ranks": lambda _: compare_ranks(repetitions, 1 if small else None),
         "engines": lambda _: compare_engines(shots, repetitions),
@@ -72,7 +98,7 @@ def run_bench(
 
 
 def show_numbers(numbers: dict[str, Any]) -> None:
-    """Print what was measured."""
+    """Print the results of `run_bench` as tables."""
     console = Console(width=terminal_width(sys.stdout) or 100, soft_wrap=True)
     machine = numbers["machine"]
     console.print(
@@ -153,3 +179,92 @@ def _check_writable(directory: Path) -> None:
     with refusing(str(directory), "cannot be written", remedy):
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
+
+
+MPIRUN = "mpirun --bind-to none"
+SHAPE, STEPS, EPOCHS = (200, 400), 600, 3
+# Prefixes of variables that an MPI process sets for itself, which confuse the MPI jobs it starts.
+OWN_VARIABLES = ("PMIX_", "PMI_", "OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP_CTX", "PRTE_")
+
+
+def find_launcher(env: Mapping[str, str]) -> list[str] | None:
+    """Return the command that launches ranks, $MPIRUN or mpirun; None if it is not installed."""
+    command = shlex.split(env.get("MPIRUN", MPIRUN))
+    return command if shutil.which(command[0]) else None
+
+
+def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, Any]]:
+    """Measure the seconds of an epoch for each number of ranks, and the parallel efficiency.
+
+    The efficiency is the time of one rank divided by the number of ranks and by their time; it is
+    the median over the repetitions. The list is empty if there is no working launcher.
+
+    most: largest number of ranks, by default the number of cores.
+    """
+    launcher = find_launcher(os.environ)
+    if launcher is None:
+        return []
+    most = most or len(usable_cores())
+    sizes = [n for n in range(1, most + 1) if n in (1, most) or n & (n - 1) == 0]
+    seconds: dict[int, list[float]] = {n: [] for n in sizes}
+    for _ in range(repetitions):
+        for n in sizes:
+            taken = _run(launcher, n, batch=2 * most)
+            if taken is None:
+                return []
+            seconds[n].append(taken)
+    return [
+        {
+            "ranks": n,
+            "shots": 2 * most,
+            "seconds": statistics.median(seconds[n]),
+            "efficiency": median_ratio(seconds[1], seconds[n]) / n,
+        }
+        for n in sizes
+    ]
+
+
+def _run(launcher: list[str], ranks: int, batch: int) -> float | None:
+    """Run a job and return the seconds that it prints; None if it fails."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(OWN_VARIABLES)}
+    done = subprocess.run(
+        [*launcher, "-n", str(ranks), sys.executable, "-P", "-m", "hpcfwi.bench.run", str(batch)],
+        env={**env, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+
+
+def _measure(batch: int) -> int:
+    """Run the epochs of one rank of a job; rank 0 prints the median of the slowest rank."""
+    import numpy as np
+    import torch
+
+    from hpcfwi.bench.waves import make_shots
+    from hpcfwi.parallel.launch import launch
+
+    context = launch(gpus=False)
+    shots = make_shots(SHAPE, batch, STEPS)
+    mine = np.array_split(np.arange(batch), context.size)[context.rank]
+    seconds = []
+    for _ in range(1 + EPOCHS):
+        context.barrier()
+        start = time.perf_counter()
+        total = torch.zeros(SHAPE, dtype=torch.float64)
+        for shot in mine:
+            one = replace(shots, sources=shots.sources[shot : shot + 1])
+            total += one.run(True, engine="cpu")
+        context.sum(total)
+        seconds.append(time.perf_counter() - start)
+    slowest = max(context.all_gather(statistics.median(seconds[1:])))
+    if context.is_root:
+        print(slowest, flush=True)
+    context.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(_measure(int(sys.argv[1])))

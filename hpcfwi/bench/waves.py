@@ -1,7 +1,8 @@
-"""The cost of waves: engines side by side, histories, and growth with the size of the grid.
+"""Measurements of the simulation of waves: engines, histories, and growth with the problem size.
 
-The module begins with how measurements are repeated in turns, with peaks of memory and the
-machine's name, and with the shots that are measured, in a model that grows faster with depth.
+The module begins with functions that repeat measurements in turns, measure peaks of memory and
+describe the machine, and with the shots that are simulated, in a model whose velocity increases
+with depth.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
 def time_in_turns(
     works: Mapping[str, Callable[[], object]], repetitions: int
 ) -> dict[str, list[float]]:
-    """Seconds of each work, by its name, `repetitions` times in turn (A B A B).
+    """Return the seconds of each function, by name, from `repetitions` turns (A B A B).
 
-    Other work of the machine affects all of them alike. Each is run once before, not counted.
+    With turns, other load on the machine affects all functions alike. Each function is called once
+    before, which is not counted.
     """
     for work in works.values():
         work()
@@ -56,16 +58,17 @@ def time_in_turns(
 
 
 def median_ratio(numerator: list[float], denominator: list[float]) -> float:
-    """The median of the ratios within each turn."""
+    """Return the median of the ratios within each turn."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 def measure_growth_of_memory(work: Callable[[], object]) -> int:
-    """Bytes that a work adds to the resident size of this process at its peak.
+    """Return the bytes that a function adds to the resident size of this process at its peak.
 
-    Linux forgets the peak so far on request; elsewhere what came before hides smaller works.
+    On Linux the earlier peak is reset. Elsewhere the result is too small if the process had a
+    higher peak before.
     """
-    gc.collect()  # or what is freed meanwhile would be taken off
+    gc.collect()  # memory that is freed during the call would be subtracted
     forget = Path("/proc/self/clear_refs")
     if forget.exists():
         forget.write_text("5")
@@ -75,7 +78,7 @@ def measure_growth_of_memory(work: Callable[[], object]) -> int:
 
 
 def describe_machine(threads: int) -> dict[str, Any]:
-    """Return the machine, date and versions of a measurement."""
+    """Return the machine, date and versions of packages, for the results of a measurement."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -100,15 +103,15 @@ def _version(package: str) -> str | None:
 
 SPACING, DT, FREQUENCY, BOUNDARY = 12.5, 1e-3, 10.0, 20
 SLOWEST, FASTEST = 1500.0, 4500.0
-EDGE = 20  # cells between the outermost points and the model's sides
+EDGE = 20  # cells, from the sides of the model to the ends of a line of points
 
 
 @dataclass(frozen=True)
 class Shots:
-    """Sources and receivers at grid points, which all programs treat alike.
+    """Shots with sources and receivers at grid points, so that all programs treat them alike.
 
     vp: (nz, nx) or (nz, ny, nx), m/s; wavelet: (time,); sources: (shot, axis) and receivers:
-    (receiver, axis), indices; order: of the differences.
+    (receiver, axis), indices of grid points; order: order of the differences in space.
     """
 
     vp: Tensor
@@ -119,16 +122,16 @@ class Shots:
 
     @property
     def cells(self) -> int:
-        """Points of the grid, boundary included."""
+        """The number of cells of the grid, including the boundary."""
         return prod(n + 2 * BOUNDARY for n in self.vp.shape)
 
     @property
     def updates(self) -> int:
-        """Cell updates of a simulation of all shots, one way."""
+        """The number of cell updates in the forward simulation of all shots."""
         return self.cells * self.wavelet.numel() * len(self.sources)
 
     def simulate(self, keep: bool = True, **options: Any) -> Simulation:
-        """Simulate them with hpcfwi; options: of a `wave.Method`."""
+        """Simulate the shots with hpcfwi; keep: for a gradient; options: of `wave.Method`."""
         method = Method(
             order=self.order,
             boundary=BOUNDARY,
@@ -141,7 +144,7 @@ class Shots:
         return simulate({"vp": self.vp}, SPACING, shots, method, keep=keep, illuminate=False)
 
     def run(self, gradient: bool, **options: Any) -> Tensor:
-        """The traces or, of half their squared sum, the gradient summed over shots."""
+        """Return the traces or, with `gradient`, the gradient of half the sum of their squares."""
         simulation = self.simulate(gradient, **options)
         if not gradient:
             return simulation.data
@@ -151,7 +154,10 @@ class Shots:
 def make_shots(
     shape: tuple[int, ...], shots: int, steps: int, receivers: int = 100, order: int = 4
 ) -> Shots:
-    """Shots evenly along the middle of a model of this shape, without its boundary."""
+    """Return shots that are evenly distributed along x, near the top of a model.
+
+    shape: of the model, without its boundary; shots, steps, receivers: their numbers.
+    """
     depth = torch.linspace(0.0, 1.0, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     vp = (SLOWEST + (FASTEST - SLOWEST) * depth).expand(shape).contiguous()
 
@@ -167,12 +173,12 @@ def make_shots(
     return Shots(vp, wavelet, line(shots, 2), line(receivers, 4), order)
 
 
-# Recomputation is measured with as many states as this.
+# Number of states with which recomputation is measured.
 STATES = 16
 
 
 def list_engines() -> dict[str, Engine]:
-    """The engines that can be used here for 2-D models on CPUs, by name."""
+    """Return the engines that are available for 2-D models on CPUs, by name."""
     found = {name: load(name) for name in ENGINES}
     return {
         name: engine
@@ -182,15 +188,19 @@ def list_engines() -> dict[str, Engine]:
 
 
 def longest_interval(shots: Shots) -> int:
-    """The automatic interval, lowered until it divides the record, as Deepwave wants it."""
+    """Return the largest interval up to the automatic one that divides the number of steps.
+
+    Deepwave requires such an interval.
+    """
     longest = sampling_interval(Auto(), np.asarray(shots.wavelet), DT, 1)
     return max(k for k in range(1, longest + 1) if shots.wavelet.numel() % k == 0)
 
 
 def compare_engines(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
-    """Every engine's time for the same shots; ratio: how many times as fast cpu is.
+    """Measure the time of all engines for the same shots.
 
-    Gradients with fields kept at the automatic interval; not those of `eager`, which keeps all.
+    `ratio` is the time of the engine divided by that of `cpu`. Gradients use snapshots at the
+    automatic interval. There is no gradient of `eager`, which stores all steps.
     """
     kept = Snapshots(longest_interval(shots))
     rows = []
@@ -216,7 +226,7 @@ def compare_engines(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
 
 
 def list_histories(engine: Engine, interval: int) -> list[History]:
-    """The exact one first, then what the engine offers at this interval."""
+    """Return the exact history, then all histories of the engine at this interval."""
     offered = candidates(Auto(interval), engine.HISTORIES)
     fewer = (Recompute(interval, states=STATES) if isinstance(h, Recompute) else h for h in offered)
     return [Snapshots(1), *fewer]
@@ -225,7 +235,10 @@ def list_histories(engine: Engine, interval: int) -> list[History]:
 def compare_histories(
     shots: Shots, name: str, histories: Sequence[History], repetitions: int
 ) -> list[dict[str, Any]]:
-    """Error against the first, exact, history's gradient (relative L2), memory and time of each."""
+    """Measure the error of the gradient, the memory and the time of each history.
+
+    The error is the relative L2 difference from the gradient of the first history, which is exact.
+    """
     exact = shots.run(True, engine=name, history=histories[0]).double()
     works: dict[str, Callable[[], object]] = {
         describe(h): partial(shots.run, True, engine=name, history=h) for h in histories
@@ -248,7 +261,10 @@ def compare_histories(
 
 
 def measure_peak(shots: Shots, engine: str, history: History) -> int:
-    """Bytes that a gradient adds to the peak of a process of its own, which has been warmed up."""
+    """Return the bytes that a gradient adds to the peak of a separate process.
+
+    The process computes a small gradient first, which compiles the code.
+    """
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(_peak, shots, engine, history, torch.get_num_threads()).result()
 
@@ -261,9 +277,10 @@ def _peak(shots: Shots, engine: str, history: History, threads: int) -> int:
 
 
 def measure_growth(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
-    """Time of gradients of twice the steps, cells and shots, with windows as they come.
+    """Measure the time of gradients with more steps, cells and shots, using the engine's windows.
 
-    ratio: to the first case's time; growth: of cells times steps times shots.
+    `ratio` is the time relative to the first case; `growth` is the number of cells times steps
+    times shots relative to it.
     """
     (nz, nx), steps = shots.vp.shape, shots.wavelet.numel()
     count, receivers = len(shots.sources), len(shots.receivers)

@@ -1,11 +1,11 @@
-"""The configuration of one inversion: TOML in, frozen and validated objects out.
+"""The input file: TOML files are read into validated, immutable `Config` objects.
 
-`sections` and `inversion` have the sections of the input file, with their keys, the values these
-may have, and their defaults. The string under a key is its description, which users read in
-messages and in docs/input.md. Everything that can be checked without reading a model or a survey is
-checked here; `inversion.preparation` checks the rest.
+`sections` and `inversion` define the sections of the input file: their keys, the values that are
+allowed, and the defaults. The string under a key is its description, which users see in error
+messages and in docs/input.md. This package checks everything that can be checked without reading a
+model or a survey; `hpcfwi.inversion.preparation` checks the rest.
 """
 
-from hpcfwi.config.read import Config, changed_keys, import_own, load_config
+from hpcfwi.config.read import Config, changed_keys, import_plugins, load_config
 
-__all__ = ["Config", "changed_keys", "import_own", "load_config"]
+__all__ = ["Config", "changed_keys", "import_plugins", "load_config"]

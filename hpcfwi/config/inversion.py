@@ -1,7 +1,7 @@
 """The sections [inversion] and [migration], with their tables, and the tables [[stage]].
 
-`Inversion` describes the updates of the model, `Migration` an image of reflectors in the model with
-which an inversion begins, and `Stage` what a part of an inversion has otherwise than the whole.
+`InversionSection` describes the updates of the model, `MigrationSection` an image of the reflectors
+in the initial model, and `StageSection` the keys that a part of an inversion changes.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ KEYS = ("illumination", "smooth", "depth", "taper")
 
 
 class PreconditionSection(Section):
-    """Preconditioning of the gradient before a step is made from it; at least one key.
+    """Preconditioning of the gradient before each step; at least one key is required.
 
-    `illumination`, `depth` and `taper` are weights of cells; `smooth` is applied to the weighted
-    gradient, as it would otherwise spread the large values around sources and receivers. The whole
-    is symmetric, with half of the weights and of the smoothing on either side, so that line
-    searches can begin with it. Figures show the result.
+    `illumination`, `depth` and `taper` are weights of cells. `smooth` is applied to the weighted
+    gradient, because it would otherwise spread the large values around sources and receivers. The
+    operator is symmetric, as line searches require: the root of the weights is applied before the
+    smoothing and again after it. Figures show the preconditioned gradient.
     """
 
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
-    """Divide by the illumination plus this.
+    """Divide by the illumination plus this value.
 
-    The illumination is the root of the product of those of sources and receivers, as a share of its
-    largest value: 0.01 strengthens poorly illuminated cells a hundredfold at most.
+    The illumination is the square root of the product of the source and receiver illuminations,
+    divided by its largest value. The value 0.01 strengthens poorly illuminated cells by a factor of
+    100 at most.
     """
     smooth: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    """Smooth by a Gaussian whose standard deviation is this share of the wavelength.
+    """Smooth with a Gaussian whose standard deviation is this fraction of the wavelength.
 
-    The wavelength is that of the wavelet's peak frequency at the mean velocity of each depth.
+    The wavelength is the mean velocity at each depth divided by the peak frequency of the wavelet.
     """
     depth: Annotated[float, Field(gt=-10.0, le=10.0)] | None = None
-    """Multiply by the depth to this power."""
+    """Multiply by this power of the depth."""
     taper: Length | None = None
-    """Multiply by 0 at each source and receiver, and by 1 from this distance on.
+    """Multiply by a factor that grows from 0 at each source and receiver to 1 at this distance.
 
-    The factor grows by half a period of a cosine of the distance to the nearest of them. `adam`
-    divides each cell by the size of its own gradients, which undoes factors other than 0.
+    The factor follows half a period of a cosine of the distance to the nearest source or receiver.
+    `adam` divides the gradients of each cell by their magnitude, which undoes all factors except 0.
     """
 
     @model_validator(mode="after")
@@ -76,26 +77,30 @@ class PreconditionSection(Section):
 
 
 class PriorSection(Section):
-    """A denoiser that is applied to the model between updates (plug and play): docs/priors.md."""
+    """A denoiser that is applied to the model between updates (plug and play); docs/priors.md."""
 
     denoiser: Annotated[str, AfterValidator(name_of(DENOISERS, "function"))]
-    """`"tv"` (total variation), `"nlm"` (nonlocal means), or a function of your own.
+    """`"tv"` (total variation), `"nlm"` (nonlocal means), or your own function.
 
-    The last is "module:function", from `folder` or from the path of Python. It takes images
-    (image, 1, z, x) or (image, 1, z, y, x), torch tensors, and the strength, and returns images of
-    the same shape. A value is 0 at the lower bound of the model and 1 at the upper one or, without
-    bounds, at its smallest and largest value.
+    Your own function is given as `"module:function"`; the module is in `folder` or on Python's
+    path. The function takes images and the strength, and returns images of the same shape. Images
+    are torch tensors of shape (image, 1, z, x) or (image, 1, z, y, x). Their values are scaled so
+    that the bounds of the model are 0 and 1; without bounds, the smallest and the largest value of
+    the model are.
     """
     strength: Annotated[float, Field(gt=0.0, le=1e3)]
-    """Strength of the denoiser, on the scale of 0 to 1."""
+    """Strength of the denoiser, for values that are scaled to 0 to 1."""
     every: Count = 1
     """Number of epochs from one application to the next."""
     patch: Count | None = None
-    """Points along each axis of the tiles that ranks share; by default the whole model."""
+    """Number of points along each axis of the tiles into which the model is divided among ranks.
+
+    By default the model is not divided.
+    """
     overlap: Annotated[int, Field(ge=0, le=100_000)] = 64
-    """Number of points around a tile that the denoiser sees as well."""
+    """Number of points around each tile that are passed to the denoiser with the tile."""
     folder: FileName | None = None
-    """Folder of the module of a function of your own; by default that of the input file."""
+    """Folder of the module of your own function; by default the folder of the input file."""
 
 
 if TYPE_CHECKING:
@@ -118,36 +123,36 @@ Bounds = Annotated[tuple[Bound, Bound], Field(strict=False)]
 
 
 class Optimizer(Choice):
-    """The optimizer, which makes an update of the model from the gradient."""
+    """The optimizer, which computes the update of the model from the gradient."""
 
     registry = OPTIMIZERS
     name: OptimizerName
     sharded: bool = False
-    """If true, each rank keeps its part of the optimizer's state.
+    """If true, the state of the optimizer is divided among the ranks.
 
-    For `"adam"`, `"sgd"`, `"lbfgs"` and `"gauss-newton"`. The result has the same bits.
-    docs/optimizers.md says how much memory it saves, and what it costs.
+    Not all optimizers have this. The result is identical to the last bit. docs/optimizers.md
+    describes how much memory it saves, and what it costs.
     """
 
     @model_validator(mode="after")
     def _can_be_sharded(self) -> Self:
-        if self.sharded and not self.takes("slabs"):
+        if self.sharded and not self.takes("shards"):
             raise ValueError(
-                f"sharded = true, but what {self.name!r} remembers is not kept in parts: leave it "
-                'out, or take "adam", "sgd", "lbfgs" or "gauss-newton"'
+                f"sharded = true, but the state of {self.name!r} cannot be sharded; leave it out, "
+                "or choose another optimizer (docs/optimizers.md)"
             )
         return self
 
 
 class Misfit(Choice):
-    """The misfit of simulated and observed data: docs/misfits.md says what each is for."""
+    """The misfit between simulated and observed data; docs/misfits.md says when to use which."""
 
     registry = MISFITS
     name: MisfitName
 
 
 class SourceWavelet(Choice):
-    """The wavelet of the sources: that of the survey, or an estimate from the data."""
+    """The wavelet of the sources: the wavelet of the survey, or an estimate from the data."""
 
     registry = WAVELETS
     name: WaveletName
@@ -159,34 +164,34 @@ class Regularizer(Choice):
     registry = REGULARIZERS
     name: RegularizerName
     prior: FileName | None = None
-    """A model file with the model m0 of penalty 0, by default the initial model.
+    """A model file with the model m0 whose penalty is 0; by default the initial model.
 
-    It is resampled as `model.initial.file` is.
+    It is resampled in the same way as `model.initial.file`.
     """
     weights: FileName | None = None
-    """A file with `/weights`, factors of 0 or more for the share of each cell; by default 1.
+    """A file with `/weights`, factors of 0 or more for the penalty of each cell; by default 1.
 
-    It has the layout of a model file, and is resampled as `prior`.
+    It has the layout of a model file, and is resampled in the same way as `prior`.
     """
 
 
 class Fixed(Section):
-    """Cells that keep their initial velocity, such as water or salt; one of the keys."""
+    """Cells that keep their initial velocity, such as water or salt; give one of the keys."""
 
     file: FileName | None = None
     """A file with a mask of cells (`.h5`, `.hdf5`), or a text file with a surface (other names).
 
-    A mask is `/fixed`, 1 for each cell that is kept and 0 for the others, in the layout of a model
-    file. If its grid is another, the nearest cell counts. A surface is a row `x depth` for each
-    place, `y x depth` for a 3-D model, in m, with blanks between the numbers; text after a `#` is
-    ignored. It is linear between places, and beyond them as deep as at the nearest one. Cells above
-    it are kept.
+    A mask is an array `/fixed` in the layout of a model file: 1 for cells that are kept, 0 for the
+    others. If it has a different grid, the value of the nearest cell is used. A surface has one row
+    per point: `x depth`, or `y x depth` for a 3-D model, in m, separated by blanks; text after a
+    `#` is ignored. Depths are interpolated linearly between the points; beyond them the depth of
+    the nearest point is used. Cells above the surface are kept.
     """
     above_velocity: Annotated[Bound, Unit("m/s")] | None = None
-    """Keep each column above its first cell that is faster than this.
+    """Keep the cells of each column above its first cell that is faster than this velocity.
 
-    The velocities are those of the starting model before it is smoothed. A column that is nowhere
-    so fast is kept whole.
+    The velocities are those of the starting model before it is smoothed. A column without such a
+    cell is kept completely.
     """
 
     _one_of_both = exactly_one("file", "above_velocity")
@@ -205,34 +210,35 @@ class InversionSection(Section):
     An epoch is one update from `batch` shots; it is not a pass through the survey.
     """
     batch: OneOrPair[Count] | None = None
-    """Number of shots of an epoch, at most that of the survey; ignored with `sampling = "all"`.
+    """Number of shots per epoch, at most those of the survey; ignored with `sampling = "all"`.
 
-    A pair, such as `[8, 32]`, grows evenly from the first epoch to the last. With an encoding, it
-    is the number of encoded shots.
+    With a pair, such as `[8, 32]`, the number grows evenly from the first epoch to the last. With
+    an encoding, it is the number of encoded shots.
     """
     sampling: SamplingName = "sweep"
-    """Choice of the shots of an epoch.
+    """How the shots of an epoch are chosen.
 
-    `"sweep"`: every shot of the survey once before any is repeated, in another order each time.
-    `"random"`: drawn independently for each epoch, so that a shot may be repeated before another is
-    drawn. `"all"`: all shots, for `"lbfgs"` and `"ncg"`, which learn from one epoch for the next.
+    `"sweep"`: every shot of the survey is used once before any is repeated, in a new random order
+    each time. `"random"`: shots are drawn independently for each epoch, so that a shot may be
+    repeated before another is drawn. `"all"`: all shots are used. This is for `"lbfgs"` and
+    `"ncg"`, which compare the gradients of successive epochs.
     """
     encoding: EncodingName = "none"
-    """`"signs"`: all sources are simulated at once, with random signs.
+    """With `"signs"`, all sources are simulated at once, with random signs.
 
-    The result is compared with the observed data of all shots, added up with the same signs. The
-    receivers must be the same for all shots. docs/stages.md says when to use it, and what it costs.
+    The result is compared with the sum of the observed data of all shots with the same signs. All
+    shots must have the same receivers. docs/stages.md describes when to use it, and what it costs.
     """
     hold: Count = 1
-    """Number of epochs with the same shots, or the same signs, before others are drawn."""
+    """Number of epochs that use the same shots, or the same signs, before new ones are drawn."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the draws. The shots of an epoch are a function of it and of the epoch's number."""
+    """Random seed. The shots of an epoch depend only on the seed and the number of the epoch."""
     optimizer: Optimizer
     """The optimizer and its keys."""
     fixed_above: Position | None = None
-    """Depth of cells that keep their initial velocity, as do those above them (the water)."""
+    """Depth down to which cells keep their initial velocity, such as the depth of the sea floor."""
     fixed: Fixed | None = None
-    """Cells that keep their initial velocity, above a surface or anywhere, instead."""
+    """Cells that keep their initial velocity, in place of `fixed_above`."""
     parameters: Annotated[tuple[ParameterName, ...], Field(strict=False, min_length=1)] = (
         next(iter(PARAMETERS)),
     )
@@ -240,7 +246,7 @@ class InversionSection(Section):
     misfit: Misfit = Misfit(name="least-squares")
     """The misfit and its keys."""
     wavelet: SourceWavelet = SourceWavelet(name="known")
-    """Whether the wavelet of the sources is known, and the keys of its estimate."""
+    """The wavelet of the sources, known or estimated, and the keys of the method."""
     precondition: PreconditionSection | None = None
     """Preconditioning of the gradient; by default none."""
     regularize: Regularizer | None = None
@@ -257,34 +263,36 @@ class InversionSection(Section):
     ) = None
     """Smallest and largest value of the cells that may change, in the unit of the parameter.
 
-    A pair belongs to the first of `parameters`; a table has pairs by their names. The absorbing
-    boundary is tuned to the largest velocity, which without bounds is that of the initial model.
+    A pair applies to the first of `parameters`; a table has a pair for each name. The absorbing
+    boundary is tuned to the upper bound of the velocity or, without bounds, to the largest velocity
+    of the initial model.
     """
     linear: bool = False
-    """If true, traces change with the model to first order only (Born).
+    """If true, simulations are linearized in the model (Born approximation).
 
-    `hpcfwi migrate` does this: docs/migration.md.
+    `hpcfwi migrate` does this; see docs/migration.md.
     """
     schedule: ScheduleName = "static"
-    """`"static"`: equal parts for all ranks. `"dynamic"`: the next shots for the next free rank.
+    """The assignment of shots to ranks.
 
-    The second is for ranks or shots that differ. The result is the same.
+    `"static"`: all ranks get equal parts. `"dynamic"`: the next shots go to the next free rank,
+    which is faster if ranks differ in speed or shots in size. The result is the same.
     """
     reproducible: bool = True
-    """If true, the bits are the same for any number of ranks and any schedule.
+    """If true, results are identical to the last bit for any number of ranks and any schedule.
 
-    `false` adds gradients in float32, in any order.
+    If false, gradients are summed in float32 in any order.
     """
     max_failed_shots: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
-    """Share of the survey's shots that may be set aside before the run stops.
+    """Fraction of the survey's shots that may be left out before the run stops.
 
-    A shot whose misfit or gradient is not finite is set aside for that epoch.
+    A shot whose misfit or gradient is not finite is left out of that epoch.
     """
     max_offset: Length | None = None
-    """Largest horizontal distance from the source at which receivers count in the misfit.
+    """Largest horizontal distance from the source of receivers that are used.
 
-    With `wave.aperture`, windows do not include receivers beyond it, which makes them small where
-    every shot has all receivers. Observed data are simulated for all receivers.
+    With `wave.aperture`, the windows of shots do not include receivers beyond this distance, which
+    keeps them small if every shot has all receivers. Observed data are simulated for all receivers.
     """
 
     @model_validator(mode="after")
@@ -303,7 +311,7 @@ class InversionSection(Section):
     @model_validator(mode="after")
     def _batch_or_all(self) -> Self:
         if self.batch is None and self.sampling != "all":
-            raise ValueError("batch is missing: how many shots an epoch has")
+            raise ValueError("batch is missing; expected the number of shots of an epoch")
         if self.encoding != "none" and self.sampling == "all":
             raise ValueError(
                 'an encoded shot has all sources: give batch instead of sampling = "all"'
@@ -311,13 +319,16 @@ class InversionSection(Section):
         return self
 
     def batch_ends(self, n_shots: int) -> tuple[int, int]:
-        """Return the number of shots of the first and of the last epoch of a survey."""
+        """Return the number of shots in the first and in the last epoch.
+
+        n_shots: of the survey.
+        """
         if self.batch is None or self.sampling == "all":
             return n_shots, n_shots
         return self.batch if isinstance(self.batch, tuple) else (self.batch, self.batch)
 
     def largest_batch(self, n_shots: int) -> int:
-        """Return the largest number of shots of an epoch of a survey."""
+        """Return the largest number of shots of any epoch; n_shots: of the survey."""
         return max(self.batch_ends(n_shots))
 
     @property
@@ -329,7 +340,7 @@ class InversionSection(Section):
 
 
 DAMPING = 0.001
-# Keys of [inversion] that a migration has as well, where it does not name them itself
+# Keys of [inversion] that also apply to a migration, unless [migration] has them
 SHARED = (
     "fixed_above",
     "fixed",
@@ -343,23 +354,26 @@ SHARED = (
 
 
 class MigrationSection(Section):
-    """An image of reflectors in the initial model: `hpcfwi migrate`; docs/migration.md.
+    """An image of the reflectors in the initial model, by `hpcfwi migrate`; see docs/migration.md.
 
-    It is a linear inversion by conjugate gradients. If there is a section `[inversion]`, its keys
-    for the cells that are kept, `seed`, `wavelet`, `schedule`, `reproducible`, `max_failed_shots`
-    and `max_offset` hold as well.
+    The image is a linear inversion by conjugate gradients. If there is a section `[inversion]`, its
+    keys `fixed_above`, `fixed`, `seed`, `wavelet`, `schedule`, `reproducible`, `max_failed_shots`
+    and `max_offset` also apply to the migration.
     """
 
     iterations: Annotated[int, Field(gt=0, le=999_999)] = 1
-    """Number of steps of conjugate gradients; 1 is reverse-time migration, more least squares."""
+    """Number of conjugate-gradient steps; 1 is reverse-time migration, more is least-squares."""
     batch: Count | None = None
-    """Number of shots of an iteration, every shot once before any is repeated; by default all."""
+    """Number of shots per iteration; by default all.
+
+    Every shot is used once before any is repeated.
+    """
     illumination: Annotated[float, Field(gt=0.0, le=1e3)] = DAMPING
-    """Gradients are divided by the energy of the waves plus this share of its largest value."""
+    """Gradients are divided by the energy of the waves plus this fraction of its largest value."""
     fixed_above: Position | None = None
-    """As `inversion.fixed_above`: there are no reflectors at this depth or above it."""
+    """Like `inversion.fixed_above`: there are no reflectors at this depth or above it."""
     fixed: Fixed | None = None
-    """As `inversion.fixed`."""
+    """Like `inversion.fixed`."""
 
 
 def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,22 +396,22 @@ def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) 
     }
 
 
-# Sections of which a stage may have keys of its own
+# Sections whose keys a stage may change
 SECTIONS = ("data", "inversion", "wave")
 
 
 class StageSection(Section):
-    """A part of the inversion, which begins with the model of the one before it.
+    """A part of the inversion, which starts from the model of the previous stage.
 
-    Its tables `data`, `inversion` and `wave` have the keys of these sections that differ from the
-    whole: `inversion = { epochs = 20, batch = 16 }`. The optimizer begins anew, and so does the
-    sweep through the shots. An inversion without stages is one stage.
+    Its tables `data`, `inversion` and `wave` override keys of these sections, as in
+    `inversion = { epochs = 20, batch = 16 }`. Each stage starts with a new optimizer and a new
+    sweep through the shots. An inversion without stages is a single stage.
     """
 
     name: str | None = None
-    """Name in the metrics and figures; by default its number."""
+    """Name of the stage in the metrics and figures; by default its number."""
     spacing: Spacing | None = None
-    """As `wave.spacing`."""
+    """Like `wave.spacing`."""
     data: dict[str, Any] = Field(default_factory=dict)
     """Keys of `[data]`."""
     inversion: dict[str, Any] = Field(default_factory=dict)
@@ -406,7 +420,7 @@ class StageSection(Section):
     """Keys of `[wave]`."""
 
     def override(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tables of a whole input with the changes of this stage."""
+        """Return the tables of an input with the changes of this stage."""
         changes = {name: getattr(self, name) for name in SECTIONS}
         if self.spacing is not None:
             changes["wave"] = {"spacing": self.spacing, **changes["wave"]}
@@ -414,7 +428,10 @@ class StageSection(Section):
 
 
 def _merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables with changed keys; a table that names another method replaces the old one."""
+    """Return tables with the changes merged in.
+
+    A changed table that names another method replaces the old table as a whole.
+    """
     merged = dict(tables)
     for key, value in changes.items():
         old = merged.get(key)

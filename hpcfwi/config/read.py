@@ -1,4 +1,4 @@
-"""A whole input file, and the way from the file and settings that change it to a `Config`."""
+"""The input file as a whole: `load_config` reads a file, and settings that change it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcfwi.config.inversion import (
     invert_linearly,
 )
 from hpcfwi.config.sections import DataSection, ModelSection, SurveySection, WaveSection
-from hpcfwi.config.values import Count, FileName, Section, explain, find_choices, find_own
+from hpcfwi.config.values import Count, FileName, Section, explain, find_choices, find_plugin
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote, say_bytes
 from hpcfwi.registry import DENOISERS
 from hpcfwi.system import check_regular
@@ -31,11 +31,11 @@ class OutputSection(Section):
     """The run directory."""
 
     directory: FileName
-    """The run directory, relative to where the command is given."""
+    """The run directory; a relative path starts from the current directory."""
     every: Count = 10
-    """Number of epochs from one set of figures to the next."""
+    """Number of epochs between sets of figures."""
     checkpoint: Count = 5
-    """Number of epochs from one checkpoint to the next."""
+    """Number of epochs between checkpoints."""
 
 
 class Config(Section):
@@ -53,7 +53,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _migrate_only(cls, tables: Any) -> Any:
-        """Add the section [inversion] to an input for a migration alone."""
+        """Add a section [inversion] to an input that has only [migration]."""
         if not isinstance(tables, Mapping) or "inversion" in tables:
             return tables
         migration = tables.get("migration")
@@ -63,47 +63,49 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _one_truth(self) -> Self:
-        """Refuse an input that gives the true model twice."""
+        """Raise ValueError if the input gives the true model twice."""
         if self.model.true is not None:
             if self.model.dataset is not None:
-                raise ValueError("model.dataset and model.true exclude each other: it is the truth")
+                raise ValueError(
+                    "model.dataset and model.true exclude each other: the dataset is the true model"
+                )
             if self.survey.file is None:
                 raise ValueError(
-                    "model.true is for a survey.file; where data are simulated model.file is the "
-                    "truth: leave model.true out"
+                    "model.true is only for recorded data (survey.file): with simulated data "
+                    "model.file is the true model; leave model.true out"
                 )
         return self
 
     @model_validator(mode="after")
     def _network_steps_weights(self) -> Self:
-        """Refuse keys that act on cells of a model, beside a network."""
+        """Raise ValueError if there are a network and keys that act on the cells of a model."""
         network, inversion = self.model.network, self.inversion
         if network is None:
             return self
         for key in ("prior", "precondition"):
             if getattr(inversion, key) is not None:
                 raise ValueError(
-                    f"model.network and inversion.{key} exclude each other: updates are those of "
+                    f"model.network and inversion.{key} exclude each other: the updates change "
                     "the network's weights"
                 )
         if inversion.linear:
             raise ValueError(
-                "model.network and a linear inversion, as a migration is, exclude each other: the "
-                "model depends on the network's weights in another way"
+                "model.network and a linear inversion, such as a migration, exclude each other: "
+                "the model is not a linear function of the network's weights"
             )
         return self
 
     def migrating(self) -> Config:
-        """Return the input whose inversion is the migration of its section [migration]."""
+        """Return a config whose inversion is the migration that [migration] describes."""
         assert self.migration is not None
         tables = self.model_dump(mode="json", exclude_none=True)
         inversion = invert_linearly(tables["migration"], tables["inversion"])
         return Config.model_validate({**tables, "inversion": inversion, "stage": []})
 
     def stages(self) -> list[tuple[str, Config]]:
-        """Return the name of each stage and its input; an inversion without stages is one stage.
+        """Return the name and the config of each stage; an inversion without stages has one.
 
-        Raises `StageError` if the changes of a stage do not fit.
+        Raises `StageError` if the config of a stage is not valid.
         """
         if not self.stage:
             return [("0", self)]
@@ -119,12 +121,12 @@ class Config(Section):
 
     @property
     def epochs(self) -> int:
-        """Return the files of picks of all stages."""
+        """The number of epochs of all stages."""
         return sum(config.inversion.epochs for _, config in self.stages())
 
     @property
     def offset_limits(self) -> tuple[float | None, float]:
-        """The largest offset that counts, None if all do, and the smallest, in m."""
+        """The largest offset that is used (None for no limit), and the smallest, in m."""
         nearest, furthest = self.data.offsets or (0.0, inf)
         furthest = min(furthest, self.inversion.max_offset or inf)
         return None if furthest == inf else furthest, nearest
@@ -135,7 +137,7 @@ class Config(Section):
 
 
 class StageError(Exception):
-    """The changes of a stage, counted from 1, do not fit: `error` says why."""
+    """The config of a stage (`number`, from 1) is not valid; `error` has the reason."""
 
     def __init__(self, number: int, error: ValidationError) -> None:
         super().__init__(f"stage {number}")
@@ -143,9 +145,9 @@ class StageError(Exception):
 
 
 def changed_keys(old: Config, new: Config) -> dict[str, Any]:
-    """Yield the keys whose values differ between two configs, as section.key, and the old values.
+    """Return the keys (section.key) whose values differ between two configs, with the old values.
 
-    None where it does not have the key.
+    An old value is None if the old config does not have the key.
     """
     before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
     keys = sorted(before.keys() | after.keys())
@@ -160,7 +162,7 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-# Keys of files, which stages may have as well
+# Keys that name files; stages may have them, too.
 FILES = (
     "model.file",
     "model.true",
@@ -173,28 +175,41 @@ FILES = (
     "inversion.regularize.weights",
     "migration.fixed.file",
 )
-# Where a key may name what is the user's own, the table with the folder of its module
+# Keys of folders of the user's own modules, and the key beside each that names the module.
 OWN = {"inversion.prior.folder": "denoiser", "model.network.folder": "kind"}
-# An input has a few pages; what is larger or deeper would keep the parser busy for long
+# An input has a few pages; the parser would take very long for a much larger or deeper file.
 _LARGEST = 2**20  # bytes
-_DEEPEST = 50  # brackets in one another, and parts of a key
-# Strings of several lines and of one, and comments: what is in them does not nest
+_DEEPEST = 50  # levels of nested brackets, and parts of a key
+# Strings and comments, whose brackets do not count.
 _QUOTED = re.compile(
     r'"""(?s:.*?)(?<!\\)"""|"(?:\\.|[^"\\\n])*"'
     r"|'''(?s:.*?)'''|'[^'\n]*'|#[^\n]*"
 )
-# tomllib leaves it to Python to refuse integers of thousands of digits and thousands of brackets
+# Besides TOMLDecodeError (a ValueError), tomllib raises Python's own errors for integers of
+# thousands of digits and for thousands of nested brackets.
 _NO_TOML = (ValueError, RecursionError)
 
 
 def load_config(path: Path, settings: Sequence[str] = (), migrates: bool = False) -> Config:
-    """Read a config, changed by settings "section.key=value" whose values are TOML.
+    """Read a config.
 
-    Nothing that it names is imported: for that there is `import_own`.
+    Modules that the config names are not imported; `import_plugins` does this.
 
-    path: a file, or a run directory, which has its own. Files that it names are relative to it,
-    those that settings name to the current directory. migrates: the inversion is the one that
-    [migration] describes. Raises `InputError` for anything that is not as the sections say.
+    Parameters
+    ----------
+    path
+        An input file, or a run directory, which contains one. Files that the input names are
+        relative to it.
+    settings
+        Changes "section.key=value", where the value is TOML. Files that they name are relative to
+        the current directory.
+    migrates
+        If True, the inversion is the one that [migration] describes.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or a key or value is not allowed.
     """
     config = _load(path, settings)
     if not migrates:
@@ -215,7 +230,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
             path = path / "config.toml"
         check_regular(path)
         _check_size(path)
-        # Some editors begin a file with a byte order mark
+        # Some editors write a byte order mark at the beginning of a file.
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -226,9 +241,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         _check_depth(content)
         tables = tomllib.loads(content)
     except _NO_TOML as error:
-        raise InputError(
-            str(path), f"not valid TOML ({error})", "Mend the line it names."
-        ) from error
+        raise InputError(str(path), f"not valid TOML ({error})", "Correct this line.") from error
     for setting in settings:
         _change(tables, setting)
     try:
@@ -246,7 +259,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
                 _add_folder(part, key.split("."), name)
     typed = {setting.partition("=")[0].strip() for setting in settings}
     for key in (*FILES, *OWN):
-        # Settings are relative to the current directory; they do not reach stages
+        # Paths in settings are relative to the current directory; settings do not change stages.
         is_typed = any(name in typed for name in accumulate(key.split("."), "{}.{}".format))
         _locate(tables, key.split("."), Path() if is_typed else path.parent)
         for part in tables.get("stage", ()):
@@ -254,21 +267,21 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
     return Config.model_validate(tables)
 
 
-def import_own(path: Path, config: Config) -> None:
+def import_plugins(path: Path, config: Config) -> None:
     """Import everything that a config names as "module:name", and check the keys of a network.
 
-    path: of the config, for messages. Raises `InputError`.
+    path: path of the config, for messages. Raises `InputError` if an import or a key is wrong.
     """
     _check_methods(path, config, are_own=True)
     for parents, stage in _name_stages(config):
         prior = stage.inversion.prior
         if prior is not None:
             key = ".".join((*parents, "inversion.prior.denoiser"))
-            find_own(f"{path}: {key}", prior.denoiser, DENOISERS, prior.folder)
+            find_plugin(f"{path}: {key}", prior.denoiser, DENOISERS, prior.folder)
 
 
 def _check_methods(path: Path, config: Config, are_own: bool) -> None:
-    """Check the keys of methods of the registries, or of methods of the user's own."""
+    """Check the keys of the methods in the registries or, with `are_own`, of the user's methods."""
     for parents, stage in _name_stages(config):
         for keys, choice in find_choices(stage):
             if (choice.chosen not in choice.registry) is not are_own:
@@ -280,13 +293,13 @@ def _check_methods(path: Path, config: Config, are_own: bool) -> None:
 
 
 def _name_stages(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """Yield the config of each stage, with the keys that lead to the stage."""
+    """Yield the keys that lead to each stage, and the stage's config."""
     for number, (_, stage) in enumerate(config.stages(), start=1):
         yield ("stage", str(number)) if config.stage else (), stage
 
 
 def _add_folder(table: dict[str, Any], keys: Sequence[str], name: str) -> None:
-    """Add the folder that the last key names to a table whose `name` is the user's own."""
+    """Add the default folder to the table with these keys if `name` is the user's own module."""
     for key in keys[:-1]:
         table = table.get(key, {})
     if isinstance(table, dict) and ":" in table.get(name, ""):
@@ -294,7 +307,7 @@ def _add_folder(table: dict[str, Any], keys: Sequence[str], name: str) -> None:
 
 
 def _check_size(path: Path) -> None:
-    """Raise `InputError` if a file is larger than any input."""
+    """Raise `InputError` if a file is too large for an input."""
     size = path.stat().st_size
     if size > _LARGEST:
         raise InputError(
@@ -305,9 +318,10 @@ def _check_size(path: Path) -> None:
 
 
 def _check_depth(content: str) -> None:
-    """Raise ValueError if brackets or keys of TOML nest more deeply than those of any input.
+    """Raise ValueError if brackets or keys of TOML nest too deeply for an input.
 
-    The parser takes time that grows with the square of the depth, and others use up the stack.
+    The time of the parser grows with the square of the depth, and recursive functions would use up
+    the stack.
     """
     bare = _QUOTED.sub("s", content)
     if any(part.count(".") > _DEEPEST for part in re.split(r"[=,\[\]{}\n]", bare)):
@@ -316,7 +330,7 @@ def _check_depth(content: str) -> None:
     for bracket in re.findall(r"[\[\]{}]", bare):
         depth += 1 if bracket in "[{" else -1
         if depth > _DEEPEST:
-            raise ValueError(f"more than {_DEEPEST} brackets are open at a time")
+            raise ValueError(f"more than {_DEEPEST} brackets are nested")
 
 
 def _change(tables: dict[str, Any], setting: str) -> None:
@@ -339,8 +353,8 @@ def _change(tables: dict[str, Any], setting: str) -> None:
 
 
 def _locate(table: Any, keys: Sequence[str], directory: Path) -> None:
-    """Make the file that a key names, if any, an absolute path from a directory."""
-    # A method that is named without a table has no keys, and some tables are a list of them
+    """Replace the file that a key names, if any, by its absolute path, relative to a directory."""
+    # A method that is given by its name alone has no keys, and some keys have a list of tables.
     if isinstance(table, list):
         for one in table:
             _locate(one, keys, directory)
@@ -351,7 +365,7 @@ def _locate(table: Any, keys: Sequence[str], directory: Path) -> None:
         return
     file = table[keys[0]]
     if file is not None:
-        # A link keeps its name, by which the user knows it. realpath, unlike Path.resolve, leaves
-        # links that lead in a circle to whoever opens the file.
+        # A link keeps its own name, because the user knows it by that name. Unlike Path.resolve,
+        # realpath does not fail for links that lead in a circle; opening the file reports them.
         given = directory / file
         table[keys[0]] = str(Path(os.path.realpath(given.parent), given.name))

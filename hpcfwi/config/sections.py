@@ -1,7 +1,7 @@
 """The sections [model], [survey], [wave] and [data] of an input file.
 
-They describe the earth and where the inversion starts; who shoots, who listens, what is emitted and
-for how long; the equation and how it is solved; which of the data count, and how much.
+They describe the model and the starting model; the sources, receivers, wavelet and time axis; the
+equation and how it is solved; and the selection and weighting of the data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpcfwi.config.values import (
     Unit,
     check_size,
     exactly_one,
-    find_own,
+    find_plugin,
     name_of,
     tag_pair,
 )
@@ -42,12 +42,13 @@ from hpcfwi.registry import (
 
 
 class NetworkSection(Choice):
-    """A network in place of values on a grid: docs/networks.md.
+    """A network that computes the model, in place of values on a grid; see docs/networks.md.
 
-    The network is fitted to the initial model. Then the optimizer of `[inversion]` changes its
-    weights by the gradient of the misfit; `lr` and `step` are those of the weights. `kind` may be a
-    class of your own, "module:Class", from `folder` or from the path of Python: a torch module as
-    `hpcfwi/inversion/networks.py` describes. Its keyword-only parameters are keys of this table.
+    The network is first fitted to the initial model. Then the optimizer of `[inversion]` updates
+    its weights with the gradient of the misfit; `lr` and `step` apply to the weights. `kind` may
+    also be your own class, `"module:Class"`, whose module is in `folder` or on Python's path. It is
+    a torch module as described in `hpcfwi/inversion/networks.py`, and its keyword-only parameters
+    are keys of this table.
     """
 
     registry: ClassVar = NETWORKS
@@ -55,16 +56,16 @@ class NetworkSection(Choice):
 
     kind: Annotated[str, AfterValidator(name_of(NETWORKS, "Class"))]
     fit: Count = 1000
-    """Number of steps in which the network is fitted to the initial model."""
+    """Number of steps that fit the network to the initial model."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the first weights."""
+    """Random seed of the initial weights."""
     folder: FileName | None = None
-    """Folder of the module of a class of your own; by default that of the input file."""
+    """Folder of the module of your own class; by default the folder of the input file."""
 
     @property
     def place(self) -> str:
-        """The place of the network; raises `InputError` if it cannot be imported."""
-        find_own("model.network.kind", self.kind, NETWORKS, self.folder)
+        """The place of the network's class; raises `InputError` if it cannot be imported."""
+        find_plugin("model.network.kind", self.kind, NETWORKS, self.folder)
         return NETWORKS.get(self.kind, self.kind)
 
 
@@ -78,32 +79,33 @@ Growth = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
 class Initial(Section):
-    """The starting model: one of `smooth`, `smooth_slowness`, `linear`, `file` and `run`."""
+    """The starting model; give one of `smooth`, `smooth_slowness`, `linear`, `file` and `run`."""
 
     smooth: Length | None = None
-    """Smooth the model by a Gaussian of this standard deviation.
+    """Smooth the model with a Gaussian of this standard deviation.
 
-    Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) stay as they are.
+    Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) are not changed.
     """
     smooth_slowness: Length | None = None
-    """Smooth 1 / velocity instead, which preserves travel times.
+    """Smooth 1 / velocity instead of the velocity, which preserves travel times.
 
-    A mean of velocities is faster than its layers, so that deep reflections would come too early.
+    An average of velocities is too fast for the layers that it replaces, so that deep reflections
+    would arrive too early.
     """
     linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
-    """Velocity at depth 0 (m/s) and its growth with depth (m/s a metre).
+    """Velocity at depth 0 (m/s) and its increase with depth (m/s per m).
 
-    Cells that the inversion keeps stay as they are, as with `smooth`.
+    Cells that the inversion keeps are not changed, as with `smooth`.
     """
     file: FileName | None = None
     """A model file that covers the model, except for less than one of its cells at the edges.
 
-    It is resampled to the grid of the model, and low-pass filtered first if that grid is coarser. A
-    run stores the starting model in its directory and continues with that, whatever happens to the
-    file.
+    It is resampled to the grid of the model, after a low-pass filter if that grid is coarser. A run
+    stores the starting model in its directory and continues with this copy, even if the file is
+    changed or removed.
     """
     run: FileName | None = None
-    """The directory of another run, whose result, `model.h5`, is taken as `file`.
+    """The directory of another run, whose result `model.h5` is used as `file`.
 
     To start from the best model of a run, give its `model_best.h5` as `file`.
     """
@@ -112,7 +114,10 @@ class Initial(Section):
 
     @property
     def smoothing(self) -> tuple[str, float, float] | None:
-        """Key of the smoothing, its length (m) and the power of the velocity that is averaged."""
+        """The key of the smoothing, its length (m), and the power of the velocity it averages.
+
+        None if the starting model is not smoothed.
+        """
         if self.smooth is not None:
             return "smooth", self.smooth, 1.0
         if self.smooth_slowness is not None:
@@ -121,50 +126,50 @@ class Initial(Section):
 
 
 class ModelSection(Section):
-    """The earth: either `dataset` or `file`.
+    """The model of the earth; give either `dataset` or `file`.
 
-    Positions count from the zero of the model's own coordinates, its `origin`. The window of
-    Marmousi begins at z = x = 800 m: a source at its top has the depth 800.
+    All positions are in the coordinates of the model, whose first point is at its `origin`. The
+    window of Marmousi, for example, begins at z = x = 800 m: a source at its top has a depth of
+    800 m.
     """
 
     dataset: DatasetName | None = None
-    """A known model. `"dome"`, which is 3-D, and `"dome-section"` are computed, not downloaded."""
+    """A known model; `"dome"` (3-D) and `"dome-section"` are computed, not downloaded."""
     file: FileName | None = None
-    """A model file: the true model if observed data are simulated, else the grid of the inversion.
-    """
+    """A model file: the true model if data are simulated, else the grid of the inversion."""
     true: FileName | None = None
-    """A model file with the true model, if the survey has a file of data from elsewhere.
+    """A model file with the true model, for a survey with a file of data.
 
-    It serves the model error in the metrics and the figures; `model_best.h5` is then the model that
-    is nearest to it. Nothing else depends on it. It is resampled as `model.initial.file` is.
+    It is used for the model error in the metrics and figures, and `model_best.h5` is then the model
+    that is closest to it; nothing else depends on it. It is resampled in the same way as
+    `model.initial.file`.
     """
     spacing: Length | None = None
-    """Spacing to which the model is resampled along all axes; by default its own.
+    """Spacing to which the model is resampled along all axes; by default it is not resampled.
 
-    The model is low-pass filtered first if that is coarser.
+    If this spacing is coarser, the model is low-pass filtered first.
     """
     initial: Initial
     """The starting model."""
     network: NetworkSection | None = None
-    """A network that computes the model; the inversion is for its weights."""
+    """A network that computes the model; the inversion updates its weights."""
 
     _one_of_both = exactly_one("dataset", "file")
 
 
-# Samples of a trace, which no recorder has
+# Largest number of samples in a trace; no recorder has as many
 MOST_SAMPLES = 10**6
-# s; from here on a time that is too long to sample the wavelet with may be meant in ms
+# s; a `dt` that is too long for the wavelet may have been given in ms if it is at least this long
 LIKELY_MILLISECONDS = 0.1
 
 
 class Points(Section):
     """Points at one depth, evenly spaced along x, or along y and x for a 3-D model.
 
-    For a 3-D model `count`, `first` and `last` are pairs, along y and along x:
-    `{ count = [4, 6], depth = 25.0, first = [200.0, 0.0], last = [800.0, 1500.0] }` are four lines
-    along x of six points each, numbered line by line, and `count = [1, 40]` is a single line in the
-    middle of y. A number where the model asks for a pair is an error, and so is a pair where it
-    asks for a number.
+    In a 3-D model `count`, `first` and `last` are pairs, for y and x:
+    `{ count = [4, 6], depth = 25.0, first = [200.0, 0.0], last = [800.0, 1500.0] }` defines four
+    lines along x of six points each, numbered line by line. `count = [1, 40]` is a single line in
+    the middle of the y axis. Pairs are an error in a 2-D model, and single numbers in a 3-D model.
     """
 
     count: OneOrPair[Count]
@@ -172,9 +177,9 @@ class Points(Section):
     depth: Position
     """Depth of all points."""
     first: OneOrPair[Position] | None = None
-    """Position of the first point along each axis; by default the model's first."""
+    """Position of the first point along each axis; by default the first point of the model."""
     last: OneOrPair[Position] | None = None
-    """Position of the last point along each axis; by default the model's last."""
+    """Position of the last point along each axis; by default the last point of the model."""
 
     @model_validator(mode="after")
     def _all_of_one_dimension(self) -> Self:
@@ -191,16 +196,16 @@ class Points(Section):
 class Receivers(Points):
     """Points that are the same for all shots or, with `offset` and `spacing`, a moving spread.
 
-    A spread moves with the source, along x, in a 3-D model at the source's y:
-    `{ count = 120, spacing = 25.0, offset = 100.0, depth = 8.0 }` are receivers from 100 to 3075 m
-    beyond each source. Both lengths are negative for a streamer that is towed behind a source that
-    moves towards larger x. Receivers beyond an end of the model are left out.
+    A spread is a line of receivers along x that moves with the source; in a 3-D model it has the y
+    of the source. `{ count = 120, spacing = 25.0, offset = 100.0, depth = 8.0 }` are receivers at
+    x from 100 to 3075 m beyond each source. `offset` and `spacing` are negative for a streamer
+    towed by a ship that moves towards larger x. Receivers outside the model are left out.
     """
 
     offset: Position | None = None
-    """Distance along x from the source to the first receiver, negative towards smaller x."""
+    """Distance along x from the source to the first receiver; negative towards smaller x."""
     spacing: Position | None = None
-    """Distance along x from a receiver to the next, negative towards smaller x."""
+    """Distance along x from one receiver to the next; negative towards smaller x."""
 
     @property
     def moves(self) -> bool:
@@ -214,12 +219,12 @@ class Receivers(Points):
         for key in ("first", "last"):
             if getattr(self, key) is not None:
                 raise ValueError(
-                    f"{key} is where points are that are the same for all shots, offset and "
-                    "spacing are for those that move with the source; expected one of both"
+                    f"{key} is for receivers that are the same for all shots, offset and spacing "
+                    "are for receivers that move with the source; expected one of the two"
                 )
         if self.offset is None or self.spacing is None:
             missing = "offset" if self.offset is None else "spacing"
-            raise ValueError(f"{missing} missing, of receivers that move with the source")
+            raise ValueError(f"{missing} missing for receivers that move with the source")
         if self.spacing == 0.0:
             raise ValueError("spacing is 0; expected another number, negative towards smaller x")
         if isinstance(self.count, tuple):
@@ -238,32 +243,32 @@ class Wavelet(Section):
     frequency: Hertz
     """Peak frequency."""
     delay: Time
-    """Time of the peak."""
+    """Time of the peak, from the start of the record."""
 
 
 class SurveySection(Section):
-    """Sources, receivers, the wavelet, sampling and duration.
+    """Sources, receivers, wavelet, sampling interval and duration.
 
-    Give either all keys but `file`, for data that hpcfwi simulates itself, or `file`. A `wavelet`
-    beside `file` replaces that of the file.
+    Give either `file`, or all other keys for data that hpcfwi simulates. A `wavelet` given together
+    with `file` replaces the wavelet of the file.
     """
 
     file: FileName | None = None
-    """A gathers file of observed data; `hpcfwi convert` makes one from SEG-Y."""
+    """A gathers file with observed data; `hpcfwi convert` creates one from SEG-Y files."""
     sources: Points | None = None
-    """Points along a line or in an area; each is one shot."""
+    """Points along a line or in an area; each point is one shot."""
     receivers: Receivers | None = None
-    """Points, the same for all shots, or a spread that moves with the source."""
+    """Points that are the same for all shots, or a spread that moves with the source."""
     wavelet: Wavelet | None = None
     """The wavelet that each source emits."""
     dt: Seconds | None = None
     """Sampling interval of wavelet and traces.
 
-    If it is too long for a stable scheme, each step is divided into substeps. Beside `file`, `dt`
-    and `duration` belong to a `wavelet`, for `hpcfwi forward --to` alone.
+    If it is too long for a stable scheme, each step is divided into substeps. If `file` is given,
+    `dt` and `duration` need a `wavelet`, and only `hpcfwi forward --to` uses them.
     """
     duration: Seconds | None = None
-    """Length of the record: duration / dt samples, rounded, and two at least."""
+    """Length of the record, which has duration / dt samples, rounded; at least two."""
 
     @model_validator(mode="after")
     def _file_or_all_others(self) -> Self:
@@ -273,22 +278,22 @@ class SurveySection(Section):
             if given[0] in ("sources", "receivers"):
                 raise ValueError(f"file and {given[0]} exclude each other")
             if self.wavelet is None:
-                raise ValueError(f"{given[0]} beside file is that of a wavelet: give one, too")
+                raise ValueError(f"with file, {given[0]} belongs to a wavelet: give wavelet too")
         if self.file is None and len(given) < len(keys):
             missing = [key for key in keys if key not in given]
-            raise ValueError(f"{', '.join(missing)} missing, or else file")
+            raise ValueError(f"{', '.join(missing)} missing; expected all of them, or file")
         if self.dt and self.duration and self.wavelet:
             check_times(self.dt, self.duration, self.wavelet.frequency)
         return self
 
     @property
     def dt_place(self) -> str:
-        """The place of the sampling interval, for messages."""
+        """The file or key that defines the sampling interval, for messages."""
         return f"{self.file}, attribute dt" if self.file and self.dt is None else "survey.dt"
 
 
 def check_times(dt: float, duration: float, frequency: float) -> None:
-    """Raise ValueError if a Ricker wavelet (Hz) and a record (s) do not fit each other."""
+    """Raise ValueError if a record (s) is too short or too coarse for a Ricker wavelet (Hz)."""
     if frequency * dt > 0.5 and frequency * dt * 1e-3 <= 0.5 and dt >= LIKELY_MILLISECONDS:
         raise ValueError(
             f"dt is {dt:g} s, which is {1.0 / (frequency * dt):.2g} samples in a period of "
@@ -329,26 +334,33 @@ Spacing = Annotated[
 
 
 class HistorySection(Section):
-    """A history in full detail.
+    """A complete description of a history.
 
-    A history is chosen when an inversion starts, for the largest window of the survey, and is the
-    same on all ranks; a reproducible inversion keeps it when it continues. The log names it:
-    `History: snapshots, every 14 steps, float16, 84.7 MB a shot; 1 shot at a time`.
-    docs/decisions/014-memory.md has the rules, and what happens when memory runs out.
+    The history is chosen when an inversion starts, for the largest window of the survey, and is the
+    same on all ranks. A reproducible inversion keeps it when it continues. The log has a line such
+    as `History: snapshots, every 14 steps, float16, 84.7 MB per shot; 1 shot at a time`.
+    docs/decisions/014-memory.md describes the rules, and what happens when memory runs out.
     """
 
     kind: HistoryKind = "snapshots"
-    """Store the sampled steps, rebuild them from the model's perimeter, or simulate them again."""
-    interval: Count | None = None
-    """Steps from one sampled step to the next; 1 gives the exact gradient of the discrete scheme.
+    """How the sampled steps are obtained in the backward simulation.
 
-    The default is the Nyquist rate of the wavelet, which changes the gradient by some tenths of a
-    per cent.
+    `"snapshots"` stores them, `"boundary"` reconstructs them from the stored perimeter of the
+    model, and `"recompute"` simulates them again.
+    """
+    interval: Count | None = None
+    """Number of steps between samples; 1 gives the exact gradient of the discrete scheme.
+
+    By default the Nyquist rate of the wavelet determines it, which changes the gradient by a few
+    tenths of a per cent.
     """
     format: HistoryFormat | None = None
-    """Format of the stored numbers, by default full precision; not for `recompute`."""
+    """Format of the stored numbers; by default full precision. Not for `"recompute"`."""
     states: Count | None = None
-    """Number of states from which steps are simulated again, by default 8; for `recompute`."""
+    """Number of stored states from which steps are simulated again; by default 8.
+
+    Only for `"recompute"`.
+    """
 
     @model_validator(mode="after")
     def _keys_of_its_own(self) -> Self:
@@ -363,53 +375,55 @@ def _tag_history(value: object) -> str:
 
 
 class WaveSection(Section):
-    """The equation and how it is solved."""
+    """The wave equation and how it is solved."""
 
     equation: Literal["acoustic"] = "acoustic"
-    """The constant-density acoustic equation, the only one so far."""
+    """The acoustic equation with constant density, which is the only one so far."""
     order: Order = 8
     """Order of the differences in space."""
     spacing: Spacing | None = None
-    """Spacing of a coarser grid on which the inversion simulates its waves.
+    """Spacing of a coarser grid on which the inversion simulates waves.
 
-    `"auto"`: the coarsest that the highest frequency of the wavelet, after `data.band`, allows. The
-    model that is inverted for, written and drawn stays on its own grid, on which observed data are
-    simulated as well.
+    `"auto"` is the coarsest spacing that the highest frequency of the wavelet, after `data.band`,
+    allows. The inversion still updates, writes and draws the model on its own grid. Observed data
+    are simulated on that grid as well.
     """
     boundary: Annotated[int, Field(ge=0, le=1000), Unit("cells")] = 20
     """Width of the absorbing boundary (CPML) outside the model."""
     aperture: Length | None = None
-    """Simulate each shot only in the part of the model around its source and its receivers.
+    """Simulate each shot only in a window of the model around its source and receivers.
 
-    The part has all depths and reaches, along each horizontal axis, this much further than source
-    and receivers on both sides, in whole cells, within the model. It has an absorbing boundary of
-    its own. By default every shot has the whole model, as observed data always have.
-    docs/physics.md says what is lost.
+    The window includes all depths. Along each horizontal axis it extends beyond source and
+    receivers by this distance on both sides, rounded to cells, up to the ends of the model. It has
+    its own absorbing boundary. By default every shot is simulated in the whole model; observed data
+    always are. docs/physics.md describes the error.
     """
     free_surface: bool = False
-    """If true, p = 0 at the top of the model, in place of the absorbing boundary there."""
+    """If true, p = 0 at the top of the model, in place of an absorbing boundary."""
     engine: EngineName = "auto"
     """The engine that computes the waves.
 
-    `"cpu"` is compiled, for CPUs; `"gpu"` is made with Triton, for GPUs; `"eager"` is the
-    reference, for any device; `"deepwave"` needs that package. `"auto"` is `"cpu"` on CPUs and
-    `"gpu"` on GPUs, or `"eager"` if Triton is not installed.
+    `"cpu"` is compiled code for CPUs, `"gpu"` uses Triton kernels for GPUs, `"eager"` is the
+    reference for any device, and `"deepwave"` needs the package Deepwave. `"auto"` is `"cpu"` on
+    CPUs, and `"gpu"` on GPUs or, if Triton is not installed, `"eager"`.
     """
     history: Annotated[
         Annotated[HistoryName, Tag("a name")] | Annotated[HistorySection, Tag("a table")],
         Discriminator(_tag_history),
     ] = "auto"
-    """The data of the forward simulation that are stored for the backward one.
+    """The data of the forward simulation that are stored for the backward simulation.
 
-    `"auto"`: the fastest history of the engine that fits into the memory. If there is plenty, these
-    are snapshots as float16, which change the gradient by 0.02 %, in addition to the sampling.
-    `"snapshots"`, `"boundary"`, `"recompute"`: the fastest of this kind. A table: exactly this one.
+    `"auto"` is the fastest history of the engine that fits into the memory. With enough memory it
+    stores snapshots in float16, which change the gradient by 0.02 % in addition to the sampling.
+    `"snapshots"`, `"boundary"` and `"recompute"` are the fastest history of that kind. A table
+    describes one history exactly.
     """
     memory: Annotated[str, BeforeValidator(check_size)] | None = None
     """Approximate limit of the memory for the simulations of one rank, with its unit.
 
-    `"12 GB"` (10^9 bytes each) or `"12 GiB"` (2^30). The `history` and the number of shots at a
-    time are chosen by it. The default is the memory that is free and not needed otherwise.
+    Examples are `"12 GB"` (1 GB is 10^9 bytes) and `"12 GiB"` (1 GiB is 2^30 bytes). It determines
+    the `history` and the number of shots that are simulated together. The default is the free
+    memory that is not needed otherwise.
     """
 
 
@@ -420,11 +434,11 @@ Factor = Annotated[float, Field(gt=0.0, le=1e9)]
 
 
 class Mute(Section):
-    """Silence on one side of a line through the traces, as a function of offset and time.
+    """A mute, which silences traces on one side of a line in offset and time.
 
-    The line is one of these: `velocity`, with `delay` (time = delay + offset / velocity); `curve`,
-    the same for all shots, through points [offset, time]; `picks`, one for each shot, from a file;
-    `after`, one time for all offsets.
+    Exactly one key defines the line: `velocity` (time = delay + offset / velocity); `curve`, a line
+    through points [offset, time], which is the same for all shots; `picks`, a line for each shot,
+    from a file; or `after`, one time for all offsets.
     """
 
     velocity: Annotated[float, Field(gt=0.0, le=1e6), Unit("m/s")] | None = None
@@ -438,27 +452,27 @@ class Mute(Section):
         ]
         | None
     ) = None
-    """Points [offset in m, time in s] of a line, straight in between, level beyond the ends.
-    """
+    """Points [offset in m, time in s] of a line: linear between them, constant beyond the ends."""
     picks: FileName | None = None
     """A text file of first breaks: a header that names the columns, and a row for each pick.
 
-    Columns are `shot receiver time`, numbers from 0, or `source_x receiver_x time` (and `source_y`,
-    `receiver_y` in a 3-D model), in m; times in s after the shot. For a trace without a pick, the
-    line is interpolated between the picks of its shot that are next in offset, on its side of the
-    source. Beyond them a trace is silent, and so is a shot without picks.
+    The columns are either `shot receiver time`, with indices from 0, or `source_x receiver_x time`
+    (and `source_y`, `receiver_y` in a 3-D model), in m. Times are in s after the shot. For a trace
+    without a pick, the line is interpolated in offset between the nearest picks of its shot, on the
+    same side of the source. Traces beyond the outermost picks are silenced, and so are all traces
+    of a shot without picks.
     """
     after: Time | None = None
-    """Silence after this time, at all offsets."""
+    """Silence all traces after this time."""
     keep: Literal["below", "above", "outside"] = "below"
-    """The side that is kept, `"below"` (after) the line, `"above"` (before) it, or `"outside"`.
+    """The side that is kept: `"below"` (after) the line, `"above"` (before) it, or `"outside"`.
 
     `"outside"` silences a strip that begins at the line and has the duration `width`.
     """
     width: Seconds | None = None
     """Duration of the strip that `"outside"` silences."""
     taper: Annotated[float, Field(ge=0.0, le=1e9), Unit("s")] = 0.1
-    """Duration from silence to full amplitude, by a cosine on the side that is kept."""
+    """Duration of the cosine taper from silence to full amplitude, on the side that is kept."""
 
     @model_validator(mode="after")
     def _one_line(self) -> Self:
@@ -466,7 +480,7 @@ class Mute(Section):
         if sum(getattr(self, key) is not None for key in keys) != 1:
             raise ValueError("expected exactly one of velocity, curve, picks and after")
         if self.after is not None and (self.keep != "below" or self.delay or self.width):
-            raise ValueError("after stands alone, with taper: what is before it is kept")
+            raise ValueError("after can be combined with taper only: samples before it are kept")
         if (self.width is not None) != (self.keep == "outside"):
             raise ValueError('keep = "outside" and width belong together')
         offsets = [offset for offset, _ in self.curve or ()]
@@ -476,31 +490,31 @@ class Mute(Section):
 
 
 class Weight(Section):
-    """Factors of whole traces: powers, 0 for none."""
+    """Factors of whole traces; with a power of 0 a factor is 1."""
 
     offset: Power = 0.0
-    """Power of the offset over 1 km; positive powers strengthen far traces.
+    """Power of (offset / 1 km) by which traces are multiplied; positive powers amplify far traces.
 
     Offsets under 10 m count as 10 m.
     """
     amplitude: Power = 0.0
-    """Power of the root mean square of the observed trace over the median of its shot.
+    """Power of the root mean square of the observed trace, divided by the median of its shot.
 
-    -1 gives all traces of a shot the same strength, so that no strong one dominates.
+    With -1 all traces of a shot have the same strength, so that strong traces do not dominate.
     """
 
 
 class Edit(Section):
-    """Leave out traces whose observed amplitude differs from that of others at similar offsets.
+    """Leave out traces whose observed amplitude differs from traces at similar offsets.
 
-    The amplitude is the root mean square, compared with the median of the 11 nearest traces of the
-    shot in offset. Traces that are not finite are left out as well.
+    The amplitude is the root mean square. It is compared with the median of the 11 traces of the
+    shot that are nearest in offset. Traces that are not finite are left out as well.
     """
 
     above: Factor = 10.0
-    """Factor of the median above which a trace is left out."""
+    """Leave out traces with more than this multiple of the median amplitude."""
     below: Factor = 0.01
-    """Factor of the median below which a trace is left out."""
+    """Leave out traces with less than this multiple of the median amplitude."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -514,36 +528,39 @@ def _listed(value: object) -> object:
 
 
 class DataSection(Section):
-    """Selection and weighting of the data; by default nothing is changed.
+    """Selection and weighting of the data; by default the data are not changed.
 
-    All keys but `correct` treat observed and simulated traces alike. docs/data.md has the formulas
-    and says when to use which key.
+    All keys except `correct` apply to observed and simulated traces alike. docs/data.md has the
+    formulas and describes when to use which key.
     """
 
     band: Annotated[tuple[Corner, Corner], Field(strict=False)] | None = None
-    """Lowest and highest frequency: `[0.0, 3.0]` is a low-pass, `[2.0, 12.0]` a band-pass.
+    """Lowest and highest frequency: `[0.0, 3.0]` is a low-pass, `[2.0, 12.0]` a band-pass filter.
 
-    The filter has zero phase and leaves half of the amplitude at each. Traces and wavelet are
-    sampled no more often than the band needs. By default all frequencies count.
+    The filter has zero phase, and halves the amplitude at both frequencies. Traces and wavelet are
+    sampled only as finely as the band requires. By default all frequencies are used.
     """
     offsets: Annotated[tuple[Offset, Offset], Field(strict=False)] | None = None
-    """Smallest and largest offset that count; `inversion.max_offset` is another largest one."""
+    """Smallest and largest offset of the traces that are used.
+
+    `inversion.max_offset` is a further limit.
+    """
     mute: Annotated[
         tuple[Mute, ...], BeforeValidator(_listed), Field(strict=False, max_length=20)
     ] = ()
-    """Parts of the traces that are silenced: a table, or a list of tables."""
+    """Parts of the traces that are silenced: one table or a list of tables."""
     weight: Weight | None = None
-    """Factors of whole traces, by offset or by amplitude."""
+    """Factors of whole traces, which depend on offset or amplitude."""
     gain: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    """Power of the time (s) by which samples are multiplied; 1 or 2 strengthens late arrivals."""
+    """Power of the time (s) by which samples are multiplied; 1 or 2 amplifies late arrivals."""
     edit: Edit | None = None
-    """Leave out traces that are dead, loud or not finite; `{}` for the default limits."""
+    """Leave out traces that are dead, too loud or not finite; `{}` uses the default limits."""
     correct: Literal["line-source"] | None = None
-    """Convert observed data of point sources to those of line sources, for a 2-D model."""
+    """Convert observed data from point sources to line sources, as a 2-D model assumes."""
 
     @property
     def picks(self) -> list[str]:
-        """The files of picks, each once."""
+        """The files of picks, without duplicates."""
         return list(dict.fromkeys(mute.picks for mute in self.mute if mute.picks is not None))
 
     @property

@@ -1,14 +1,14 @@
-"""The values that keys of an input file may have, and the messages about those they may not have.
+"""Types of the values of an input file, and messages about values that are not allowed.
 
-A table of keys is a `Section`. A message names the file, the key, what was found and what to do.
+A table of keys is a `Section`. A message has the file, the key, the value found, and the remedy.
 
-The description of a key is the string under it. It is read from the source where somebody asks:
-Pydantic's `use_attribute_docstrings` would read all of them on every rank that starts.
+The description of a key is the string under it. It is read from the source only on request, because
+Pydantic's `use_attribute_docstrings` would read all sources on every rank that starts.
 
-A name of the user's own, "module:name", may stand beside the names of a registry; `find_own`
-imports it before anything is computed with it, and for nothing else. A method is a function or a
-class that `registry` names. Its keys are its keyword-only parameters: their annotations say which
-values there may be and what they mean. So a method with its keys is one file.
+A method is a function or a class in one of the tables of `registry`. Its keys are its keyword-only
+parameters, whose annotations have the allowed values and the description, so that a method and its
+keys are in one file. Some keys accept a user's own function or class, "module:name"; `find_plugin`
+imports it, and only commands that compute with it call this function.
 """
 
 from __future__ import annotations
@@ -52,10 +52,13 @@ from hpcfwi.system import why_exposed
 def explain(
     path: Path, error: ValidationError, table: type[BaseModel], keys: Sequence[str] = ()
 ) -> InputError:
-    """Return the first error of a table, to which these keys lead, in one sentence."""
+    """Return the first validation error of a table as an `InputError`.
+
+    path: the input file; keys: the keys that lead to the table.
+    """
     first = error.errors()[0]
-    # Where a value may have one of several types, pydantic appends the type that it tried.
-    # Stages count from 1.
+    # If a value may have one of several types, pydantic appends the type that it tried. Stages are
+    # counted from 1.
     *parents, last = (
         str(part + 1 if parent == "stage" and isinstance(part, int) else part)
         for parent, part in pairwise(("", *(first["loc"] or ("the file",))))
@@ -86,7 +89,7 @@ def explain(
 
 
 def _meaning(sections: list[str], key: str, table: type[BaseModel]) -> str:
-    """Return the first line of the description of a key, if it has one."""
+    """Return the first line of the description of a key, or "" if there is none."""
     section = _table(sections, table)
     words = meaning(section, key) if key in section.model_fields else None
     return f" {key}: {words.splitlines()[0]}" if words else ""
@@ -94,7 +97,7 @@ def _meaning(sections: list[str], key: str, table: type[BaseModel]) -> str:
 
 def _table(sections: list[str], table: type[BaseModel]) -> type[BaseModel]:
     for key in sections:
-        if key.isdigit():  # the place of a table in a list
+        if key.isdigit():  # the index of a table in a list
             continue
         kinds = [table.model_fields[key].annotation]
         while kinds:
@@ -107,7 +110,7 @@ def _table(sections: list[str], table: type[BaseModel]) -> type[BaseModel]:
 
 
 def meaning(section: type[BaseModel], key: str) -> str | None:
-    """Return the description of a key of a section, None if it has none."""
+    """Return the description of a key of a section, or None if there is none."""
     given = section.model_fields[key].description
     if given is not None:
         return given
@@ -119,10 +122,10 @@ def meaning(section: type[BaseModel], key: str) -> str | None:
 
 @cache
 def _strings(kind: type[Section]) -> dict[str, str]:
-    """Return the strings under the keys of a class, without those of its bases."""
+    """Return the strings under the keys of a class, without the keys of its bases."""
     try:
         source = inspect.getsource(kind)
-    except (OSError, TypeError):  # made of a method's parameters, or there is no source here
+    except (OSError, TypeError):  # the class was created by `keys_of`, or the source is missing
         return {}
     (tree,) = ast.parse(dedent(source)).body
     assert isinstance(tree, ast.ClassDef)
@@ -141,7 +144,10 @@ _PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def name_of(registry: Mapping[str, str], kind: str) -> Callable[[str], str]:
-    """Return a check of names: in the registry or, as "module:name", outside of it."""
+    """Return a validator for names in a registry, or "module:name" for other objects.
+
+    kind: what "name" stands for, for messages.
+    """
     known = ", ".join(f'"{name}"' for name in registry)
 
     def check(name: str) -> str:
@@ -152,10 +158,11 @@ def name_of(registry: Mapping[str, str], kind: str) -> Callable[[str], str]:
     return check
 
 
-def find_own(key: str, name: str, registry: Mapping[str, str], folder: str | None) -> Any:
+def find_plugin(key: str, name: str, registry: Mapping[str, str], folder: str | None) -> Any:
     """Return the object of a checked name; "module:name" is imported, which executes the module.
 
-    Only commands that compute with it may call this: an input may be somebody else's.
+    Only commands that compute with the object may call this function, because an input may come
+    from somebody else.
 
     Parameters
     ----------
@@ -166,13 +173,13 @@ def find_own(key: str, name: str, registry: Mapping[str, str], folder: str | Non
     registry
         Known names and their places.
     folder
-        Folder in which the module is looked for after the places that Python knows.
+        Folder that is searched for the module after Python's own path.
 
     Raises
     ------
     InputError
-        The module is in the folder, but somebody else can write there; it cannot be imported; or
-        what it holds cannot be called.
+        The module is in the folder, but another user can write there; it cannot be imported; or
+        the object cannot be called.
     """
     if name in registry:
         return find(registry[name])
@@ -196,15 +203,16 @@ def find_own(key: str, name: str, registry: Mapping[str, str], folder: str | Non
         raise InputError(
             key,
             f'found "{name}", which is {found!r}',
-            "Name something that can be called.",
+            "Name a class or a function.",
         )
     return found
 
 
 def _check_folder(key: str, name: str, folder: Path) -> None:
-    """Raise `InputError` if somebody else can write a module that lies below a folder.
+    """Raise `InputError` if another user can write a module in a folder.
 
-    All modules beside it count, in whatever form Python would execute them: it may import them.
+    All modules in the same folders are checked, in all forms that Python executes, because the
+    module may import them.
     """
     steps, inside = [folder], folder
     for part in (*name.partition(":")[0].split("."), None):
@@ -219,16 +227,16 @@ def _check_folder(key: str, name: str, folder: Path) -> None:
         if exposed is not None:
             raise InputError(
                 key,
-                f'found "{name}", which is code that is not executed, as {exposed}',
-                "Copy the input and the module into a folder of your own in which nobody else may "
-                "write (chmod go-w), and give the command with that input.",
+                f'found "{name}", which is code that is not executed, because {exposed}',
+                "Copy the input and the module into a folder to which nobody else can write "
+                "(chmod go-w), and give the command with that input.",
             )
 
 
 _T = TypeVar("_T")
 
 
-# In an error's path these stand among the keys, to say which of several types was tried.
+# Tags of types, which pydantic puts between the keys of an error's location.
 TAGS = ("a name", "a table", "a number", "a pair")
 
 
@@ -241,7 +249,7 @@ OneOrPair = Annotated[
     Annotated[_T, Tag("a number")] | Annotated[tuple[_T, _T], Field(strict=False), Tag("a pair")],
     Discriminator(tag_pair),
 ]
-"""One number or two: along x, or along y and x; for all epochs, or for the first and the last."""
+"""One number or two, such as along x, or along y and x; or for the first and the last epoch."""
 
 
 def _check_name(name: str) -> str:
@@ -261,7 +269,7 @@ class Unit:
     name: str
 
 
-# Larger numbers are slips of the pen, and what is computed from them would overflow.
+# Larger numbers are typing errors, and would overflow in later computations.
 Count = Annotated[int, Field(gt=0, le=10**9)]
 Position = Annotated[float, Field(ge=-1e9, le=1e9), Unit("m")]
 Length = Annotated[float, Field(gt=0.0, le=1e9), Unit("m")]
@@ -272,13 +280,13 @@ FileName = Annotated[str, AfterValidator(_check_name)]
 
 
 class Section(BaseModel):
-    """A table of the file; unknown keys, strings for numbers, and nan are errors."""
+    """A table of the input file; unknown keys, numbers in quotes, and nan are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def count_bytes(size: str) -> int:
-    """Return the bytes of a size with its unit: "12 GB" (1e9 bytes each) or "12 GiB" (2^30).
+    """Return the bytes of a size with a unit, such as "12 GB" (10^9 bytes) or "12 GiB" (2^30).
 
     Raises ValueError for any other text.
     """
@@ -288,7 +296,7 @@ def count_bytes(size: str) -> int:
 
 
 def check_size(size: object) -> object:
-    """Check that a text is a size with its unit."""
+    """Return a size if it is a text with a unit; raise `PydanticCustomError` otherwise."""
     try:
         possible = isinstance(size, str) and count_bytes(size) > 0
     except (ValueError, OverflowError):
@@ -299,7 +307,7 @@ def check_size(size: object) -> object:
 
 
 def exactly_one(*keys: str) -> Any:
-    """Return a check that a section has exactly one of these keys."""
+    """Return a validator which checks that a section has exactly one of these keys."""
 
     def check(section: Section) -> Section:
         if sum(getattr(section, key) is not None for key in keys) != 1:
@@ -310,9 +318,10 @@ def exactly_one(*keys: str) -> Any:
 
 
 class Choice(Section):
-    """A method of a registry: its name alone, or a table with the name and the keys of its own.
+    """A method of a registry: its name, or a table with the name and the keys of the method.
 
-    naming: the key of the name, which is a field of whatever choice this is.
+    registry: the names and their places; naming: the key of the name, which subclasses define as a
+    field.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -336,31 +345,31 @@ class Choice(Section):
 
     @property
     def method_keys(self) -> type[Section]:
-        """The table of the keys that this method has."""
+        """The table of the method's keys."""
         return keys_of(self.place)
 
     @classmethod
     def own_keys(cls) -> dict[str, FieldInfo]:
-        """Return the keys that all methods of the registry have, without the name."""
+        """Return the keys that all methods of the registry share, without the name."""
         return {key: field for key, field in cls.model_fields.items() if key != cls.naming}
 
     @property
     def table(self) -> type[Section]:
-        """The table of all keys that may stand beside this name."""
+        """The table of all keys that are allowed with this name."""
         own = {key: (field.annotation, field) for key, field in self.own_keys().items()}
         keys = self.method_keys
         return create_model(keys.__name__, __base__=keys, **cast(Any, own))
 
     def check(self) -> Section:
-        """Return the values of its keys, with defaults; raises `ValidationError` for others."""
+        """Return the values of the method's keys; raises `ValidationError` for wrong keys."""
         return self.method_keys.model_validate(self.model_extra)
 
     def takes(self, name: str) -> bool:
-        """Return True if the method has a parameter of this name beside its keys."""
+        """Return True if the method has a parameter of this name."""
         return name in inspect.signature(find(self.place)).parameters
 
     def make(self) -> Callable[..., Any]:
-        """Return the method with its keys, to be called with the rest of its arguments."""
+        """Return the method with its keys bound, to be called with the other arguments."""
         values = self.check()
         keys = {key: getattr(values, key) for key in type(values).model_fields}
         return partial(find(self.place), **keys)
@@ -368,7 +377,7 @@ class Choice(Section):
 
 @cache
 def keys_of(place: str) -> type[Section]:
-    """Return the table of the keys of the method at a place of a registry."""
+    """Return the table of the keys of the method at a place, "module:name"."""
     method = find(place)
     parameters = inspect.signature(method).parameters.values()
     fields: dict[str, Any] = {
@@ -391,7 +400,7 @@ def keys_of(place: str) -> type[Section]:
 def find_choices(
     section: BaseModel, parents: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Choice]]:
-    """Yield the choices in a section and in those within it, each with its keys from the top."""
+    """Yield the choices in a section and its subsections, with the keys that lead to them."""
     for key in type(section).model_fields:
         value, path = getattr(section, key), (*parents, key)
         if isinstance(value, Choice):

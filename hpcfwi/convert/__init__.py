@@ -1,4 +1,4 @@
-"""Other people's files: SEG-Y, NumPy's and raw arrays, from and to models and gathers.
+"""Conversion of other programs' files (SEG-Y, NumPy, MATLAB, raw) to models and gathers, and back.
 
-Imported by `hpcfwi convert` alone, and segyio by nothing else.
+Only `hpcfwi convert` imports this package, and only this package imports segyio.
 """

@@ -1,7 +1,7 @@
-"""Models from and to other files: raw floats, NumPy's arrays, SEG-Y with a column a trace.
+"""Conversion of models: raw floats, NumPy and MATLAB arrays, and SEG-Y with one column per trace.
 
-The package's own model files are in `storage.models`. A model is small beside data, and is held
-whole.
+`storage.models` reads and writes the package's own model files. A model is small compared with
+data, so that it is held in memory as a whole.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import numpy as np
 import scipy.io
 from numpy.typing import NDArray
 
-from hpcfwi.convert import geometry
-from hpcfwi.convert.geometry import Columns
+from hpcfwi.convert import segy
 from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import HDF5, MATLAB, NPY, RAW, SEGY, VTK, Request, kind_of
-from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
+from hpcfwi.convert.segy import Columns, TraceReader, find_layout, read_headers
 from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model
@@ -29,25 +28,30 @@ from hpcfwi.storage.models import POWERS, check_values, read_cells, read_model, 
 from hpcfwi.system import check_regular, check_room, open_regular, written_whole
 
 Placement = tuple[tuple[float, ...], tuple[float, ...]]
-"""Spacing and origin, along z, (y,) x, m."""
+"""Spacing and origin along z, (y,) x, in m."""
 
-# Of the values, how many are below 0 in traces at least, which no model has
+# If more than this share of the values is negative, they are taken for traces.
 OSCILLATING = 0.01
 
-# Classes of MATLAB's numbers
+# MATLAB classes of numbers
 _MATLAB_NUMBERS = ("double", "single", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 
 log = logging.getLogger("hpcfwi")
 
-PARAMETER = next(iter(PARAMETERS.values()))  # that other files hold, who do not say
+PARAMETER = next(iter(PARAMETERS.values()))  # assumed for files that do not name it
 
 
 def convert_model(request: Request) -> None:
-    """Read a model of any kind and write it as any other, in one process. Raises `InputError`."""
+    """Read a model from one kind of file and write it as another, in one process.
+
+    Raises `InputError`.
+    """
     source, target = kind_of(request.source), kind_of(request.target)
     if target == MATLAB:
         raise InputError(
-            str(request.target), "MATLAB's files are read only", "Write .npy, .h5 or raw floats."
+            str(request.target),
+            "MATLAB files are read, not written",
+            "Write .npy, .h5 or raw floats.",
         )
     if source != HDF5:
         model = _read_foreign(request, source)
@@ -59,7 +63,7 @@ def convert_model(request: Request) -> None:
     if target == HDF5:
         write_model(request.target, model)
     elif target == SEGY:
-        line = None if request.line is None else geometry.make_line(request.line)
+        line = None if request.line is None else segy.make_line(request.line)
         write_columns(request.target, model[PARAMETER.name], model.grid, line, request.datum)
     elif target == VTK:
         write_image(request.target, model)
@@ -76,12 +80,12 @@ def convert_model(request: Request) -> None:
 
 
 def read_npy(path: Path) -> NDArray[np.float64]:
-    """An array of real numbers that NumPy has written; raises `InputError`."""
+    """Read an array of real numbers from a .npy file; raises `InputError`."""
     with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
         check_regular(path)
-        # As it is in the file, and in double precision
+        # Memory holds the array of the file and its copy in double precision.
         needed = 10.0 * path.stat().st_size
-        check_room(str(path), "the array", needed, "Give a smaller one.")
+        check_room(str(path), "the array", needed, "Give a smaller array.")
         try:
             found = np.load(path, allow_pickle=False)
         except (ValueError, EOFError, TypeError, SyntaxError, MemoryError) as error:
@@ -89,25 +93,27 @@ def read_npy(path: Path) -> NDArray[np.float64]:
                 str(path), f"NumPy cannot read it ({error})", "Write it again with numpy.save."
             ) from error
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
-        raise InputError(str(path), "it holds no real numbers", "Write one array of floats.")
+        raise InputError(
+            str(path), "it is not an array of real numbers", "Store one array of floats."
+        )
     return found.astype(np.float64)
 
 
 def read_mat(path: Path, variable: str | None = None) -> NDArray[np.float64]:
-    """Read an array of two or three axes from a MATLAB file, of any version.
+    """Read an array with two or three axes from a MATLAB file of any version.
 
     Parameters
     ----------
     path
         The file.
     variable
-        The name of the array; it may be left out where there is only one.
+        The name of the array. It is needed only if the file has several.
 
     Raises
     ------
     InputError
-        For a file that is not MATLAB's or is damaged, and where no array, or none of this name, or
-        more than one is in it.
+        If the file is not a MATLAB file or is damaged, if it has no array or none of this name, or
+        if it has several arrays and `variable` is None.
     """
     with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
         check_regular(path)
@@ -115,7 +121,7 @@ def read_mat(path: Path, variable: str | None = None) -> NDArray[np.float64]:
             is_hdf5 = file.read(10) == b"MATLAB 7.3"
     if is_hdf5:
         with open_alone(path) as opened:
-            # MATLAB lists the axes of an array the other way round
+            # MATLAB 7.3 files store arrays with their axes reversed
             shapes = {
                 name: found.shape[::-1]
                 for name in opened
@@ -130,23 +136,28 @@ def read_mat(path: Path, variable: str | None = None) -> NDArray[np.float64]:
         known = scipy.io.whosmat(path)
         shapes = {name: shape for name, shape, kind in known if kind in _MATLAB_NUMBERS}
         name = _choose_variable(path, shapes, variable)
-        check_room(f"{path}, {name}", "the array", 24.0 * prod(shapes[name]), "Give a smaller one.")
+        check_room(
+            f"{path}, {name}", "the array", 24.0 * prod(shapes[name]), "Give a smaller array."
+        )
         found = scipy.io.loadmat(path, variable_names=[name])[name]
         return np.asarray(found, dtype=np.float64)
     except InputError:
         raise
-    except Exception as error:  # SciPy raises whatever a damaged file leads it to
+    except Exception as error:  # damaged files make SciPy raise exceptions of many types
         raise InputError(
             str(path), f"SciPy cannot read it ({error})", "Write it again with MATLAB's save."
         ) from error
 
 
 def _choose_variable(path: Path, shapes: Mapping[str, tuple[int, ...]], name: str | None) -> str:
-    """Return the name of the array that is meant, among those whose axes may be a model's."""
+    """Return the name of the array to read: `name`, or the only array that can be a model.
+
+    shapes: of all arrays of numbers in the file. Only those with two or three axes can be models.
+    """
     models = [n for n, shape in shapes.items() if len(shape) in AXES and min(shape) > 1]
     if name is not None and name not in models:
         found = f"it holds {', '.join(models) or 'no array of two or three axes'}"
-        raise InputError(f"{path}, --variable {name}", found, "Name an array that is there.")
+        raise InputError(f"{path}, --variable {name}", found, "Name an array that the file holds.")
     if name is None and len(models) != 1:
         found = f"it holds {len(models)} arrays of two or three axes: {', '.join(models)}"
         raise InputError(
@@ -158,50 +169,54 @@ def _choose_variable(path: Path, shapes: Mapping[str, tuple[int, ...]], name: st
 
 
 def _read_foreign(request: Request, kind: str) -> Model:
-    path, told = request.source, None
+    path, placement = request.source, None
     if kind == RAW:
         axes, array = _read_raw(request)
     elif kind in (NPY, MATLAB):
         array = read_npy(path) if kind == NPY else read_mat(path, request.variable)
         if array.ndim not in AXES:
             raise InputError(
-                str(path), f"its shape is {array.shape}, expected (z, x) or (z, y, x)", "Cut it."
+                str(path),
+                f"its shape is {array.shape}, expected (z, x) or (z, y, x)",
+                "Store an array with these axes.",
             )
         axes = _check_order(request.order or AXES[array.ndim], AXES[array.ndim])
     else:
-        axes, array, told = _read_columns(request)
+        axes, array, placement = _read_columns(request)
     array = array.transpose([axes.index(axis) for axis in AXES[array.ndim]])
     if request.shape is not None and array.shape != request.shape:
         raise InputError(
-            "--shape", f"found {request.shape}, but {path} holds {array.shape}", "Make them agree."
+            "--shape",
+            f"found {request.shape}, but {path} holds {array.shape}",
+            "Correct --shape, or leave it out.",
         )
-    spacing = request.spacing or (told and told[0])
+    spacing = request.spacing or (placement and placement[0])
     if spacing is None:
         raise InputError(
             "--spacing",
-            "not given, and not in the file, or not the same in all its headers",
+            "not given, and the file does not determine it",
             "Give it in m, along z, (y,) x.",
         )
     spacing = spacing * array.ndim if len(spacing) == 1 else spacing
-    origin = request.origin or (told[1] if told else (0.0,) * array.ndim)
+    origin = request.origin or (placement[1] if placement else (0.0,) * array.ndim)
     for option, numbers in (("--spacing", spacing), ("--origin", origin)):
         if len(numbers) != array.ndim:
             raise InputError(
                 option,
                 f"found {len(numbers)} numbers for an array of {array.ndim} axes",
-                f"Give one along each of {', '.join(AXES[array.ndim])}.",
+                f"Give one number for each of {', '.join(AXES[array.ndim])}.",
             )
     return _make_model(array, Grid(array.shape, spacing, origin), request)
 
 
 def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Model:
-    """Make a model of velocities, or of what `request.quantity` says; raises `InputError`."""
+    """Make a model from velocities or from values of `request.quantity`; raises `InputError`."""
     where = str(request.source)
     if request.quantity != "velocity":
         if not array.min() > 0.0:
             raise InputError(
                 f"--quantity {request.quantity}",
-                f"{where} has values from {array.min():g} on, expected all of them above 0",
+                f"the smallest value in {where} is {array.min():g}, expected values above 0",
                 "Give every cell a value above 0.",
             )
         array = array ** POWERS[request.quantity]
@@ -218,31 +233,35 @@ def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Mod
 
 
 def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
-    """Raise `InputError` for values that look like traces."""
+    """Raise `InputError` if the values look like traces."""
     where = str(request.source)
     if np.mean(array < 0.0) > OSCILLATING and array.max() > 0.0:
         raise InputError(
             where,
             f"{100.0 * np.mean(array < 0.0):.0f} % of the values are below 0, the others above: "
-            "these look like traces, expected a model",
-            "Leave out --model, if it is SEG-Y; write gathers of an array with h5py, as the "
-            'README\'s "Your own data" does.',
+            "they look like traces, expected a model",
+            "If the file is SEG-Y, leave out --model; write an array of traces as gathers with "
+            'h5py, as in "Your own data" of the README.',
         )
 
 
 def _check_order(order: str, axes: str) -> str:
     if sorted(order) != sorted(axes):
         raise InputError(
-            "--order", f"found {order!r}, but the model has the axes {axes!r}", "Name these."
+            "--order",
+            f"found {order!r}, but the model has the axes {axes!r}",
+            "Name each of these once.",
         )
     return order
 
 
 def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
-    """The order of the axes, and the values, of a file that holds nothing else."""
+    """Read a raw file of floats and return the order of its axes, and the values."""
     path, shape = request.source, request.shape
     if shape is None:
-        raise InputError("--shape", "a raw file does not tell its own", "Give it: --shape NZ,NX.")
+        raise InputError(
+            "--shape", "a raw file does not hold its shape", "Give --shape NZ,NX or NZ,NY,NX."
+        )
     axes = AXES[len(shape)]
     order = _check_order(request.order or axes, axes)
     with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
@@ -252,11 +271,11 @@ def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
         if width is None:
             raise InputError(
                 str(path),
-                f"it has {size} bytes; expected {4 * prod(shape)} or {8 * prod(shape)}, of "
+                f"it has {size} bytes; expected {4 * prod(shape)} or {8 * prod(shape)}, for "
                 f"{' x '.join(map(str, shape))} floats of 4 or 8 bytes",
                 "Give the shape along z, (y,) x with --shape.",
             )
-        check_room(str(path), "the array", 3.0 * size, "Give a smaller one.")
+        check_room(str(path), "the array", 3.0 * size, "Give a smaller array.")
         with open(path, "rb", opener=open_regular) as file:
             content = file.read()
     endian = request.headers.endian or "<"
@@ -266,7 +285,7 @@ def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
         other = "little" if endian == ">" else "big"
         raise InputError(
             str(path),
-            "the values make sense in the other byte order only",
+            "the values are plausible in the other byte order only",
             f"Give --endian {other}.",
         )
     return order, found.reshape([shape[axes.index(axis)] for axis in order])
@@ -278,19 +297,20 @@ def _is_plausible(values: NDArray) -> bool:
 
 
 def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement | None]:
-    """The order of the axes, the values, and spacing and origin where they are told, of SEG-Y.
+    """Read a model from SEG-Y: the order of its axes, its values, and its spacing and origin.
 
-    A trace is a column of the model, its interval the spacing along z in mm; the columns of a
-    volume are told by inline (y) and crossline (x) numbers, or by `shape`.
+    Each trace is a column of the model, and the sampling interval is the spacing along z in mm. The
+    columns of a volume are placed by their inline (y) and crossline (x) numbers, or by `shape`.
+    Spacing and origin are None if the headers do not determine them, or if `shape` is given.
     """
     layout = find_layout(request.source, request.headers)
     n_cells = float(layout.n_traces) * layout.n_samples
-    check_room(str(layout.path), "the model", 30.0 * n_cells, "Give a smaller one.")
+    check_room(str(layout.path), "the model", 30.0 * n_cells, "Give a smaller model.")
     if layout.in_feet:
         raise InputError(
             f"{layout.path}, bytes 3255-3256 (measurement)",
             "found 2: lengths in feet, expected metres",
-            "Give --value measurement=1, --spacing in m and, of ft/s, --scale 0.3048.",
+            "Give --value measurement=1, --spacing in m and, for values in ft/s, --scale 0.3048.",
         )
     names = ("inline", "crossline", "cdp_x", "cdp_y", "coordinate_scalar", "unit", "interval")
     columns = read_headers(layout, request.headers, names)
@@ -307,7 +327,7 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
                 "--shape",
                 f"found {request.shape}, but {layout.path} has {layout.n_traces} traces of "
                 f"{layout.n_samples} samples",
-                "Make the shape, along z, (y,) x, fit them; z is along the traces.",
+                "Give the shape along z, (y,) x, where z is along the traces.",
             )
         return axes, values.reshape(lengths), None
     order = np.arange(layout.n_traces)
@@ -316,58 +336,56 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
         if y.size * x.size != layout.n_traces or np.unique(rows * x.size + ranks).size < len(rows):
             raise InputError(
                 f"{layout.path}, {request.headers.where('inline', 'crossline')}",
-                f"{y.size} inlines and {x.size} crosslines, but {layout.n_traces} traces",
-                "Give --shape NZ,NY,NX, with x running fastest.",
+                f"found {y.size} inlines and {x.size} crosslines, but {layout.n_traces} traces",
+                "Give --shape NZ,NY,NX if x varies fastest from trace to trace.",
             )
         order, shape = np.lexsort((ranks, rows)), (y.size, x.size)
         values = values[order].reshape(*shape, -1)
     across = _place_columns(columns, layout, request, len(shape))
     digit = 0.0
-    if request.line is not None:  # each coordinate on the map is rounded
+    if request.line is not None:  # headers hold rounded coordinates of the map
         scalars = columns["coordinate_scalar"]
-        digit = float(geometry.scale(np.ones(len(scalars)), scalars).max())
-    told = _find_placement(columns, across[order], shape, layout, digit)
-    return "yxz"[-values.ndim :], values, told
+        digit = float(segy.scale(np.ones(len(scalars)), scalars).max())
+    placement = _find_placement(columns, across[order], shape, layout, digit)
+    return "yxz"[-values.ndim :], values, placement
 
 
 def _place_columns(
     columns: Columns, layout: Layout, request: Request, ndim: int
 ) -> NDArray[np.float64]:
-    """Place the columns (trace, axis) along y and x, or along the line of a 2-D model.
+    """Return the positions (trace, axis) of columns along y and x, or along the line in 2-D, in m.
 
     Raises
     ------
     InputError
-        For columns of a 2-D model that are on no line along x, where no line is given, and for a
-        line that is given for a volume.
+        If a line is given for a volume, or if the columns of a 2-D model are not along x and
+        neither a line nor a spacing is given.
     """
     x, y = (
-        geometry.scale(columns[name].astype(np.float64), columns["coordinate_scalar"])
+        segy.scale(columns[name].astype(np.float64), columns["coordinate_scalar"])
         for name in ("cdp_x", "cdp_y")
     )
     where = f"{layout.path}, {request.headers.where('cdp_x', 'cdp_y')}"
     if ndim > 1:
         if request.line is not None:
-            raise InputError(
-                "--line", f"given for the volume in {layout.path}", "Leave it out of volumes."
-            )
+            raise InputError("--line", f"given, but {layout.path} holds a volume", "Leave it out.")
         return np.stack([y, x], axis=1)
     if request.line is not None:
         points = np.stack([x, y, np.zeros_like(x)], axis=1)
-        line = geometry.make_line(request.line)
+        line = segy.make_line(request.line)
         away = line.away(points).max()
-        log.info("Columns are along --line %s, from which they are up to %.3g m away", line, away)
-        # To 1 mm, as coordinates on the map have no more digits
+        log.info("Columns are along --line %s, from which they are at most %.3g m away", line, away)
+        # Rounded to 1 mm, since coordinates on the map have no more digits
         return np.round(line.along(points)[:, 1:], 3)
-    lengths = not np.isin(columns["unit"], list(geometry.ANGLES)).any()
+    lengths = not np.isin(columns["unit"], list(segy.ANGLES)).any()
     if np.ptp(y) and lengths and request.spacing is None:
         ends = [x[0], y[0], x[-1], y[-1]]
         raise InputError(
             where,
             f"the columns lie from x = {x[0]:.10g}, y = {y[0]:.10g} m to x = {x[-1]:.10g}, "
             f"y = {y[-1]:.10g} m, which is not along x",
-            f"Give their line, such as --line {','.join(f'{v:.10g}' for v in ends)}; or --spacing, "
-            "to pass over their coordinates.",
+            f"Give their line, such as --line {','.join(f'{v:.10g}' for v in ends)}; or give "
+            "--spacing to ignore their coordinates.",
         )
     return x[:, None]
 
@@ -379,14 +397,17 @@ def _find_placement(
     layout: Layout,
     digit: float,
 ) -> Placement | None:
-    """Find spacing and origin of columns at these places (column, axis); None where it is not told.
+    """Return spacing and origin of columns, or None if the headers do not determine them.
 
-    This is the case if headers contradict each other, and if columns are not where their order has
-    them: a line from east to west, say. digit: m, to which places are rounded.
+    The result is None if headers contradict each other or hold angles, or if the positions do not
+    grow evenly in the order of the columns, as in a line from east to west.
+
+    across: positions (column, axis), m; shape: numbers of columns along each axis; digit: m, to
+    which the positions are rounded.
     """
     said = np.unique(np.append(columns["interval"], layout.interval))
     said = said[said > 0]
-    if said.size != 1 or np.isin(columns["unit"], list(geometry.ANGLES)).any():
+    if said.size != 1 or np.isin(columns["unit"], list(segy.ANGLES)).any():
         return None
     spacing, origin = [float(said[0]) / 1000.0], [0.0]
     for axis, places in enumerate(across.T):

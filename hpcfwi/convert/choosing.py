@@ -1,7 +1,8 @@
-"""The choice of traces of SEG-Y files, and the shots that they make.
+"""The selection of traces from SEG-Y files, and their sorting into shots.
 
-Headers and the request say which traces are kept. Traces come in any order; those of one shot are
-brought together with the positions of their receivers, which `geometry` finds.
+The headers and the request determine which traces are kept. The traces of a file may be in any
+order; those of one shot are brought together with the positions of their receivers, which `segy`
+reads.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.convert import geometry
-from hpcfwi.convert.geometry import Columns, Places
+from hpcfwi.convert import segy
 from hpcfwi.convert.layout import (
     EXTENDED,
     EXTENSION,
@@ -26,18 +26,29 @@ from hpcfwi.convert.layout import (
     Layout,
 )
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import AT_ONCE, Files, TraceReader, check_alike, find_layout, read_headers
+from hpcfwi.convert.segy import (
+    AT_ONCE,
+    Columns,
+    Files,
+    Places,
+    TraceReader,
+    check_alike,
+    find_layout,
+    read_headers,
+)
 from hpcfwi.errors import InputError
+
+log = logging.getLogger("hpcfwi")
 
 NAMES = ("record", "channel", "shot_point")
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """The traces of each shot.
+    """The numbers of the traces of each shot.
 
-    traces: their numbers, shot after shot; starts: (shot + 1,), the place in `traces` at which each
-    shot begins, and the end of all.
+    traces: trace numbers, shot after shot; starts: (shot + 1,), the index in `traces` at which each
+    shot begins, and the length of `traces`.
     """
 
     traces: NDArray[np.int64]
@@ -45,24 +56,27 @@ class Gathering:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Traces of each shot."""
+        """The number of traces of each shot."""
         return np.diff(self.starts)
 
     @property
     def mask(self) -> NDArray[np.bool_] | None:
-        """(shot, receiver): which places of a rectangle the shots fill; None where all."""
+        """The mask (shot, receiver) of existing traces; None if all shots have as many traces."""
         counts = self.counts
         if (counts == counts.max()).all():
             return None
         return np.asarray(np.arange(counts.max()) < counts[:, None])
 
     def pad(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values of the traces (trace, ...) as (shot, receiver, ...), the last repeated."""
+        """Arrange values of traces (trace, ...) as (shot, receiver, ...).
+
+        Shorter shots are padded with the value of their last trace.
+        """
         places = np.minimum(np.arange(self.counts.max()), self.counts[:, None] - 1)
         return np.asarray(values[self.traces[self.starts[:-1, None] + places]])
 
     def select(self, shots: slice) -> Gathering:
-        """Some of the shots; none where the slice has none."""
+        """Return the gathering of some of the shots, possibly of none."""
         chosen = np.arange(self.counts.size)[shots]
         parts = [self.traces[self.starts[shot] : self.starts[shot + 1]] for shot in chosen]
         starts = np.concatenate([[0], np.cumsum(self.counts[chosen])])
@@ -70,13 +84,13 @@ class Gathering:
 
 
 def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> Gathering:
-    """Sort traces into shots, by their fields and places.
+    """Sort traces into shots by their headers and positions.
 
-    Those that have the same field record and the same source position are of one shot. Shots are in
-    the order of their records, then of their positions; traces of a shot in that of their channels,
-    then of their receivers' positions: the order in the file does not matter.
+    Traces with the same field record and the same source position belong to one shot. Shots are
+    ordered by record, then by source position; the traces of a shot by channel, then by receiver
+    position. The order in the file does not matter.
 
-    Raises `InputError` where the headers cannot be meant.
+    Raises `InputError` if no two traces belong to one shot although they share source positions.
     """
     record, channel = columns["record"], columns["channel"]
     order = np.lexsort((*places.receivers.T, channel, *places.sources.T, record))
@@ -88,17 +102,17 @@ def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> 
     if alone and len(np.unique(places.sources, axis=0)) <= order.size // 2:
         raise InputError(
             f"{files.path}, {headers.where('record')}",
-            "every trace would be a shot of its own: no two have the same record, though many "
+            "every trace would be a separate shot: no two have the same record, although many "
             "have the same source position",
-            "Give --value record=0 to tell shots by their positions, or --bytes record=POSITION.",
+            "Give --value record=0 to sort by source positions only, or --bytes record=POSITION.",
         )
     return Gathering(order.astype(np.int64), starts.astype(np.int64))
 
 
 def count_repeats(columns: Columns, places: Places) -> NDArray[np.int64]:
-    """Count the traces before each one, of the same shot and at the same receiver position.
+    """Number the traces of a shot at the same receiver position, from 0.
 
-    They are in the order of their channels, then in the file's.
+    The order is that of the channels, then that of the file.
     """
     keys = np.column_stack([places.receivers, places.sources, columns["record"]])
     order = np.lexsort((columns["channel"], *keys.T))
@@ -117,9 +131,9 @@ def check_repeats(
     files: Files,
     headers: Headers,
 ) -> None:
-    """Raise `InputError` where two traces of a shot are at one receiver position.
+    """Raise `InputError` if two traces of a shot have the same receiver position.
 
-    numbers: of the traces, in the files.
+    numbers: the trace numbers in the files.
     """
     repeats = count_repeats(columns, places)
     many = gathering.traces[repeats[gathering.traces] > 0]
@@ -134,17 +148,17 @@ def check_repeats(
     x, y, z = places.receivers[one]
     raise InputError(
         f"{files.name(columns['file'][many])}, {headers.where('receiver_x', 'receiver_y')}",
-        f"{many.size} of {gathering.traces.size} traces are of a shot and at a receiver position "
-        f"that another trace has as well: traces {', '.join(map(str, same))} of "
+        f"{many.size} of {gathering.traces.size} traces have the shot and the receiver position "
+        f"of another trace, such as traces {', '.join(map(str, same))} of "
         f"record {columns['record'][one]:g}, at x = {x:g}, y = {y:g}, z = {z:g} m",
-        "If they are components or records of the same, choose one, by channel and then as they "
-        f"are in the file: --keep repeat=0, up to {repeats[many].max()}; if not, say where "
-        "receivers are, in depth with --bytes receiver_depth=POSITION.",
+        "If they are components or repeated records, keep one of them, in the order of channels "
+        f"and then of the file: --keep repeat=0, up to {repeats[many].max()}. Otherwise name the "
+        "fields that hold the receiver positions, such as --bytes receiver_depth=POSITION.",
     )
 
 
 def check_empty(columns: Columns, places: Places, files: Files, headers: Headers) -> None:
-    """Raise `InputError` for positions that are missing."""
+    """Raise `InputError` if positions are missing, that is, 0 in the headers."""
     records = np.unique(columns["record"]).size
     for of, points, needed in (
         ("source", places.sources, records > 1),
@@ -162,7 +176,7 @@ def check_empty(columns: Columns, places: Places, files: Files, headers: Headers
             )
         if empty.any() and not empty.all() and is_far(points[~empty, :2]):
             far = ceil(places.offsets[~empty].max())
-            remedy = "Correct them, or say where they are with --bytes."
+            remedy = "Correct them, or name the right bytes with --bytes."
             if far < places.offsets[empty].min():
                 remedy = f"Correct them, or leave these traces out with --keep offset=0:{far}."
             raise InputError(
@@ -174,13 +188,14 @@ def check_empty(columns: Columns, places: Places, files: Files, headers: Headers
 
 
 def is_far(points: NDArray[np.float64]) -> bool:
-    """Return True if 0 is further from points (n, 2) than their extent."""
+    """Return True if (0, 0) is further from the points (n, 2) than their extent."""
     low, high = points.min(axis=0), points.max(axis=0)
     return bool(np.maximum(low, -high).max() > (high - low).max())
 
 
-# Codes of traces that no receiver has recorded: dead, dummy, time break, ..., source signatures;
-# signals of vibrators; since revision 2 pairs of times and depths, sections in depth, other fields
+# Codes of traces that no receiver has recorded: dead, dummy, time break, uphole, sweep, timing,
+# water break and source signatures (2 to 10); signals of vibrators (18 to 22); since revision 2
+# pairs of times and depths, sections in depth, and other physical fields (23 to 41)
 NOT_SEISMIC = [*range(2, 11), *range(18, 23)]
 NOT_SEISMIC_SINCE_2 = range(23, 42)
 COMPONENTS = {
@@ -196,14 +211,12 @@ TIME_SCALARS = [sign * 10**power for power in range(5) for sign in (1, -1)]
 
 TIMES = ("delay", "time_scalar")
 
-log = logging.getLogger("hpcfwi")
-
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some traces: their numbers in the files, their headers' fields, and where they are.
+    """Selected traces: their numbers in the files, their header fields, and their positions.
 
-    The column "file" has the number of each trace's file.
+    The column "file" has the number of the file of each trace.
     """
 
     traces: NDArray[np.int64]
@@ -215,10 +228,10 @@ class Chosen:
         return Chosen(self.traces[which], columns, self.places.select(which))
 
     def swap(self) -> Chosen:
-        """The traces with sources for receivers, by reciprocity.
+        """Exchange sources and receivers, by reciprocity.
 
-        Those at one receiver position become one record, whose number counts these positions, and
-        the channel of a trace is its former record.
+        Traces with the same receiver position become one record, and the records are numbered
+        from 1. The channel of a trace is its former record.
         """
         nodes = np.unique(self.places.receivers, axis=0, return_inverse=True)[1].reshape(-1)
         columns = {**self.columns, "record": 1 + nodes, "channel": self.columns["record"]}
@@ -227,11 +240,14 @@ class Chosen:
 
 
 def choose_traces(request: Request) -> tuple[Chosen, Files, float]:
-    """Choose the traces of all files that are kept, and find the time between their samples, s."""
+    """Return the traces of all files that are kept, the files, and the sampling interval in s.
+
+    Raises `InputError`.
+    """
     layouts = tuple(find_layout(path, request.headers) for path in request.sources)
     parts = [_choose(layout, request) for layout in layouts]
     intervals = [
-        geometry.find_interval(request.dt, part.columns, layout, request.headers)
+        segy.find_interval(request.dt, part.columns, layout, request.headers)
         for part, layout in zip(parts, layouts, strict=True)
     ]
     check_alike(layouts, intervals)
@@ -262,7 +278,7 @@ def choose_traces(request: Request) -> tuple[Chosen, Files, float]:
         if repeat > repeats.max():
             raise InputError(
                 "--keep repeat",
-                f"found {repeat}, and no receiver position of a shot has more than "
+                f"found {repeat}, but no receiver position of a shot has more than "
                 f"{repeats.max() + 1} traces",
                 f"Give a number from 0 to {repeats.max()}.",
             )
@@ -272,13 +288,13 @@ def choose_traces(request: Request) -> tuple[Chosen, Files, float]:
         part = chosen.select(chosen.columns["file"] == number)
         if part.traces.size:
             duration, offsets = dt * layout.n_samples, part.columns["offset"]
-            geometry.check_distances(part.places, offsets, duration, layout, request.headers)
+            segy.check_distances(part.places, offsets, duration, layout, request.headers)
     return chosen, files, dt
 
 
 def _choose(layout: Layout, request: Request) -> Chosen:
-    """The traces of a file that receivers have recorded, and that are to be kept."""
-    names = (*geometry.NAMES, *NAMES, "code", "offset", "samples", "interval", *TIMES)
+    """Return the traces of a file that receivers have recorded and that the request keeps."""
+    names = (*segy.NAMES, *NAMES, "code", "offset", "samples", "interval", *TIMES)
     columns = read_headers(layout, request.headers, names)
     if layout.header > HEADER:
         columns |= _read_extension(columns, layout, request)
@@ -286,17 +302,18 @@ def _choose(layout: Layout, request: Request) -> Chosen:
     traces = _find_recorded(columns, layout, request)
     columns = {name: column[traces] for name, column in columns.items()}
     columns["begin"] = _find_begins(columns, layout, request)
-    chosen = Chosen(traces, columns, geometry.find_places(columns, layout, request))
+    chosen = Chosen(traces, columns, segy.find_places(columns, layout, request))
     if {"source_x", "receiver_x"} & request.headers.constants.keys():
         return chosen
     return _leave_out_unplaced(chosen, layout)
 
 
 def _read_extension(columns: Columns, layout: Layout, request: Request) -> Columns:
-    """Read the columns that the first additional header of each trace has as doubles.
+    """Read the fields of the first additional header of each trace, which are doubles.
 
-    Doubles that are not 0 count, and are divided by the scalars of the other header, which are not
-    theirs. Fields of which the request says where or what they are stay as they are.
+    A double that is not 0 replaces the field of the standard header. Doubles have no scalar; they
+    are divided by that of the standard header, which `segy` applies to all columns later. Fields
+    whose position or value the request gives are not replaced.
     """
     headers = request.headers
     names = [name for name in EXTENDED if name not in headers.constants]
@@ -305,23 +322,24 @@ def _read_extension(columns: Columns, layout: Layout, request: Request) -> Colum
     found = read_headers(layout, replace(headers, fields=fields), ["name", *names])
     known, extended = np.isin(found["name"], EXTENSION_NAMES), {}
     for name in names:
-        told = known & (found[name] != 0.0)
-        if told.any():
+        stated = known & (found[name] != 0.0)
+        if stated.any():
             scalars = columns[f"{'coordinate' if name[-2] == '_' else 'elevation'}_scalar"]
-            values = found[name] / geometry.scale(np.ones(told.size), scalars)
-            extended[name] = np.where(told, values, columns[name])
+            values = found[name] / segy.scale(np.ones(stated.size), scalars)
+            extended[name] = np.where(stated, values, columns[name])
     if extended:
         read = ", ".join(f"{name} ({EXTENDED[name]})" for name in extended)
         log.info("%s: read from the first additional header of traces: %s", layout.path, read)
     if not known.all() or layout.header > 2 * HEADER:
-        log.warning("%s: additional headers of traces are not read", layout.path)
+        log.warning("%s: some additional trace headers are not read", layout.path)
     return extended
 
 
 def _leave_out_unplaced(chosen: Chosen, layout: Layout) -> Chosen:
-    """Leave out traces whose source and receiver are at 0, 0, where that is no position.
+    """Leave out traces without positions, whose source and receiver are both at (0, 0).
 
-    It is none where all others are far from there, and where the samples are 0 as well.
+    Such a trace has no position if all other traces are far from there, or if its samples are all
+    0 as well.
     """
     points = np.stack([chosen.places.sources, chosen.places.receivers])[..., :2]
     unplaced = np.asarray(~points.any(axis=(0, 2)))
@@ -344,24 +362,24 @@ def _leave_out_unplaced(chosen: Chosen, layout: Layout) -> Chosen:
 
 
 def _check_lengths(columns: Columns, layout: Layout, request: Request) -> None:
-    """Raise `InputError` where traces have other lengths than the file says."""
-    told, where = columns["samples"], request.headers.where("samples")
-    other = (told > 0) & (told != layout.n_samples)
+    """Raise `InputError` if the length of a trace differs from that in the file header."""
+    stated, where = columns["samples"], request.headers.where("samples")
+    other = (stated > 0) & (stated != layout.n_samples)
     if other.any() and layout.n_samples < 2**16 and "samples" not in request.headers.constants:
         first = int(np.flatnonzero(other)[0])
         raise InputError(
             f"{layout.path}, {where}",
-            f"{other.sum()} of {layout.n_traces} traces have other numbers of samples than "
-            f"{layout.n_samples}, which the file header says; trace {first + 1} has {told[first]}",
-            "Traces of different lengths cannot be read; if these are the same, give "
+            f"{other.sum()} of {layout.n_traces} traces do not have the "
+            f"{layout.n_samples} samples of the file header; trace {first + 1} has {stated[first]}",
+            "Traces of different lengths cannot be read. If all have the same length, give "
             f"--value samples={layout.n_samples}"
-            + f", and if they are no traces, --value traces={first}" * (first > 0)
+            + f"; if only the first ones are traces, give --value traces={first}" * (first > 0)
             + ".",
         )
 
 
 def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArray[np.int64]:
-    """Find the numbers of the traces that receivers have recorded, and that are to be kept."""
+    """Return the numbers of the traces that receivers have recorded and that are kept."""
     code, where = columns["code"], request.headers.where("code")
     seismic = ~np.isin(code, NOT_SEISMIC)
     if layout.revision >= 2:
@@ -369,15 +387,16 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
     if request.keep.code is not None:
         seismic = np.isin(code, request.keep.code)
     elif not seismic.all():
-        log.info("%d traces are left out: %s say no receiver", (~seismic).sum(), where)
+        log.info("%d traces are left out: no receiver recorded them (%s)", (~seismic).sum(), where)
     traces = np.arange(layout.n_traces)[request.keep.traces]
     traces = np.sort(traces[seismic[traces]])
     if not traces.size:
         raise InputError(
             f"{layout.path}, {where}",
-            f"no trace is left of {layout.n_traces}, of which {seismic.sum()} have the code of "
-            f"what a receiver has recorded, or a code that is to be kept; {_say_codes(code)}",
-            "Give --value code=1 if all are, or another range with --keep traces=FIRST:END.",
+            f"no trace is left of {layout.n_traces}, of which {seismic.sum()} have a code of "
+            f"recorded traces, or one of --keep code; found {_say_codes(code)}",
+            "Give --value code=1 if all are recorded traces, or another range with --keep "
+            "traces=FIRST:END.",
         )
     found = np.unique(code[traces]).tolist()
     if request.keep.code is None and len(found) > 1 and COMPONENTS.keys() & {*found}:
@@ -385,12 +404,12 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
         raise InputError(
             f"{layout.path}, {where}",
             f"found more than one component: {_say_codes(code[traces])}",
-            f"Choose one: --keep code={best}; or --value code=1 if all are pressure, each at a "
-            "position of its own.",
+            f"Choose one: --keep code={best}; or give --value code=1 if all are pressure, at "
+            "different positions.",
         )
     if COMPONENTS.keys() - {11} & {*found}:
         log.warning(
-            "%s, %s: %s, and waves are simulated as pressure: phases and amplitudes differ",
+            "%s, %s: %s, but pressure is simulated: phases and amplitudes differ",
             layout.path,
             where,
             _say_codes(code[traces]),
@@ -399,7 +418,7 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
 
 
 def _say_codes(codes: NDArray) -> str:
-    """The codes of traces, and how many have each."""
+    """Return a text with the codes of traces and the number of traces with each code."""
     found, counts = np.unique(codes, return_counts=True)
     return ", ".join(
         f"{count} traces of code {number:g}"
@@ -409,7 +428,10 @@ def _say_codes(codes: NDArray) -> str:
 
 
 def _find_begins(columns: Columns, layout: Layout, request: Request) -> NDArray[np.float64]:
-    """The times at which traces begin, s: milliseconds times a scalar, that revision 0 has not."""
+    """Return the times at which traces begin, s.
+
+    Headers hold milliseconds and, since revision 1, a scalar.
+    """
     delays, scalars = columns["delay"].astype(np.float64), columns["time_scalar"]
     given = request.headers.constants.keys()
     if "time_scalar" not in given:
@@ -420,9 +442,9 @@ def _find_begins(columns: Columns, layout: Layout, request: Request) -> NDArray[
         elif strange.size:
             raise InputError(
                 f"{layout.path}, {request.headers.where('time_scalar')}",
-                f"found {strange[0]:g} as scalar of times that are not 0, where revision "
+                f"found {strange[0]:g} as the scalar of delays that are not 0, but revision "
                 f"{layout.revision} has "
                 + (f"one of {', '.join(map(str, known))}" if layout.revision else "none"),
                 f"Give --value time_scalar=1 for delays in ms, or {strange[0]:g} if that is right.",
             )
-    return geometry.scale(delays, scalars) * 1e-3
+    return segy.scale(delays, scalars) * 1e-3

@@ -1,4 +1,4 @@
-"""The options of `hpcfwi convert`, which `cli` offers; imports nothing that they do not need."""
+"""The options of `hpcfwi convert`, for `cli`. The work is imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
-Work = Callable[..., None]  # of a context; typer looks at all that a command is annotated with
+Work = Callable[..., None]  # of a Context; not named, as typer evaluates annotations
 Texts = list[str] | None
 Text = str | None
 
@@ -19,52 +19,57 @@ Text = str | None
 def convert(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="FROM", help="The file to read; of SEG-Y data, one or more."),
+        typer.Argument(metavar="FROM", help="The file to read; for SEG-Y data one or more."),
     ],
     target: Annotated[
-        Path, typer.Argument(metavar="TO", help="The file to write; the names' ends say the kinds.")
+        Path,
+        typer.Argument(metavar="TO", help="The file to write. Suffixes give the kinds of files."),
     ],
     wavelet: Annotated[
-        Path | None, typer.Option(help="Of SEG-Y data: .npy, text, or a gathers file.")
+        Path | None, typer.Option(help="Wavelet of SEG-Y data: .npy, text, or a gathers file.")
     ] = None,
-    dt: Annotated[float | None, typer.Option(help="Time between samples, s.")] = None,
+    dt: Annotated[float | None, typer.Option(help="Sampling interval, s.")] = None,
     keep: Annotated[
         Texts,
         typer.Option(
-            help="time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:60:2, traces=0:5000, code=11, "
-            "repeat=0."
+            help="Part of the data: time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:60:2, "
+            "traces=0:5000, code=11, repeat=0."
         ),
     ] = None,
     at: Annotated[
         Texts,
-        typer.Option("--bytes", help="Where a header field is: source_x=POSITION[:i4]."),
+        typer.Option("--bytes", help="Bytes of a header field: source_x=POSITION[:i4]."),
     ] = None,
     value: Annotated[
-        Texts, typer.Option(help="What a header field is to be: coordinate_scalar=-100.")
+        Texts, typer.Option(help="Value of a header field: coordinate_scalar=-100.")
     ] = None,
-    endian: Annotated[Text, typer.Option(help="big or little, of SEG-Y and raw files.")] = None,
-    axes: Annotated[Text, typer.Option(help="zx, along a line, or zyx.")] = None,
+    endian: Annotated[
+        Text, typer.Option(help="Byte order of SEG-Y and raw files: big or little.")
+    ] = None,
+    axes: Annotated[Text, typer.Option(help="Axes of positions: zx, along a line, or zyx.")] = None,
     line: Annotated[
         Text, typer.Option(help="X0,Y0,X1,Y1: the line of a 2-D survey; x = 0 at the first.")
     ] = None,
     datum: Annotated[float, typer.Option(help="Elevation of z = 0, m.")] = 0.0,
     depths: Annotated[
-        Text, typer.Option(help="positive-elevation, where fields of elevations hold depths.")
+        Text, typer.Option(help="positive-elevation if fields of elevations hold depths.")
     ] = None,
     model: Annotated[bool, typer.Option("--model", help="SEG-Y holds a model.")] = False,
-    shape: Annotated[Text, typer.Option(help="NZ,NX or NZ,NY,NX, of a model.")] = None,
-    spacing: Annotated[Text, typer.Option(help="m, one number or one an axis.")] = None,
-    origin: Annotated[Text, typer.Option(help="m, of the first point, one an axis.")] = None,
+    shape: Annotated[Text, typer.Option(help="Shape of a model: NZ,NX or NZ,NY,NX.")] = None,
+    spacing: Annotated[Text, typer.Option(help="Spacing, m: one number, or one per axis.")] = None,
+    origin: Annotated[
+        Text, typer.Option(help="Position of the first point, m: one number per axis.")
+    ] = None,
     order: Annotated[
         Text, typer.Option(help="The axes of an array file, the slowest first: xz.")
     ] = None,
     variable: Annotated[Text, typer.Option(help="The name of a model in a .mat file.")] = None,
-    scale: Annotated[float, typer.Option(help="What a model's values are multiplied by.")] = 1.0,
+    scale: Annotated[float, typer.Option(help="Factor of the values of a model.")] = 1.0,
     quantity: Annotated[
-        str, typer.Option(help="What the values are: velocity, slowness or slowness-squared.")
+        str, typer.Option(help="Quantity of the values: velocity, slowness or slowness-squared.")
     ] = "velocity",
     reciprocity: Annotated[
-        bool, typer.Option("--reciprocity", help="Receivers become sources, and sources receivers.")
+        bool, typer.Option("--reciprocity", help="Exchange sources and receivers.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
 ) -> Work:

@@ -1,7 +1,7 @@
-"""The request of a conversion: kinds of files, and the options of the command, read and checked.
+"""The request for a conversion: the kinds of the files, and the parsed options of the command.
 
-The kind of a file follows from its name and its contents. `layout` says which header fields the
-names in a request stand for, `to_gathers` does what is requested.
+The kind of a file follows from its name and, for HDF5, from its contents. `layout` defines the
+header fields that a request may name, and `to_gathers` carries the request out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hpcfwi.model import AXES
 from hpcfwi.storage.hdf5 import open_alone, plain
 from hpcfwi.storage.unfinished import FORMAT
 
-SEGY, UNIX, HDF5, NPY, RAW, VTK = "SEG-Y", "Seismic Unix", "HDF5", "NumPy's", "raw", "VTK"
-MATLAB = "MATLAB's"
+SEGY, UNIX, HDF5, NPY, RAW, VTK = "SEG-Y", "Seismic Unix", "HDF5", "NumPy", "raw", "VTK"
+MATLAB = "MATLAB"
 KINDS = {
     **dict.fromkeys((".sgy", ".segy"), SEGY),
     ".su": UNIX,
@@ -32,19 +32,19 @@ KINDS = {
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a file by the end of its name; raises `InputError`."""
+    """Return the kind of a file from its suffix; raises `InputError`."""
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         raise InputError(
             str(path),
             f"its name ends with {path.suffix!r}, expected one of {', '.join(KINDS)}",
-            "Name it after what is in it: SEG-Y, Seismic Unix, HDF5, NumPy's array, or raw floats.",
+            "Give it the suffix of its kind: SEG-Y, Seismic Unix, HDF5, NumPy, MATLAB, raw or VTK.",
         )
     return kind
 
 
 def holds_gathers(path: Path) -> bool:
-    """Return True if an HDF5 file has gathers, not a model; raises `InputError`."""
+    """Return True if an HDF5 file holds gathers, and False for a model; raises `InputError`."""
     with open_alone(path) as file:
         found = plain(file.attrs.get("format"))
     return bool(found == FORMAT)
@@ -56,11 +56,13 @@ ENDIANS = {"big": ">", "little": "<"}
 
 @dataclass(frozen=True)
 class Keep:
-    """The part of the data that is kept; ranges include their ends, None is all.
+    """The part of the data that is kept.
 
-    time: s of the record, the first being the time of the first sample that is written; offset:
-    m, horizontal; shots, traces: by number from 0, in the order of the shots and of the file; code:
-    codes of traces; repeat: of the traces of a shot at one receiver position, which one, from 0.
+    time: first and last time of the record, s; the first sample is written at the first time;
+    offset: least and largest horizontal offset, m; shots, traces: numbers from 0, in the order of
+    the written shots and of the file; code: trace codes; repeat: which of several traces of a shot
+    at one receiver position is kept, from 0. The ranges of time and offset include their ends, and
+    None means no limit.
     """
 
     time: tuple[float | None, float | None] = (None, None)
@@ -73,16 +75,17 @@ class Keep:
 
 @dataclass(frozen=True)
 class Request:
-    """A conversion.
+    """A request for a conversion.
 
-    sources: the files to read, several only of SEG-Y data; headers: how the headers of a SEG-Y file
-    are read; wavelet: a file with it; dt: s; axes: "zx", "zyx" or None, to choose by the positions;
-    line: x, y of two points of the line of a 2-D survey, m, the first at x = 0; datum: elevation
-    of z = 0, m; depths: "positive-elevation" where fields of elevations hold depths; shape,
-    spacing (m), origin (m): of a model, in the order (z, x) or (z, y, x); order: of its axes in
-    an array file, the slowest first; quantity: what its values are; variable: the name of an
-    array in a MATLAB file; scale: what velocities from these are multiplied by; model: whether a
-    SEG-Y file is one; reciprocity: whether receivers become sources.
+    sources: files to read, several only of SEG-Y data; target: file to write; headers: rules for
+    the headers of SEG-Y; wavelet: file with the wavelet; dt: sampling interval, s; keep: part of
+    the data; axes: "zx", "zyx", or None to choose by the positions; line: x, y of two points of the
+    line of a 2-D survey, m, the first at x = 0; datum: elevation of z = 0, m; depths:
+    "positive-elevation" if fields of elevations hold depths; model: True if SEG-Y holds a model;
+    shape, spacing (m), origin (m): of a model, in the order (z, x) or (z, y, x); order: axes of the
+    array in a file, the slowest first; quantity: quantity of the values; scale: factor by which
+    the values, converted to velocities, are multiplied; variable: name of the array in a MATLAB
+    file; reciprocity: True to exchange sources and receivers.
     """
 
     sources: tuple[Path, ...]
@@ -107,12 +110,12 @@ class Request:
 
     @property
     def source(self) -> Path:
-        """The file to read, where it is one."""
+        """The file to read, the first one of several."""
         return self.sources[0]
 
 
 def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str | None) -> Headers:
-    """Parse "source_x=73:i4" and "coordinate_scalar=-100", each any number of times."""
+    """Parse positions like "source_x=73:i4" and values like "coordinate_scalar=-100"."""
     fields, constants = dict(FIELDS), {}
     for text in positions:
         name, where = _named("--bytes", text, fields)
@@ -132,7 +135,7 @@ def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str |
 
 
 def parse_keep(texts: Sequence[str]) -> Keep:
-    """Read "time=0:4.0", "offset=0:6000", "shots=0:100:2", "traces=0:9", "code=11", "repeat=0"."""
+    """Parse texts like "time=0:4.0", "shots=0:100:2", "code=11" and "repeat=0"."""
     found: dict[str, Any] = {}
     for text in texts:
         name, ends = _named("--keep", text, KEEPS)
@@ -158,27 +161,30 @@ def parse_keep(texts: Sequence[str]) -> Keep:
 
 
 def parse_numbers(option: str, text: str | None, counts: Sequence[int]) -> tuple[float, ...] | None:
-    """Parse "25,12.5"; counts: possible numbers of values."""
+    """Parse a text like "25,12.5".
+
+    counts: allowed numbers of values.
+    """
     if text is None:
         return None
     numbers = tuple(_number(option, part) for part in text.split(","))
     if len(numbers) not in counts:
-        raise _bad(option, text, f"{' or '.join(map(str, counts))} numbers, with commas between")
+        raise _bad(option, text, f"{' or '.join(map(str, counts))} numbers, separated by commas")
     return numbers
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """Parse "141,681"."""
+    """Parse a text like "141,681"."""
     numbers = parse_numbers("--shape", text, sorted(AXES))
     if numbers is None:
         return None
     if any(n < 1 or n != int(n) or n > 1e9 for n in numbers):
-        raise _bad("--shape", text, "whole numbers of points from 1, along z, (y,) x")
+        raise _bad("--shape", text, "whole numbers of points from 1 to 1e9, along z, (y,) x")
     return tuple(map(int, numbers))
 
 
 def parse_spacing(text: str | None) -> tuple[float, ...] | None:
-    """Parse "25" or "25,12.5", all of them above 0."""
+    """Parse a text like "25" or "25,12.5", of numbers above 0."""
     numbers = parse_numbers("--spacing", text, (1, *AXES))
     if numbers is not None and not 1e-6 <= min(numbers) <= max(numbers) <= 1e6:
         raise _bad("--spacing", text, "numbers from 1e-6 to 1e6, in m")
@@ -186,21 +192,21 @@ def parse_spacing(text: str | None) -> tuple[float, ...] | None:
 
 
 def parse_size(option: str, number: float) -> float:
-    """A number that is finite, and not beyond what positions may be."""
+    """Return a number, or raise `InputError` if its magnitude is not below 1e9."""
     if not abs(number) < 1e9:
-        raise _bad(option, str(number), "a number of less than 1e9")
+        raise _bad(option, str(number), "a number between -1e9 and 1e9")
     return number
 
 
 def parse_order(text: str | None) -> str | None:
-    """The axes of an array, the slowest first: "xz"."""
+    """Check a text like "xz", the axes of an array with the slowest first."""
     if text is not None and sorted(text) not in map(sorted, AXES.values()):
         raise _bad("--order", text, "each of z, (y,) x once, the slowest first")
     return text
 
 
 def choose(option: str, text: str, names: Sequence[str] | Mapping[str, Any]) -> str:
-    """The text, if it is one of the names."""
+    """Return a text, or raise `InputError` if it is not one of the names."""
     if text not in names:
         raise _bad(option, text, f"one of {', '.join(names)}")
     return text

@@ -1,12 +1,15 @@
-"""The trace headers and the samples of SEG-Y and Seismic Unix files, of several files as of one.
+"""Trace headers and samples of SEG-Y and Seismic Unix files, and positions from headers.
 
-Files come from any program, in either byte order and any format of samples, and are not trusted.
-`geometry` and `choosing` say what the headers mean; `writing` writes SEG-Y files.
+Several files are read as one. They may come from any program, in either byte order and any sample
+format, and are checked. Positions of sources and receivers are in m. Lengths and times that are
+not plausible are errors, whose messages name the likely unit. `choosing` sorts traces into shots,
+and `writing` writes SEG-Y files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,21 +28,24 @@ from hpcfwi.convert.layout import (
     open_binary,
     read_layout,
 )
+from hpcfwi.convert.request import Request
 from hpcfwi.errors import InputError, refusing
 
-AT_ONCE = 2**22  # bytes of headers, or of traces, that are read in one piece
-LOOKED_AT = 256  # traces whose samples are compared with the format of the file header
-LARGEST = 2**26  # bytes of a trace that is read to look at its samples
-FEWEST = 40  # numbers by which a kind of floats can be told
+log = logging.getLogger("hpcfwi")
+
+AT_ONCE = 2**22  # bytes of headers, or of traces, that are read at a time
+LOOKED_AT = 256  # largest number of traces whose samples are compared with the format
+LARGEST = 2**26  # bytes of a trace; the samples of longer ones are not compared with the format
+FEWEST = 40  # different numbers that are needed to distinguish the kinds of floats
 
 
 def find_layout(path: Path, headers: Headers) -> Layout:
-    """Read how a file is laid out, and compare its samples with the format that it says.
+    """Read the layout of a file, and compare its samples with the format in its header.
 
     Raises
     ------
     InputError
-        With the bytes that were read, for what cannot be meant.
+        If headers have impossible values or contradict the contents. The message names the bytes.
     """
     layout = read_layout(path, headers)
     if "format" not in headers.constants:
@@ -48,31 +54,31 @@ def find_layout(path: Path, headers: Headers) -> Layout:
 
 
 def _check_floats(layout: Layout) -> None:
-    """Raise `InputError` where the samples are not the kind of floats that the header says."""
+    """Raise `InputError` if the header says IBM floats and the samples are IEEE, or vice versa."""
     if layout.code not in (IBM, IEEE) or layout.trace_size > LARGEST:
         return
     most = min(layout.n_traces, LOOKED_AT, max(1, AT_ONCE // layout.trace_size))
     chosen = np.unique(np.linspace(0, layout.n_traces - 1, most).astype(np.int64))
     with TraceReader(layout) as reader:
         words = np.concatenate([reader.read_bytes(int(trace), 1) for trace in chosen])
-    told = tell_floats(words.view(f"{layout.endian}u4").astype(np.uint32))
-    if told not in (None, layout.code):
+    found = tell_floats(words.view(f"{layout.endian}u4").astype(np.uint32))
+    if found not in (None, layout.code):
         names = {IBM: "IBM", IEEE: "IEEE"}
         raise InputError(
             f"{layout.path}, bytes 3225-3226",
-            f"found {layout.code} as format, {names[layout.code]} floats, but the samples are "
-            f"{names[told]} floats, by their bits",
-            f"Give --value format={told}, or --value format={layout.code} if that is right.",
+            f"found {layout.code} as format, {names[layout.code]} floats, but the bits of the "
+            f"samples are those of {names[found]} floats",
+            f"Give --value format={found}, or --value format={layout.code} if that is right.",
         )
 
 
 def tell_floats(words: NDArray[np.uint32]) -> int | None:
-    """Tell IBM's floats from IEEE's by their bits.
+    """Distinguish IBM from IEEE floats by their bits.
 
-    Both begin with a sign and an exponent, and grow with the other 31 bits. In IBM floats 24 bits
-    are a fraction of 16 to the power of the exponent, of which the first hexadecimal digit is not
-    0. In IEEE floats the first bit of that digit is the last of an exponent of 2, and the digit is
-    0 in as many numbers as in the neighbours of these.
+    Both formats begin with a sign and an exponent, and their magnitudes grow with the other 31
+    bits. In normalized IBM floats the first hexadecimal digit of the 24 bits of the fraction is not
+    0. In IEEE floats the first bit of the same digit is the last one of the exponent, so that a
+    digit of 0 is about as frequent as the neighbouring values.
 
     Parameters
     ----------
@@ -82,13 +88,14 @@ def tell_floats(words: NDArray[np.uint32]) -> int | None:
     Returns
     -------
     int or None
-        The format's code; None where too few numbers, or too few different ones, tell.
+        Code of the format; None if there are too few different numbers to decide.
 
     Notes
     -----
-    Different numbers are counted, by exponent and digit, so that a number that is frequent counts
-    once. Only digits of 0 between others below and above count: numbers in a narrow range have
-    none. A digit of 8 begins a power of 2 in IEEE floats, where it has twice the width of 7.
+    Each different number is counted once, by exponent and digit, however frequent it is. A digit of
+    0 counts only if the neighbouring values below and above occur too, since numbers in a narrow
+    range have no 0 in either format. In IEEE floats a power of 2 begins at the digit 8, whose
+    numbers cover twice the range of those with the digit 7.
     """
     numbers = np.unique(words & 0x7FFFFFFF)
     counts = np.bincount(numbers >> 20, minlength=2048).astype(np.float64)
@@ -106,7 +113,7 @@ def tell_floats(words: NDArray[np.uint32]) -> int | None:
 
 
 def read_headers(layout: Layout, headers: Headers, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Read fields of all trace headers, (trace,) each; raises `InputError` where it cannot."""
+    """Read fields (trace,) of all trace headers; raises `InputError`."""
     parts: dict[str, list[NDArray]] = {name: [] for name in names}
     width = min(layout.header, 2 * HEADER)
     rows = AT_ONCE // width
@@ -122,15 +129,15 @@ def read_headers(layout: Layout, headers: Headers, names: Sequence[str]) -> dict
 
 
 class TraceReader:
-    """The samples of an open SEG-Y file; use it in a `with` statement."""
+    """A reader of the samples of a SEG-Y file, which is open within a `with` statement."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._file = layout, open_binary(layout.path)
 
     def read(self, traces: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The traces of these numbers, from 0, in the order asked, (trace, time).
+        """Read the traces (trace, time) with these numbers, from 0, in the given order.
 
-        Consecutive traces are read at once. Raises `InputError`.
+        Consecutive traces are read together. Raises `InputError`.
         """
         layout, done = self._layout, 0
         found = np.empty((len(traces), layout.n_samples), dtype=np.float32)
@@ -140,7 +147,7 @@ class TraceReader:
         return found
 
     def read_bytes(self, first: int, count: int) -> NDArray[np.uint8]:
-        """The bytes of the samples of consecutive traces, (trace, byte)."""
+        """Read the bytes (trace, byte) of the samples of consecutive traces."""
         layout = self._layout
         raw = np.empty((count, layout.trace_size), dtype=np.uint8)
         self._file.seek(layout.first + first * layout.trace_size)
@@ -156,7 +163,7 @@ class TraceReader:
 
 def _decode(raw: NDArray[np.uint8], layout: Layout) -> NDArray[np.float32]:
     values = raw.view(layout.endian + FORMATS[layout.code])
-    # What is too large for a float is infinite then
+    # Values that are too large for float32 become infinite.
     with np.errstate(over="ignore", invalid="ignore"):
         if layout.code == IBM:
             values = _from_ibm(values.astype(np.uint32))
@@ -164,9 +171,9 @@ def _decode(raw: NDArray[np.uint8], layout: Layout) -> NDArray[np.float32]:
 
 
 def _from_ibm(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """IBM floats: a sign, 7 bits of an exponent of 16 with 64 added, and 24 of a fraction below 1.
+    """Decode IBM floats: a sign, 7 bits of an exponent of 16 plus 64, and 24 bits of a fraction.
 
-    Not segyio's function, which takes the fraction's first digit to be other than 0.
+    The function of segyio is not used: it is wrong if the first digit of the fraction is 0.
     """
     fraction = (bits & 0xFFFFFF).astype(np.float64)
     exponent = ((bits >> 24) & 0x7F).astype(np.int32)
@@ -174,7 +181,10 @@ def _from_ibm(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
 
 
 def _runs(traces: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """First and number of the traces of each run without a gap, of no more than so many."""
+    """Yield the first trace and the length of each run of consecutive traces.
+
+    most: largest length; longer runs are divided.
+    """
     ends = np.flatnonzero(np.diff(traces) != 1) + 1
     for run in np.split(traces, ends) if traces.size else []:
         for start in range(0, run.size, most):
@@ -182,32 +192,32 @@ def _runs(traces: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _fill(layout: Layout, file: BinaryIO, buffer: NDArray[np.uint8]) -> None:
-    """Fill an array from the file. Raises `InputError` where that has become shorter."""
-    with refusing(str(layout.path), "it cannot be read", "See to its file system."):
+    """Fill an array from the file; raises `InputError` if the file ends before."""
+    with refusing(str(layout.path), "it cannot be read", "Check its file system."):
         view, done = memoryview(buffer.data).cast("B"), 0
         while done < len(view):
             count = file.readinto(view[done:])  # type: ignore[attr-defined]
             if not count:
                 raise InputError(
-                    str(layout.path), "it has become shorter meanwhile", "Copy it again."
+                    str(layout.path), "it became shorter while it was read", "Copy it again."
                 )
             done += count
 
 
 @dataclass(frozen=True)
 class Files:
-    """SEG-Y files with traces of one length. Trace numbers go on from one file to the next."""
+    """SEG-Y files with traces of one length, whose traces are numbered across all files."""
 
     layouts: tuple[Layout, ...]
 
     @property
     def path(self) -> str:
-        """The name of all files together, for a message."""
+        """The names of all files, shortened for messages."""
         return self.name(range(len(self.layouts)))
 
     @property
     def size(self) -> int:
-        """The size of all files, bytes."""
+        """The total size of the files, bytes."""
         return sum(layout.size for layout in self.layouts)
 
     @property
@@ -216,20 +226,20 @@ class Files:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """The number of the first trace of each file, and of all traces, (file + 1,)."""
+        """The number of the first trace of each file, and at the end that of all traces."""
         counts = [layout.n_traces for layout in self.layouts]
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def name(self, which: Sequence[int] | NDArray[np.int64]) -> str:
-        """The files of these numbers, for a message: the first one, and how many more."""
+        """Return a text for messages with the first of these files and the number of the others."""
         numbers = np.unique(which)
         first = str(self.layouts[numbers[0]].path)
         return first if numbers.size == 1 else f"{first} and {numbers.size - 1} more of the files"
 
     def read(self, traces: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Read the traces (trace, time) of these numbers, in the order asked.
+        """Read the traces (trace, time) with these numbers, in the given order.
 
-        Files are opened for each call, as there may be more of them than a process may have open.
+        Files are opened in each call, as there may be more files than a process may have open.
         Raises `InputError`.
         """
         found = np.empty((traces.size, self.n_samples), dtype=np.float32)
@@ -242,15 +252,15 @@ class Files:
 
 
 def check_alike(layouts: Sequence[Layout], intervals: Sequence[float]) -> None:
-    """Raise `InputError` where files differ in length or unit from the first one.
+    """Raise `InputError` if files differ in sampling interval, trace length or unit of length.
 
-    intervals: of each file, s.
+    intervals: sampling interval of each file, s.
     """
     first = layouts[0]
     for layout, dt in zip(layouts, intervals, strict=True):
         for what, found, expected, remedy in (
             (
-                "the time between samples, s",
+                "the sampling interval in s",
                 f"{dt:g}",
                 f"{intervals[0]:g}",
                 "Give --dt if it is the same in all of them, or leave the file out",
@@ -273,3 +283,303 @@ def check_alike(layouts: Sequence[Layout], intervals: Sequence[float]) -> None:
                     f"found {found} for {what}, expected {expected} as in {first.path}",
                     f"{remedy}.",
                 )
+
+
+# Plausible sampling intervals, s: field records have no longer ones, and only records of small
+# models have shorter ones.
+LONGEST, SHORTEST = 0.1, 2e-5
+# Generous limits of the velocities of waves in water and rock, m/s.
+SLOWEST, FASTEST = 1.5e3, 1e4
+# Smallest plausible value of the largest offset, as a share of the distance that the slowest wave
+# travels in a record.
+NEAREST = 1e-3
+# Largest deviation of a time from a multiple of the sampling interval, in samples.
+ON_SAMPLE = 0.01
+# Largest ratio, either way, of a distance to the offset in the header that gives no warning.
+ASTRAY = 5.0
+
+
+def find_interval(given: float | None, columns: Columns, layout: Layout, headers: Headers) -> float:
+    """Return the sampling interval, s: the given one, or that of the headers.
+
+    Raises `InputError` if the headers have no interval, different ones, or one that is not
+    plausible.
+    """
+    if given is not None:
+        if not 0.0 < given <= LONGEST:
+            likely = f"; it looks like milliseconds: --dt {given / 1000:g}" * (given > LONGEST)
+            expected = f"expected a number above 0, up to {LONGEST:g} s{likely}"
+            raise InputError("--dt", f"found {given:g} s, {expected}", "Give it in s.")
+        return given
+    intervals = columns["interval"].astype(np.float64)
+    places = filter(None, (layout.interval_at, headers.where("interval")))
+    where = f"{layout.path}, {' and '.join(places)}"
+    if not 0.0 <= layout.interval <= 1e6 * LONGEST:
+        raise InputError(
+            where,
+            f"found a sampling interval of {layout.interval:g} microseconds, expected up to "
+            f"{1e6 * LONGEST:g}",
+            "Give the interval with --dt, in s.",
+        )
+    if layout.interval % 1.0:  # trace headers hold whole microseconds only
+        intervals = intervals[np.abs(intervals - layout.interval) >= 1.0]
+    found = np.unique(np.append(intervals, layout.interval))
+    found = found[found > 0]
+    if found.size != 1:
+        many = ", ".join(f"{1e-6 * us:g} s" for us in found[:4]) + ", ..." * (found.size > 4)
+        raise InputError(
+            where,
+            f"found the sampling intervals {many}" if found.size else "found no sampling interval",
+            "Give it with --dt, in s.",
+        )
+    dt = float(found[0]) / 1e6
+    if dt < SHORTEST:
+        raise InputError(
+            where,
+            f"found a sampling interval of {dt:g} s; {1e6 * dt:g} looks like milliseconds, but the "
+            "standard has microseconds",
+            f"Give --dt {1000 * dt:g}, or --dt {dt:g} if that is right.",
+        )
+    return dt
+
+
+def check_distances(
+    places: Places, offsets: NDArray, duration: float, layout: Layout, headers: Headers
+) -> None:
+    """Compare offsets from positions with the distances that waves travel, and with the headers.
+
+    offsets: from the headers, m; duration: length of a record, s.
+
+    Raises `InputError` if the offsets are too short or too long for the duration, and warns if
+    those of the headers are very different. Neither is done if the user gives the coordinate
+    scalar.
+    """
+    distances = np.linalg.norm(places.receivers - places.sources, axis=1)
+    furthest, middle = float(distances.max()), float(np.median(distances))
+    if furthest == 0.0 or "coordinate_scalar" in headers.constants:
+        return
+    where = f"{layout.path}, {headers.where('source_x', 'receiver_x', 'coordinate_scalar')}"
+    record = f"the record is {duration:.4g} s long"
+    remedy = (
+        "Give --value coordinate_scalar=NUMBER, a factor if above 0, a divisor if below; or --dt, "
+        "if the length of the record is wrong."
+    )
+    if furthest < NEAREST * SLOWEST * duration:
+        raise InputError(
+            where,
+            f"no receiver is further than {furthest:.4g} m from its source, and {record}: the "
+            "coordinates look like km",
+            f"{remedy} For km the scalar is 1000.",
+        )
+    if middle > FASTEST * duration:
+        raise InputError(
+            where,
+            f"most receivers are {middle:.4g} m or further from their source, too far for any "
+            f"wave to arrive in time: {record}; the coordinates look like cm or mm, or the length "
+            "of the record is wrong",
+            f"{remedy} For cm the scalar is -100.",
+        )
+    recorded = np.abs(offsets.astype(np.float64))
+    both = (recorded > 0.0) & (distances > 0.0)
+    if both.any():
+        ratio = float(np.median(distances[both] / recorded[both]))
+        if not 1.0 / ASTRAY < ratio < ASTRAY:
+            log.warning(
+                "%s: positions are %.3g times as far apart as the offsets in %s; check the scalar "
+                "of the coordinates",
+                layout.path,
+                ratio,
+                headers.where("offset"),
+            )
+
+
+Columns = Mapping[str, NDArray[Any]]
+
+FOOT = 0.3048  # m
+HIGHEST = 2e4  # m, largest depth or elevation relative to the datum
+FURTHEST = 1e8  # m, largest coordinate; no map of the earth has larger ones
+# Largest width of the strip of points that is taken for a line, as a share of its length.
+STRAIGHT = 0.1
+# Codes of units of coordinates that are not lengths.
+ANGLES = {2: "seconds of arc", 3: "degrees", 4: "degrees, minutes and seconds"}
+NAMES = (
+    *("source_x", "source_y", "receiver_x", "receiver_y", "coordinate_scalar", "unit"),
+    *("source_elevation", "source_depth", "receiver_elevation", "receiver_depth"),
+    "elevation_scalar",
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions (trace, 3) of sources and receivers: x, y, z, m; z points down from the datum."""
+
+    sources: NDArray[np.float64]
+    receivers: NDArray[np.float64]
+
+    @property
+    def offsets(self) -> NDArray[np.float64]:
+        """Horizontal distances (trace,) from source to receiver, m."""
+        return np.asarray(np.linalg.norm((self.receivers - self.sources)[:, :2], axis=1))
+
+    def select(self, traces: NDArray) -> Places:
+        """Return the positions of some traces."""
+        return Places(self.sources[traces], self.receivers[traces])
+
+
+def find_places(columns: Columns, layout: Layout, request: Request) -> Places:
+    """Return positions from the fields `NAMES` of trace headers; raises `InputError`."""
+    headers = request.headers
+    _check_units(columns["unit"], layout, headers)
+    ends = []
+    for of in ("source", "receiver"):
+        x, y, elevation, depth = read_map(columns, of, layout, request).T
+        ends.append(np.stack([x, y, depth - elevation + request.datum], axis=1))
+    for of, points in zip(("source", "receiver"), ends, strict=True):
+        heights = f"{of}_elevation", f"{of}_depth", "elevation_scalar"
+        _check_size(points[:, 2], HIGHEST, "depth", of, heights, layout, headers)
+        across = f"{of}_x", f"{of}_y", "coordinate_scalar"
+        _check_size(points[:, :2], FURTHEST, "coordinate", of, across, layout, headers)
+    return Places(*ends)
+
+
+def read_map(columns: Columns, of: str, layout: Layout, request: Request) -> NDArray[np.float64]:
+    """Return positions (trace, 4) on the map: x, y, elevation of the surface, depth below it, m.
+
+    of: "source" or "receiver".
+    """
+    metres = FOOT if layout.in_feet else 1.0
+
+    def length(name: str, scalar: str) -> NDArray[np.float64]:
+        return metres * scale(columns[f"{of}_{name}"].astype(np.float64), columns[scalar])
+
+    height = length("elevation", "elevation_scalar")
+    lengths = [
+        *(length(axis, "coordinate_scalar") for axis in "xy"),
+        -height if request.depths else height,
+        length("depth", "elevation_scalar"),
+    ]
+    return np.stack(lengths, axis=1)
+
+
+def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]:
+    """Apply scalars of the standard, which are factors if positive and divisors if negative.
+
+    Numbers are divided, not multiplied by an inverse, so that 125 with -10 is exactly 12.5.
+    """
+    scalars = scalars.astype(np.float64)
+    factors = np.where(scalars > 0.0, scalars, 1.0)
+    return numbers * factors / np.where(scalars < 0.0, -scalars, 1.0)
+
+
+def _check_units(units: NDArray, layout: Layout, headers: Headers) -> None:
+    for code, name in ANGLES.items():
+        if (units == code).any():
+            raise InputError(
+                f"{layout.path}, {headers.where('unit')}",
+                f"found {code}: coordinates in {name}, expected lengths",
+                "Project them to metres; if they are lengths already, give --value unit=1.",
+            )
+
+
+def _check_size(
+    numbers: NDArray[np.float64],
+    most: float,
+    what: str,
+    of: str,
+    names: tuple[str, ...],
+    layout: Layout,
+    headers: Headers,
+) -> None:
+    bad = ~(np.abs(numbers) <= most)
+    if bad.any():
+        first = int(bad.nonzero()[0][0])
+        found = numbers[bad].flat[0]
+        raise InputError(
+            f"{layout.path}, {headers.where(*names)}",
+            f"trace {first + 1} has a {of} {what} of {found:.6g} m, expected at most {most:g} m",
+            f"Give the right values (--value {names[1]}=NUMBER and so on) or bytes (--bytes), or "
+            "leave traces out with --keep traces=FIRST:END.",
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line on the map.
+
+    start: map coordinates (x, y) of the point at x = 0 of the line; direction: unit vector.
+    """
+
+    start: NDArray[np.float64]
+    direction: NDArray[np.float64]
+
+    def along(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Project points (n, 3), x, y, z, to the line and return their z and x, (n, 2)."""
+        if self.direction.tolist() == [1.0, 0.0]:
+            return np.stack([points[:, 2], points[:, 0] - self.start[0]], axis=1)
+        return np.stack([points[:, 2], (points[:, :2] - self.start) @ self.direction], axis=1)
+
+    def on_map(self, along: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the map coordinates (n, 2) of points at distances (n,) from the start."""
+        return self.start + along[:, None] * self.direction
+
+    def away(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the distances of points (n, 3) from the line, (n,)."""
+        across = np.array([-self.direction[1], self.direction[0]])
+        return np.asarray(np.abs((points[:, :2] - self.start) @ across))
+
+    def azimuth(self) -> float:
+        """Return the direction of growing x, in degrees clockwise from north (y of the map)."""
+        east, north = self.direction
+        return float(np.degrees(np.arctan2(east, north)) % 360.0)
+
+    def __str__(self) -> str:
+        """Return the value of `--line` for this line."""
+        return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))
+
+
+def make_line(numbers: Sequence[float]) -> Line:
+    """Make a line from x, y of its two points in `--line`; raises `InputError`."""
+    x0, y0, x1, y1 = numbers
+    start, way = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
+    if not 0.0 < np.linalg.norm(way) < np.inf:
+        raise InputError("--line", "its two points are the same", "Give two different points.")
+    return Line(start, way / np.linalg.norm(way))
+
+
+def choose_line(places: Places, request: Request, files: Files) -> Line | None:
+    """Return the line of a 2-D survey, or None if positions are to be in three dimensions.
+
+    `request.axes` or `request.line` decides. Without them the survey is 2-D if the width of the
+    points across their line is at most `STRAIGHT` times their length along it, and an `InputError`
+    is raised otherwise.
+    """
+    if request.axes == "zyx":
+        return None
+    if request.line is not None:
+        return make_line(request.line)
+    points = np.concatenate([places.sources, places.receivers])
+    line = _fit_line(points)
+    along, away = line.along(points)[:, 1], line.away(points)
+    across = 2.0 * float(away.max())
+    if request.axes is None and across > STRAIGHT * np.ptp(along):
+        raise InputError(
+            f"{files.path}, {request.headers.where('source_x', 'source_y')} and others",
+            f"sources and receivers cover {np.ptp(along):.6g} m by {across:.6g} m, not a line",
+            "Give --axes zyx for a 3-D survey, or --axes zx to project them to their line.",
+        )
+    return line
+
+
+def _fit_line(points: NDArray[np.float64]) -> Line:
+    """Fit the line of least squared distances (Pearson 1901), towards the east.
+
+    It begins at its first point. If all y are the same, positions along it are the x of the map.
+    """
+    places = points[:, :2]
+    if not np.ptp(places[:, 1]):
+        return Line(np.array([0.0, places[0, 1]]), np.array([1.0, 0.0]))
+    middle = places.mean(axis=0)
+    _, vectors = np.linalg.eigh((places - middle).T @ (places - middle))
+    direction = vectors[:, -1] * (1.0 if tuple(vectors[:, -1]) > (0.0, 0.0) else -1.0)
+    along = (places - middle) @ direction
+    return Line(middle + along.min() * direction, direction)

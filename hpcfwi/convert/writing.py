@@ -1,7 +1,7 @@
-"""Gathers and models as SEG-Y: revision 1, big-endian, IEEE floats.
+"""Writing of gathers and models as SEG-Y (revision 1, big-endian, IEEE floats) and as VTK images.
 
-Rank 0 writes alone: traces lie anywhere in the blocks of a disk, and ranks of several hosts that
-write into one block of a network's disk may undo what the others have written.
+Rank 0 writes SEG-Y alone. Traces are not aligned with the blocks of a disk, and hosts that write
+into the same block of a network file system may overwrite each other's data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import segyio
 from numpy.typing import NDArray
 from segyio import BinField, TraceField
 
-from hpcfwi.convert.geometry import Line
+from hpcfwi.convert.segy import Line
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
@@ -30,20 +30,21 @@ from hpcfwi.survey import Survey
 from hpcfwi.system import make_directory, put_in_place, written_whole
 
 IEEE = 5
-LARGEST_SHORT, LARGEST = 2**15 - 1, 2**31 - 1  # of numbers of two and four bytes
-DIVISORS = (1, 10, 100, 1000, 10000)  # that the standard allows for lengths
-# Of traces that are the columns of a model, what its spacing along z is a multiple of, m
+LARGEST_SHORT, LARGEST = 2**15 - 1, 2**31 - 1  # largest numbers in two and four bytes
+DIVISORS = (1, 10, 100, 1000, 10000)  # magnitudes of the scalars that the standard allows
+# Spacing along z, m, that is written as a sampling interval of 1.
 INTERVAL = 1e-3
 
 log = logging.getLogger("hpcfwi")
 
 
 def convert_to_segy(source: Path, target: Path, context: Context, quiet: bool) -> None:
-    """Write the traces of a gathers file that count; collective. Raises `InputError`.
+    """Write a gathers file as SEG-Y, without padding traces; collective. Raises `InputError`.
 
-    The wavelet has no place in SEG-Y. Lengths are rounded to 0.1 mm at best, which the log tells
-    where it matters. Numbers, coordinates of the map and the delay are those of the file's labels,
-    where it has them; else shots and receivers are counted, and positions are the model's.
+    SEG-Y does not hold the wavelet. Lengths are rounded to 0.1 mm or more, with a warning if this
+    changes them. Records, channels, coordinates of the map and the delay are those of the labels of
+    the file. Without labels shots and receivers are numbered from 1, and positions are those of the
+    model.
     """
     with GatherReader(source, context) as reader:
         context.from_root(lambda: _write_gathers(reader, source, target, quiet))
@@ -52,29 +53,33 @@ def convert_to_segy(source: Path, target: Path, context: Context, quiet: bool) -
 def write_columns(
     target: Path, array: NDArray[np.float32], grid: Grid, line: Line | None, datum: float
 ) -> None:
-    """Write a model with a trace a column: inlines along y, crosslines along x, spacing in mm.
+    """Write a model as SEG-Y with one trace per column, inlines along y and crosslines along x.
+
+    The sampling interval is the spacing along z in mm.
 
     Parameters
     ----------
-    target, array, grid
-        The file, the values and where they are.
+    target
+        The file to write.
+    array, grid
+        The values and their grid.
     line
-        Where a 2-D model is on the map; None where its x is that of the map.
+        The line of a 2-D model on the map; if None, its x is that of the map.
     datum
-        The elevation of z = 0, m.
+        Elevation of z = 0, m.
 
     Raises
     ------
     InputError
-        For what SEG-Y cannot hold.
+        If SEG-Y cannot hold the model, or a line is given for a volume.
     WriteFailure
-        Where the file cannot be written.
+        If the file cannot be written.
     """
     if line is not None and grid.ndim == 3:
-        raise InputError("--line", f"given for the volume in {target}", "Leave it out of volumes.")
+        raise InputError("--line", f"given, but {target} is a volume", "Leave it out.")
     if grid.origin[0]:
         log.warning(
-            "%s: SEG-Y does not hold that the model begins at z = %g m", target, grid.origin[0]
+            "%s: SEG-Y cannot hold the origin of the model, z = %g m", target, grid.origin[0]
         )
     columns = np.ascontiguousarray(array.reshape(grid.shape[0], -1).T)
     across = [grid.coordinates(axis) for axis in range(1, grid.ndim)]
@@ -89,7 +94,11 @@ def write_columns(
     down = _divisor(elevation, f"{target}, elevation")
     interval = grid.spacing[0] / INTERVAL
     if abs(interval - round(interval)) > 1e-6 or round(interval) > LARGEST_SHORT:
-        log.warning("%s: SEG-Y does not hold a spacing of %g m along z", target, grid.spacing[0])
+        log.warning(
+            "%s: SEG-Y cannot hold the spacing of %g m along z, which is left out",
+            target,
+            grid.spacing[0],
+        )
         interval = 0.0
     lines = {1: "Written by hpcfwi", 2: "Columns of a model, lengths in metres"}
     with _new_file(target, len(columns), grid.shape[0], round(interval), lines) as file:
@@ -112,9 +121,9 @@ def write_columns(
 
 
 def write_image(target: Path, model: Model) -> None:
-    """Write a model as VTK's XML image data, which has z upwards: z is minus the depth.
+    """Write a model as VTK XML image data, in which z points upwards and is minus the depth.
 
-    Points of a 2-D model are in the plane y = 0. Raises `WriteFailure`.
+    A 2-D model is in the plane y = 0. Raises `WriteFailure`.
     """
     grid = model.grid
     depth, x = (grid.coordinates(axis) for axis in (0, grid.ndim - 1))
@@ -140,9 +149,11 @@ def write_image(target: Path, model: Model) -> None:
 
 
 def find_interval(survey: Survey, where: str) -> int:
-    """The sampling of a survey in microseconds; raises `InputError` where SEG-Y cannot hold it.
+    """Return the sampling interval of a survey in microseconds.
 
-    where: what the sampling is given by, for the message.
+    Raises `InputError` if SEG-Y cannot hold the interval or the number of samples.
+
+    where: the file or key that gives the sampling, for the message.
     """
     interval = 1e6 * survey.dt
     if (
@@ -151,13 +162,13 @@ def find_interval(survey: Survey, where: str) -> int:
     ):
         raise InputError(
             where,
-            f"found {survey.dt:g} s, and SEG-Y holds whole microseconds from 1 to {LARGEST_SHORT}",
+            f"found {survey.dt:g} s, but SEG-Y holds whole microseconds from 1 to {LARGEST_SHORT}",
             "Resample the traces, or write gathers (.h5).",
         )
     if survey.n_samples > LARGEST_SHORT:
         raise InputError(
             where,
-            f"traces of {survey.n_samples} samples, and SEG-Y holds {LARGEST_SHORT}",
+            f"found traces of {survey.n_samples} samples, but SEG-Y holds at most {LARGEST_SHORT}",
             "Cut or resample them, or write gathers (.h5).",
         )
     return round(interval)
@@ -226,7 +237,7 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
 
 
 def _complete(labels: Mapping[str, Any], survey: Survey) -> dict[str, Any]:
-    """Number shots and receivers, and place them as in the model, where a file has no labels."""
+    """Complete labels: shots and receivers numbered from 1, and positions of the model."""
     counted = 1 + np.arange(survey.n_shots)
     return {
         "records": counted,
@@ -240,33 +251,33 @@ def _complete(labels: Mapping[str, Any], survey: Survey) -> dict[str, Any]:
 
 
 def _lay_out(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Lay positions (z, x) or (z, y, x) out as x, y, elevation and depth of a map."""
+    """Return positions (z, x) or (z, y, x) as x, y, elevation and depth on the map."""
     z, x = points[..., 0], points[..., -1]
     y = points[..., 1] if points.shape[-1] == 3 else np.zeros_like(x)
     return np.stack([x, y, np.maximum(-z, 0.0), np.maximum(z, 0.0)], axis=-1)
 
 
 def _tell_way_back(target: Path, labels: Mapping[str, Any]) -> None:
-    """Say which options read a file that is written as the gathers that it is written from."""
+    """Log the options with which the written file is converted back to the same gathers."""
     options = [
         *([f"--line {labels['line']}"] if labels.get("line") and "source_map" in labels else []),
         *([f"--datum {labels['datum']:g}"] if labels.get("datum") else []),
         *([f"--keep time={labels['start']:g}:"] if labels.get("start") else []),
     ]
     if options:
-        log.info("%s is read as the same gathers with %s", target, " ".join(options))
+        log.info("%s is converted back to the same gathers with %s", target, " ".join(options))
 
 
 def _find_delay(start: float, source: Path) -> tuple[int, int]:
-    """Find the delay for the headers, in ms, and what it is to be divided by."""
+    """Return the delay for the headers, and the divisor that makes it milliseconds."""
     delay = round(1e3 * start, 6)
     fitting = [divisor for divisor in DIVISORS if abs(delay) * divisor <= LARGEST_SHORT]
     exact = [divisor for divisor in fitting if round(delay * divisor, 6).is_integer()]
     if not exact:
         raise InputError(
             f"{source}, attribute start",
-            f"found {start:g} s, and SEG-Y holds delays of up to {LARGEST_SHORT} units, of ms or "
-            "decimal parts of it",
+            f"found {start:g} s, but SEG-Y holds delays of up to {LARGEST_SHORT} units of "
+            "1 ms, or 1 ms divided by 10, 100, 1000 or 10000",
             "Begin the traces at another time (--keep time=FIRST:), or leave the attribute out.",
         )
     return round(delay * exact[0]), exact[0]
@@ -276,15 +287,16 @@ def _find_delay(start: float, source: Path) -> tuple[int, int]:
 def _new_file(
     path: Path, n_traces: int, n_samples: int, interval: int, lines: Mapping[int, str]
 ) -> Iterator[segyio.SegyFile]:
-    """A SEG-Y file to be filled, which has its name when it is whole; raises `WriteFailure`.
+    """Yield a SEG-Y file to fill, which gets its name when it is complete; raises `WriteFailure`.
 
-    lines: of its text, by their numbers.
-    It is made in a directory of its own, where nobody else can have put a link.
+    The file is made in a new private directory, where other users cannot place a link.
+
+    lines: lines of the text header, by number.
     """
     if n_samples > LARGEST_SHORT:
         raise InputError(
             str(path),
-            f"traces of {n_samples} samples, and SEG-Y holds {LARGEST_SHORT}",
+            f"found traces of {n_samples} samples, but SEG-Y holds at most {LARGEST_SHORT}",
             "Cut or resample them.",
         )
     make_directory(path.parent)
@@ -310,7 +322,13 @@ def _new_file(
 
 
 def _divisor(lengths: NDArray[np.float64], what: str) -> int:
-    """The smallest with which all lengths are whole numbers, or nearly; raises `InputError`."""
+    """Return the smallest divisor with which whole numbers hold all lengths.
+
+    If there is none, return the largest possible one and log a warning that lengths are rounded.
+    Raises `InputError` if a length is too large.
+
+    what: the source of the lengths, for messages.
+    """
     largest = float(np.abs(lengths).max())
     if largest > LARGEST:
         raise InputError(what, f"found {largest:g} m, more than SEG-Y holds", "Move the origin.")

@@ -1,4 +1,4 @@
-"""Known models, named in `registry.DATASETS`: found, fetched or computed.
+"""The known models, whose names are in `registry.DATASETS`.
 
-`library` has the published ones, and makes models of all; `dome` and `section` are computed.
+`library` finds or downloads the published models, and loads all models. `dome` computes two.
 """

@@ -1,8 +1,9 @@
-"""The library of known models: where their files come from, and models made of them.
+"""The library of known models, which finds or downloads their files and loads them.
 
-A file is looked for in $HPCFWI_DATA, then in the user's cache, then at public places: over HTTP, or
-in a Python package of which nothing is executed. Its SHA-256 is checked. One process calls this.
-The result is a `Model`, or a model file with its licence beside it.
+A file is searched for in $HPCFWI_DATA, then in the user's cache. If it is in neither, it is
+downloaded over HTTP or extracted from a Python package, no code of which is executed. The SHA-256
+of a file is checked. The result is a `Model`, or a model file and its licence. Only one process of
+a job may call these functions.
 """
 
 from __future__ import annotations
@@ -39,11 +40,21 @@ from hpcfwi.system import beside, make_directory, open_own, put_in_place, writte
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A velocity model with a name; licence: what must stay with it.
+    """A velocity model with a name.
 
-    The grid is the one of the original model: the origin of a window is its true place, and
-    positions of a survey count from the same zero (a source at the top of a window that begins
-    at 800 m has the depth 800 m).
+    Parameters
+    ----------
+    name
+        Name in `registry.DATASETS`.
+    title
+        Description, for messages.
+    licence
+        The licence, which must accompany the model.
+    citation
+        Publication to cite.
+    grid
+        Grid of the model. A window keeps the coordinates of the original model: a source at the top
+        of a window that begins at 800 m has a depth of 800 m.
     """
 
     name: str
@@ -60,15 +71,16 @@ class Edition:
     Parameters
     ----------
     file
-        Its name, as published and in $HPCFWI_DATA (there, or in a folder of the dataset's name).
+        Name of the file, as published and in $HPCFWI_DATA (there, or in a folder with the name of
+        the dataset).
     sha256
-        SHA-256 of the file's bytes.
+        SHA-256 of the file.
     contents
-        In words: what the file holds, and how it is brought onto the dataset's grid.
+        Description of the contents, and of the resampling to the dataset's grid, for messages.
     urls
-        Where the file is served.
+        Addresses from which the file can be downloaded.
     package
-        Name, version and member of the source distribution that holds it.
+        Name, version and member of the source distribution that contains the file.
     """
 
     file: str
@@ -79,7 +91,7 @@ class Edition:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The public places, for people to read."""
+        """The addresses and the package that have the file, for messages."""
         if self.package is None:
             return self.urls
         name, version, member = self.package
@@ -88,21 +100,21 @@ class Edition:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDataset(Dataset):
-    """A model that someone has published; editions: of which the first that is found is taken."""
+    """A published model; editions: files that contain it, of which the first found is used."""
 
     editions: tuple[Edition, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedDataset(Dataset):
-    """A model given by a formula: P velocity (m/s) on a grid."""
+    """A computed model; formula: returns the P velocity (m/s) on a grid."""
 
     formula: Callable[[Grid], NDArray[np.float32]]
 
 
 _ATTEMPTS = 5
-# s without a byte, or for each address of a server to answer at all: what a firewall swallows is
-# given up within seconds, and a server that is only slow has as many attempts as above.
+# s, until a server must accept a connection or send the next byte. Behind a firewall that drops
+# packets a download fails within seconds; a slow server has _ATTEMPTS attempts.
 _TIMEOUT = 5.0
 _BROKEN_OFF = (ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException)
 _RANGE_NOT_SATISFIABLE = 416
@@ -110,16 +122,30 @@ _PARTIAL_CONTENT = 206
 
 
 class DownloadError(Exception):
-    """The file could not be had from there; the message says why, in a few words."""
+    """A file could not be downloaded; the message is the reason in a few words."""
 
 
 def download(url: str, path: Path, sha256: str) -> None:
-    """Fetch a file; what an interrupted earlier try left beside `path` is completed.
+    """Download a file to `path`, completing the partial file of an earlier, interrupted call.
 
-    A connection that breaks off is taken up again where it broke; where the server cannot do
-    that, or where the completed file has the wrong hash, the file is fetched anew once.
-    Raises `DownloadError`; what has arrived stays for the next try unless its hash is wrong. And
-    `InputError` where something else than a file has the name of what an earlier try left.
+    If a connection breaks, the download is resumed from there. If the server cannot resume, or if a
+    resumed file has the wrong hash, the download starts again from the beginning.
+
+    Parameters
+    ----------
+    url
+        Address of the file.
+    path
+        Where the file is written. The partial file is in the same directory.
+    sha256
+        Expected SHA-256 of the file.
+
+    Raises
+    ------
+    DownloadError
+        The download failed. The partial file stays for the next call, unless its hash is wrong.
+    InputError
+        The name of the partial file is taken by something that is not a file.
     """
     part = beside(path)
     for _ in range(_ATTEMPTS):
@@ -134,13 +160,14 @@ def download(url: str, path: Path, sha256: str) -> None:
             return
         part.unlink()
         if not resumed:
-            raise DownloadError("what the server sent has the wrong SHA-256")
-    raise DownloadError(f"the connection broke off {_ATTEMPTS} times")
+            raise DownloadError("the file from the server has the wrong SHA-256")
+    raise DownloadError(f"the connection broke {_ATTEMPTS} times")
 
 
-# Run by a Python of its own, as pip asks: pip finds the archive where its settings say (indexes,
-# folders, proxies, certificates, credentials) and receives it. No command of pip's does only that:
-# `pip download` runs what builds the package, for its metadata. With pip 22 to 26.
+# Code for a separate Python process, as pip's documentation recommends. It lets pip find and
+# download the archive according to pip's settings (indexes, folders, proxies, certificates,
+# credentials). No command of pip does only this: `pip download` runs the build of the package, to
+# get its metadata. It works with pip 22 to 26.
 _ASK_PIP = """
 import shutil, sys
 from pip._internal.commands import create_command
@@ -164,25 +191,25 @@ with command.main_context():
 
 
 def extract_from_package(name: str, version: str, member: str, path: Path, sha256: str) -> None:
-    """Fetch one file of a source distribution from the package index that pip is configured with.
+    """Extract one file of a source distribution, downloaded from pip's package index.
 
-    Nothing of the package is executed, and nothing but the file is kept.
+    No code of the package is executed, and its other files are not kept.
 
     Parameters
     ----------
     name, version
-        Version of the package.
+        Name and version of the package.
     member
-        The path of the file in the distribution.
+        Path of the file in the distribution.
     path
-        Where the file goes.
+        Where the file is written.
     sha256
-        SHA-256 of the file's bytes.
+        Expected SHA-256 of the file.
 
     Raises
     ------
     DownloadError
-        Where the distribution cannot be had, or the file in it is missing or another one.
+        The distribution cannot be downloaded, or its file is missing or has the wrong hash.
     """
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder, "archive.tar.gz")
@@ -196,7 +223,7 @@ def extract_from_package(name: str, version: str, member: str, path: Path, sha25
         try:
             content = _read_member(archive, member)
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-            raise DownloadError(f"what pip received is no archive ({error})") from error
+            raise DownloadError(f"pip received a file that is not an archive ({error})") from error
     if hashlib.sha256(content).hexdigest() != sha256:
         raise DownloadError("the file in the package has the wrong SHA-256")
     with written_whole(path) as file:
@@ -214,13 +241,21 @@ def _read_member(archive: Path, member: str) -> bytes:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _receive(url: str, part: Path) -> tuple[bool, bool]:
-    """Append to `part` what it lacks; (whether there was something before, whether it is whole)."""
+    """Download the missing bytes of the partial file `part`.
+
+    Returns
+    -------
+    resumed : bool
+        True if the file had bytes before and the server continued after them.
+    whole : bool
+        True if the file is complete.
+    """
     start = part.stat().st_size if part.exists() else 0
     request = Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
@@ -251,25 +286,26 @@ DATA_VARIABLE = "HPCFWI_DATA"
 def fetch_dataset(
     dataset: PublishedDataset, to: Path | None = None, announce: Callable[[str], None] = print
 ) -> tuple[Edition, Path]:
-    """Find the file of a published model, or fetch it.
+    """Find the file of a published model, or download it.
 
     Parameters
     ----------
     dataset
-        The model; its editions are tried in their order, at each kind of place.
+        The model. All editions are searched for in $HPCFWI_DATA, then in the cache, and then
+        downloaded in their order.
     to
-        The directory to fetch into, instead of the user's cache.
+        Directory that is used in place of the user's cache.
     announce
-        Is told in sentences what happens.
+        Called with sentences about the progress.
 
     Returns
     -------
-    The edition that was found, and its file, whose SHA-256 is right.
+    The edition that was found and the path of its file, whose SHA-256 has been checked.
 
     Raises
     ------
     InputError
-        Where a file in $HPCFWI_DATA was altered, or no public place can be reached.
+        A file in $HPCFWI_DATA has the wrong hash, or no edition can be downloaded.
     """
     for edition in dataset.editions:
         given = _in_data_directory(dataset.name, edition)
@@ -316,14 +352,14 @@ def _in_data_directory(name: str, edition: Edition) -> Path | None:
                 raise InputError(
                     str(path),
                     f"its SHA-256 is not that of {name}, {edition.sha256}",
-                    f"Replace the file by the original, or unset {DATA_VARIABLE}.",
+                    f"Replace the file with the original, or unset {DATA_VARIABLE}.",
                 )
             return path
     return None
 
 
 def _hash(path: Path) -> str:
-    remedy = f"Ask for the permission to read it, or name another directory in {DATA_VARIABLE}."
+    remedy = f"Get permission to read it, or name another directory in {DATA_VARIABLE}."
     with refusing(str(path), "it cannot be read", remedy):
         return sha256_of(path)
 
@@ -331,9 +367,9 @@ def _hash(path: Path) -> str:
 def _fetch(
     edition: Edition, path: Path, announce: Callable[[str], None], failures: list[str]
 ) -> bool:
-    """Fetch the file from the first public place that has it; `failures` learns why others did not.
+    """Download the file from the first address that works, or extract it from its package.
 
-    Returns True if the file is there.
+    The reasons of failures are appended to `failures`. Returns True if the file was downloaded.
     """
     for url in edition.urls:
         announce(f"Downloading {url} to {path}.")
@@ -387,7 +423,7 @@ MARMOUSI2 = PublishedDataset(
                 "4bb481256b2bdc286fa88eb1f3aea5e3a71dbe85/data/marmousi_vp_20m_176x851.bin",
             ),
         ),
-        # Both are samples of the same original, and agree where they have a point in common
+        # Both are samples of the same original, and agree at the points that they share.
         Edition(
             file="marmousi.py",
             sha256="dbad466a18d459d11988eb2f5e81de0bce44d93935a34eaaf5d0d71333ad0116",
@@ -445,10 +481,10 @@ WINDOW = PublishedDataset(
 def load_dataset(
     name: str, to: Path | None = None, announce: Callable[[str], None] = print
 ) -> Model:
-    """The parameters of a dataset that an inversion knows, as a model on the dataset's own grid.
+    """Return a dataset as a model on the dataset's grid, with the parameters of `PARAMETERS` only.
 
-    Arguments and errors are those of `fetch_dataset`; `announce` is told as well what the model is
-    and under which licence. Raises `InputError` for an unknown name too.
+    Arguments and errors are those of `fetch_dataset`. `announce` is also called with the title, the
+    licence and the citation. Raises `InputError` if the name is not known.
     """
     model, _ = _load(_known(name), to, announce)
     known = {parameter: model[parameter] for parameter in PARAMETERS if parameter in model.arrays}
@@ -456,10 +492,10 @@ def load_dataset(
 
 
 def export_dataset(name: str, directory: Path, announce: Callable[[str], None] = print) -> Path:
-    """Write NAME.h5, a model file, and NAME.LICENCE.txt beside it; returns the model file.
+    """Write a model file, NAME.h5, and NAME.LICENCE.txt; return the path of the model file.
 
-    The file has all arrays that the dataset's source has. Errors are those of `load_dataset`, and
-    `InputError` where they cannot be written.
+    The model file has all arrays of the dataset. Errors are those of `load_dataset`, and
+    `InputError` if the files cannot be written.
     """
     dataset = _known(name)
     model, contents = _load(dataset, None, announce)
@@ -473,7 +509,7 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
         raise InputError(
             str(directory),
             f"{path.name} and its licence cannot be written there ({error})",
-            "Name a directory in which you may write, with --to.",
+            "Choose a directory to which you may write, with --to.",
         ) from error
     announce(f"Wrote {path}.")
     return path
@@ -482,7 +518,7 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
 def _load(
     dataset: PublishedDataset | ComputedDataset, to: Path | None, announce: Callable[[str], None]
 ) -> tuple[Model, str]:
-    """All arrays of a dataset, and in words what they are."""
+    """Return a model with all arrays of a dataset, and a description of the contents."""
     announce(f"{dataset.title}.")
     announce(f"Licence: {dataset.licence}")
     announce(f"Please cite: {dataset.citation}")
@@ -506,9 +542,9 @@ def _known(name: str) -> PublishedDataset | ComputedDataset:
 
 
 def _read_published(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]]:
-    """Read the arrays of a published file, in axis order, m/s and kg/m3.
+    """Read the arrays (z, x) of a published file, in m/s and kg/m3.
 
-    Archives are in km/s, and plain binary files have the depth fastest.
+    Archives (.npz) are in km/s. In binary files the depth varies fastest.
     """
     if path.suffix == ".npz":
         with np.load(path) as arrays:
@@ -519,10 +555,10 @@ def _read_published(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]
 
 
 def _read_texts(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]]:
-    """Read arrays that lie as texts in a Python file, without executing it.
+    """Read arrays that are stored as strings in a Python file, without executing it.
 
-    `_VP_TRUE_B85` and its like are 16-bit numbers, compressed, in base 85; `_VP_TRUE_SHAPE` says
-    how many, over the extent of `grid`, onto which they are resampled as any model is.
+    `_VP_TRUE_B85` and the other arrays are 16-bit floats, compressed and encoded in base 85. Their
+    shape is `_VP_TRUE_SHAPE`. They cover the extent of `grid`, to which they are resampled.
     """
     values = {
         target.id: ast.literal_eval(statement.value)

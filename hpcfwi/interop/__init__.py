@@ -1,4 +1,5 @@
-"""Other people's libraries, where more than a method of ours is needed: each imported when asked.
+"""Interfaces to other libraries that need more than a method of an operator.
 
-`operators` has stacks, fidelities and tiles; here they only get the interfaces of other libraries.
+The modules wrap stacks, fidelities and tiles of `hpcfwi.operators` in the types of another library.
+Each module imports its library, so that none is needed unless its module is used.
 """

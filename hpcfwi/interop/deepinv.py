@@ -1,7 +1,7 @@
-"""Stacks as deepinv's physics, and its physics, fidelities, priors and denoisers on several ranks.
+"""Stacks as physics of deepinv, and deepinv's physics, fidelities, priors and denoisers on ranks.
 
-The results are types of deepinv, so that its optimizers accept them. All ranks run these side by
-side, each the whole of it, from the same start; methods are collective.
+The results are types of deepinv, so that its optimizers accept them. Every rank runs the complete
+optimizer from the same initial values; the methods are collective.
 """
 
 from __future__ import annotations
@@ -31,56 +31,62 @@ except (ImportError, RuntimeError) as error:
 
 
 class Tensors:
-    """The form of inputs and outputs for deepinv: tensors as they are.
+    """Conversion of inputs and outputs between deepinv and a stack; tensors are not changed.
 
-    The outputs of all members are a TensorList.
+    Methods `read...` convert from deepinv to the stack, `show...` from the stack to deepinv. The
+    outputs of all members are a TensorList in deepinv.
     """
 
     def read(self, x: Any) -> Any:
-        """An input."""
+        """Return an input for the stack."""
         return x
 
     def show(self, x: Any) -> Any:
-        """An input of ours."""
+        """Return an input for deepinv."""
         return x
 
     def read_outputs(self, y: Any) -> Any:
-        """Convert the outputs of all members."""
+        """Return the outputs of all members for the stack."""
         return y
 
     def show_outputs(self, ys: Any) -> Any:
-        """Convert the outputs of all members."""
+        """Return the outputs of all members for deepinv."""
         return TensorList([*ys])
 
     def read_one(self, y: Tensor) -> Tensor:
-        """The output of one member."""
+        """Return the output of one member for the stack."""
         return y
 
     def show_one(self, y: Tensor) -> Tensor:
-        """The output of one member."""
+        """Return the output of one member for deepinv."""
         return y
 
 
 class Images(Tensors):
-    """The form of images: models are (1, parameter, z, x), data (1, shot, receiver, time)."""
+    """Conversion between images of deepinv and models and data of shots.
+
+    Models are images (1, parameter, z, x) in deepinv, data are (1, shot, receiver, time).
+
+    like: a model with the grid and the names of the parameters.
+    """
 
     def __init__(self, like: Model) -> None:
         self._grid, self._names = like.grid, [*like.arrays]
 
     def read(self, x: Tensor) -> Model:
-        """A model."""
+        """Return the model of an image."""
         return Model(self._grid, dict(zip(self._names, x[0], strict=True)))
 
     def show(self, x: Model) -> Tensor:
-        """An image of a model."""
+        """Return the image of a model."""
         return torch.stack([x[name] for name in self._names])[None]
 
     def read_outputs(self, y: Tensor) -> Tensor:
-        """All shots."""
+        """Return the data of all shots, (shot, receiver, time)."""
         return y[0]
 
     def show_outputs(self, ys: Tensor) -> Tensor:
-        """All shots."""
+        """Return the data of all shots, (1, shot, receiver, time)."""
         return ys[None]
 
     def read_one(self, y: Tensor) -> Tensor:
@@ -93,9 +99,10 @@ class Images(Tensors):
 
 
 class StackPhysics(Physics):  # type: ignore[misc]
-    """A stack as one of deepinv's physics; `A` is differentiable, also across ranks.
+    """A stack as a physics of deepinv; `A` is differentiable, also across ranks.
 
-    noisy: members that measure with noise, where they have any.
+    operators: the stack; form: the conversion of inputs and outputs; noisy: the stack of the
+    members with their noise, None if they have no noise.
     """
 
     def __init__(self, operators: Stack, form: Tensors, noisy: Stack | None = None) -> None:
@@ -103,40 +110,40 @@ class StackPhysics(Physics):  # type: ignore[misc]
         self.operators, self.form, self.noisy = operators, form, noisy
 
     def forward(self, x: Any) -> Any:
-        """Return the measurement: `A` and noise, drawn by the rank of each member."""
+        """Return the outputs of all members with noise, which the rank of each member draws."""
         if self.noisy is None:
             return self.A(x)
         return self.form.show_outputs(self.noisy(self.form.read(x)))
 
     def A(self, x: Any) -> Any:  # noqa: N802
-        """The outputs of all members."""
+        """Return the outputs of all members."""
         return self.form.show_outputs(self.operators(self.form.read(x)))
 
     def A_vjp(self, x: Any, v: Any) -> Any:  # noqa: N802
-        """The transpose of the derivative at x, applied to v."""
+        """Return the transposed derivative at x, applied to v."""
         form = self.form
         return form.show(self.operators.vjp(form.read(x), form.read_outputs(v)))
 
 
 class LinearStackPhysics(StackPhysics, LinearPhysics):  # type: ignore[misc]
-    """A linear stack; no gradients flow through its adjoint."""
+    """A linear stack as a physics of deepinv; its adjoint is not differentiable."""
 
     def A_adjoint(self, y: Any) -> Any:  # noqa: N802
-        """The adjoint, added up over members."""
+        """Return the adjoint applied to y, summed over members."""
         return self.form.show(self.operators.adjoint(self.form.read_outputs(y)))
 
     def A_vjp(self, x: Any, v: Any) -> Any:  # noqa: ARG002, N802
-        """The adjoint, as it is linear."""
+        """Return the adjoint applied to v, because the stack is linear."""
         return self.A_adjoint(v)
 
     def A_adjoint_A(self, x: Any) -> Any:  # noqa: N802
-        """The adjoint of what members make of x; no output leaves its rank."""
+        """Return the adjoint of `A` applied to `A(x)`; outputs are not sent to other ranks."""
         return self.form.show(self.operators.normal(self.form.read(x)))
 
     def A_dagger(  # noqa: N802
         self, y: Any, solver: str = "CG", max_iter: int | None = None, tol: float | None = None
     ) -> Any:
-        """The least-squares solution: by `Stack.pseudoinverse`, or another solver of deepinv's."""
+        """Return the least-squares solution, by `Stack.pseudoinverse` for "CG", else by deepinv."""
         if solver != "CG":
             return super().A_dagger(y, solver, max_iter, tol)
         found = self.operators.pseudoinverse(
@@ -152,16 +159,16 @@ class LinearStackPhysics(StackPhysics, LinearPhysics):  # type: ignore[misc]
         tol: float = 1e-3,
         verbose: bool = True,  # noqa: ARG002
     ) -> Tensor:
-        """The square of `Stack.norm`; `compute_norm` makes of it what deepinv's does."""
+        """Return the square of `Stack.norm`; deepinv's `compute_norm` uses it."""
         norm = self.operators.norm(self.form.read(x0), tol, max_iter)
         return torch.tensor(norm**2, dtype=x0.real.dtype, device=x0.device)
 
 
 class StackFidelity(DataFidelity):  # type: ignore[misc]
-    """The distances of a stack's outputs to data, each taken by the rank of its member.
+    """A data fidelity of a stack, whose terms are computed by the ranks of the members.
 
-    fidelities: deepinv's, one for each member, or one for all, of which the distance counts.
-    Results have the same bits on any number of ranks.
+    fidelities: fidelities of deepinv, one for each member or one for all members, of which only the
+    distance is used. Results have the same bits on any number of ranks.
     """
 
     def __init__(self, fidelities: Any) -> None:
@@ -169,7 +176,7 @@ class StackFidelity(DataFidelity):  # type: ignore[misc]
         self.fidelities = fidelities
 
     def fn(self, x: Any, y: Any, physics: StackPhysics, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the sum for each image, or the mean, as the stack's `reduce` says."""
+        """Return the sum or mean over members (the stack's `reduce`), one value per image."""
         stack, form = physics.operators, physics.form
         y_of, outputs = stack.find(form.read_outputs(y)), stack.push(form.read(x))
         mine = {
@@ -183,7 +190,7 @@ class StackFidelity(DataFidelity):  # type: ignore[misc]
         return total / len(stack) if stack.reduce == "mean" else total
 
     def grad(self, x: Any, y: Any, physics: StackPhysics, *args: Any, **kwargs: Any) -> Any:
-        """The gradient of that."""
+        """Return the gradient of `fn` with respect to x."""
         stack, form = physics.operators, physics.form
         y_of = stack.find(form.read_outputs(y))
 
@@ -199,7 +206,7 @@ class StackFidelity(DataFidelity):  # type: ignore[misc]
 
 
 class TiledDenoiser(Denoiser):  # type: ignore[misc]
-    """A denoiser, tile by tile; ways: as `Tiles` has them."""
+    """A denoiser that is applied tile by tile; ways: keyword arguments of `Tiles`."""
 
     def __init__(self, denoiser: Callable[..., Tensor], context: Context, **ways: Any) -> None:
         super().__init__(device=context.device)
@@ -207,12 +214,12 @@ class TiledDenoiser(Denoiser):  # type: ignore[misc]
         self._tiles = Tiles(denoiser, context, **ways)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Apply it to images, with its other arguments such as a noise level."""
+        """Return denoised images; other arguments, such as a noise level, go to the denoiser."""
         return self._tiles(x, *args, **kwargs)
 
 
 class TiledPrior(Prior):  # type: ignore[misc]
-    """A prior whose `grad` and `prox` are taken tile by tile; ways: as `Tiles` has them."""
+    """A prior whose `grad` and `prox` are computed by tiles; ways: keyword arguments of `Tiles`."""
 
     def __init__(self, prior: Any, context: Context, **ways: Any) -> None:
         super().__init__()
@@ -221,26 +228,36 @@ class TiledPrior(Prior):  # type: ignore[misc]
         self._prox = Tiles(prior.prox, context, **ways)
 
     def fn(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The prior's value, of the whole image on every rank."""
+        """Return the value of the prior; every rank computes it for the whole image."""
         return self.whole.fn(x, *args, **kwargs)
 
     def grad(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return its gradient."""
+        """Return the gradient of the prior."""
         return self._grad(x, *args, **kwargs)
 
     def prox(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return its proximity operator."""
+        """Return the proximity operator of the prior."""
         return self._prox(x, *args, **kwargs)
 
 
 def as_physics(stack: Stack, like: Model | None = None) -> StackPhysics:
-    """A stack as one of deepinv's physics, linear where the stack is; collective.
+    """Return a stack as a physics of deepinv, which is linear if the stack is; collective.
 
-    For shots an input is an image (1, parameter, z, x), an output one (1, shot, receiver, time);
-    `like` is a model for shots, of which only grid and names matter, and is known of their
-    linearisation. Of any other stack inputs are what members take, and outputs a TensorList.
+    For shots, inputs are images (1, parameter, z, x) and outputs are (1, shot, receiver, time). For
+    other stacks, inputs are those of the members, and outputs are a TensorList.
 
-    Raises ValueError where the stack's `reduce` is None, as deepinv has no use for parts of a sum.
+    Parameters
+    ----------
+    stack
+        A stack of operators.
+    like
+        For `Shots`: a model with the grid and the names of the parameters; its values do not
+        matter. `Born` does not need it.
+
+    Raises
+    ------
+    ValueError
+        The stack's `reduce` is None. deepinv needs the complete sum on every rank.
     """
     if stack.reduce is None:
         raise ValueError("the stack's reduce is None; expected 'sum' or 'mean'")
@@ -251,12 +268,27 @@ def as_physics(stack: Stack, like: Model | None = None) -> StackPhysics:
 def distribute(thing: Any, context: Context, *, count: int | None = None, **ways: Any) -> Any:
     """Distribute an object of deepinv over ranks, as an object of deepinv; collective.
 
-    thing: a stacked physics, a list of physics, or a factory (number, device, shared) -> physics
-    with `count`: one physics, which also measures with its members' noise; a stacked data fidelity,
-    a list of them, or one for all: for such a physics; a prior or a denoiser: tile by tile.
-    ways: as `operators.distribute` has them.
+    Parameters
+    ----------
+    thing
+        One of these:
 
-    Raises TypeError for anything else.
+        - a stacked physics, a list of physics, or a function (number, device, shared) -> physics
+          that makes `count` of them. The result is one physics, with the noise of its members.
+        - a stacked data fidelity, a list of data fidelities, or one for all members. The result is
+          a data fidelity for a distributed physics.
+        - a prior or a denoiser, which is applied tile by tile.
+    context
+        The rank's place in the job.
+    count
+        Number of physics, if `thing` is a function.
+    ways
+        Keyword arguments of `operators.distribute`.
+
+    Raises
+    ------
+    TypeError
+        `thing` is none of these.
     """
     if isinstance(thing, StackedPhysicsDataFidelity):
         return StackFidelity(thing.data_fidelity_list)

@@ -1,1 +1,1 @@
-"""The algorithm of the inversion: where waves, ranks and data meet."""
+"""The algorithm of the inversion, which combines waves, ranks and data."""

@@ -1,13 +1,14 @@
-"""Checks of an experiment before anything runs: slips of units, and what a stage cannot have.
+"""Checks of an experiment before anything runs: units, and the settings of stages.
 
-A slip can be computed and cannot be meant, such as a length in km; it is refused with the unit that
-was probably meant. A stage that asks of the model and the survey what these do not have is refused
-with its number. `config` checks what keys alone say, `plan.data` looks at the values of the data.
+A possible but unlikely number, such as a length in km, is an error whose message has the unit that
+was probably meant. If the settings of a stage do not suit the model or the survey, the error names
+the stage. `config` has checks that need only the keys, and `plan.comparison` those of the values of
+the data. Each check yields its findings: `prepare` raises the first, and `hpcfwi plan` reports all.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.sections import DataSection
-from hpcfwi.errors import InputError
+from hpcfwi.errors import Finding, InputError
 from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.model import PARAMETERS
@@ -23,29 +24,91 @@ from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey, divide, find_amplitudes, find_frequencies
 from hpcfwi.wave.engines import choose
+from hpcfwi.wave.numerics import longest_step
 from hpcfwi.wave.simulation import wave_speed
 
-# Wavelengths that fit into the longest side of a model, below which a wave sees nothing of it.
+# Smallest number of wavelengths in the longest side of a model. Waves do not see smaller models.
 FEWEST_WAVELENGTHS = 1.0 / 3.0
-# Of the model's longest side, what sources or receivers spread over at least: in km for m, a line
-# from end to end has a thousandth.
+# Smallest extent of sources or receivers, as a share of the model's longest side. A line in km
+# instead of m has a share of at most a thousandth.
 SMALLEST_SPREAD = 1.0 / 500.0
-
-# Times that the slowest wave goes along a model's longest side in a record, at most: that of a
-# survey is 0.1 to 10 times, and in ms for s a thousand times that
+# Smallest and largest sampling interval of the data, in longest stable steps. With a longer one,
+# the record's shortest wave is hundreds of cells long; with a shorter one, the change of the wave
+# in a step is lost in rounding.
+STEPS_A_SAMPLE = (1e-4, 1e3)
+# Largest number of times that the slowest wave crosses a model's longest side in a record. Surveys
+# have 0.1 to 10; with times in ms instead of s, they have a thousand times that.
 MOST_PASSAGES = 50.0
 
 
-def refuse_slips(experiment: Experiment) -> None:
-    """Raise `InputError` for the first that is found."""
-    _refuse_wrong_times(experiment)
-    _refuse_long_records(experiment)
-    _refuse_wrong_positions(experiment)
-    _refuse_points_on_free_surface(experiment)
+def check_units(experiment: Experiment) -> Iterator[Finding]:
+    """Yield the errors of the survey and the model, such as numbers in another unit."""
+    yield from _check_positions(experiment)
+    yield from _check_step(experiment)
+    yield from _check_wavelength(experiment)
+    yield from _check_duration(experiment)
+    yield from _check_spread(experiment)
+    yield from _check_free_surface(experiment)
+    yield from _check_silence(experiment.config, experiment.survey)
 
 
-def _refuse_wrong_times(experiment: Experiment) -> None:
-    """Does the wavelet make waves that fit both the model and its cells?"""
+def _check_positions(experiment: Experiment) -> Iterator[Finding]:
+    config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
+    where = config.survey.file or "survey"
+    for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
+        outside = ~grid.contains(points)
+        if outside.any():
+            yield Finding(
+                "error",
+                f"{where}: {name}",
+                f"{outside.sum()} of {outside.size} lie outside the model, the first at "
+                f"{points[outside][0].tolist()} m; expected {list(grid.origin)} to "
+                f"{list(grid.last)} m, in the order {', '.join(grid.axes)}",
+                "Move them, or give a larger model.",
+            )
+
+
+def _check_silence(config: Config, survey: Survey) -> Iterator[Finding]:
+    silent = ~np.any(np.atleast_2d(survey.wavelet), axis=1)
+    if not silent.any():
+        return
+    found = "the wavelet is zero"
+    if not silent.all():
+        found = f"the wavelets of {silent.sum()} of {silent.size} shots are zero, the first is "
+        found += f"shot {silent.argmax()}"
+    given, duration = config.survey.wavelet, survey.dt * survey.n_samples
+    if given is not None:
+        remedy = "Check its delay against the duration."
+        if 0.0 < 1e-3 * given.delay < duration:
+            remedy = f"Its delay seems to be in milliseconds: give {1e-3 * given.delay:g}."
+        yield Finding("error", "survey.wavelet", found, remedy)
+        return
+    yield Finding(
+        "error",
+        f"{config.survey.file}, /wavelet",
+        found,
+        "Give a wavelet as survey.wavelet or to `hpcfwi convert` (--wavelet), or, if no shot has "
+        'one, set inversion.wavelet = "estimate" in all stages.',
+    )
+
+
+def _check_step(experiment: Experiment) -> Iterator[Finding]:
+    config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
+    fastest = experiment.fastest()
+    longest = longest_step(config.wave.order, grid.spacing, fastest)
+    fewest, most = STEPS_A_SAMPLE
+    if not fewest <= survey.dt / longest <= most:
+        yield Finding(
+            "error",
+            config.survey.dt_place,
+            f"found {survey.dt:g} s, expected {fewest * longest:.3g} to {most * longest:.3g} s "
+            f"where waves of {fastest:g} m/s cross cells of {min(grid.spacing):g} m",
+            "Check its unit, and those of the model's spacing and velocities.",
+        )
+
+
+def _check_wavelength(experiment: Experiment) -> Iterator[Finding]:
+    """Yield an error if waves are longer than the model, or shorter than its cells."""
     survey, grid = experiment.survey, experiment.initial.grid
     frequency, speeds = survey.spectrum.peak, wave_speed(experiment.initial.arrays)
     if frequency == 0.0:
@@ -66,7 +129,8 @@ def _refuse_wrong_times(experiment: Experiment) -> None:
     guess = ""
     if shortest * factor * FEWEST_WAVELENGTHS <= extent and longest * factor >= cell:
         guess = f"It seems to be {likely}: give {factor * survey.dt:g}. "
-    raise InputError(
+    yield Finding(
+        "error",
         experiment.config.survey.dt_place,
         f"found {survey.dt:g} s, with which the wavelet's peak is at {frequency:.3g} Hz, and its "
         f"waves are {shortest:.3g} to {longest:.3g} m long, {misfits}; expected s",
@@ -74,8 +138,8 @@ def _refuse_wrong_times(experiment: Experiment) -> None:
     )
 
 
-def _refuse_long_records(experiment: Experiment) -> None:
-    """Is anything left of the waves at the end of the record that is asked for?"""
+def _check_duration(experiment: Experiment) -> Iterator[Finding]:
+    """Yield an error if waves have left the model long before the end of the record."""
     section, grid = experiment.config.survey, experiment.initial.grid
     if section.duration is None or section.wavelet is None:
         return
@@ -86,26 +150,28 @@ def _refuse_long_records(experiment: Experiment) -> None:
         return
     seconds = 1e-3 * section.duration
     likely = seconds * section.wavelet.frequency >= 1.0 and 1e-3 * passages <= MOST_PASSAGES
-    raise InputError(
+    yield Finding(
+        "error",
         "survey.duration",
         f"found {section.duration:g} s, in which waves of {slowest:g} m/s go {passages:.3g} times "
-        f"along the model of {extent:g} m; expected s, {MOST_PASSAGES:g} times at most",
+        f"through the model of {extent:g} m; expected s, {MOST_PASSAGES:g} times at most",
         f"It seems to be in milliseconds: give {seconds:g}."
         if likely
         else "Give a shorter one, or check the units of the model's spacing and velocities.",
     )
 
 
-def _refuse_wrong_positions(experiment: Experiment) -> None:
-    """Do all sources, or all receivers, lie next to each other?"""
+def _check_spread(experiment: Experiment) -> Iterator[Finding]:
+    """Yield an error if all sources, or all receivers, lie next to each other."""
     grid, survey = experiment.initial.grid, experiment.survey
     extent = max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True))
     limit = max(*grid.spacing, SMALLEST_SPREAD * extent)
     for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
         spread = float(np.ptp(points.reshape(-1, grid.ndim), axis=0).max())
-        # Shots that repeat each other, or a single receiver, are none of it
+        # Repeated shots and a single receiver are not an error.
         if 0.0 < spread < limit:
-            raise InputError(
+            yield Finding(
+                "error",
                 f"{experiment.config.survey.file or 'survey'}: {name}",
                 f"all of them lie within {spread:.3g} m, in a model of {extent:g} m with cells of "
                 f"{min(grid.spacing):g} m; expected positions in m",
@@ -113,18 +179,19 @@ def _refuse_wrong_positions(experiment: Experiment) -> None:
             )
 
 
-def _refuse_points_on_free_surface(experiment: Experiment) -> None:
-    """p = 0 there: nothing is emitted, and nothing heard."""
+def _check_free_surface(experiment: Experiment) -> Iterator[Finding]:
+    """Yield an error for sources and receivers on a free surface, where p = 0."""
     if not experiment.config.wave.free_surface:
         return
     grid, survey, file = experiment.initial.grid, experiment.survey, experiment.config.survey.file
     for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
         on_surface = _on_surface(points, grid.origin[0], grid.spacing[0])
         if on_surface.any():
-            raise InputError(
+            yield Finding(
+                "error",
                 f"{file}: {name}" if file else f"survey.{name}.depth",
                 f"{on_surface.sum()} of {on_surface.size} lie on the free surface at "
-                f"{grid.origin[0]:g} m, where the pressure is zero: their traces would be, too",
+                f"{grid.origin[0]:g} m, where the pressure, and so their traces, are zero",
                 f"Give a depth below it, such as {grid.origin[0] + grid.spacing[0]:g} m, or "
                 "wave.free_surface = false.",
             )
@@ -132,15 +199,6 @@ def _refuse_points_on_free_surface(experiment: Experiment) -> None:
 
 def _on_surface(points: NDArray[np.float64], top: float, spacing: float) -> NDArray[np.bool_]:
     return np.asarray(np.abs(points[..., 0] - top) < 1e-6 * spacing)
-
-
-def refuse_stage(experiment: Experiment, where: str, context: Context) -> None:
-    """Raise `InputError` on all ranks for the first that is found; collective.
-
-    where: the stage, before a key's name. One rank looks at the model and at all shots.
-    """
-    context.from_root(partial(_refuse_demands, experiment, where))
-    refuse_engine(experiment.config, where, context)
 
 
 def refuse_engine(config: Config, where: str, context: Context) -> None:
@@ -151,27 +209,33 @@ def refuse_engine(config: Config, where: str, context: Context) -> None:
         raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
 
 
-def _refuse_demands(experiment: Experiment, where: str) -> None:
+def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
+    """Yield the errors of a stage whose settings do not suit the model or the survey.
+
+    where: prefix of the keys, which names the stage.
+    """
     section, survey = experiment.config.inversion, experiment.survey
     largest = section.largest_batch(survey.n_shots)
     if largest > survey.n_shots:
-        raise InputError(
+        yield Finding(
+            "error",
             f"{where}inversion.batch",
             f"found {largest}, but the survey has {survey.n_shots} shots",
-            "Give at most that many.",
+            "Give at most this number.",
         )
-    _check_band(experiment.config, survey, where)
-    _check_offsets(experiment.config, survey, where)
-    _check_wavelet(section, survey, where)
+    yield from _check_band(experiment.config, survey, where)
+    yield from _check_offsets(experiment.config, survey, where)
+    yield from _check_wavelet(section, survey, where)
     if section.encoding != "none":
-        _check_encoding(experiment, where)
-    _check_fixed(experiment, where)
+        yield from _check_encoding(experiment, where)
+    yield from _check_fixed(experiment, where)
     for name, bounds in section.bounds_by_name.items():
         array, free, parameter = experiment.initial[name], ~experiment.fixed, PARAMETERS[name]
         lowest = array.min(where=free, initial=np.inf)
         highest = array.max(where=free, initial=-np.inf)
         if lowest < bounds[0] or highest > bounds[1]:
-            raise InputError(
+            yield Finding(
+                "error",
                 f"{where}inversion.bounds",
                 f"found {list(bounds)}, but the initial model has {lowest:.0f} to "
                 f"{highest:.0f} {parameter.unit}",
@@ -182,11 +246,12 @@ def _refuse_demands(experiment: Experiment, where: str) -> None:
             )
 
 
-def _check_fixed(experiment: Experiment, where: str) -> None:
+def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
     section, grid = experiment.config.inversion, experiment.initial.grid
     if section.fixed is None:
         if experiment.fixed.all():
-            raise InputError(
+            yield Finding(
+                "error",
                 f"{where}inversion.fixed_above",
                 f"found {section.fixed_above}, which fixes the whole model",
                 f"Give a depth above {grid.last[0]} m.",
@@ -196,69 +261,75 @@ def _check_fixed(experiment: Experiment, where: str) -> None:
         return
     what = "the whole model" if experiment.fixed.any() else "no cell of it"
     if section.fixed.file in experiment.known.masks:
-        raise InputError(
+        yield Finding(
+            "error",
             f"{where}inversion.fixed.file: {section.fixed.file}",
             f"its /fixed is 1 for {what}",
-            "Give 1 for the cells that are kept, and 0 for those that may change.",
+            "Give 1 for fixed cells, and 0 for those that may change.",
         )
+        return
     if section.fixed.file is not None:
         floor = experiment.known.floor(section, grid)
-        raise InputError(
+        yield Finding(
+            "error",
             f"{where}inversion.fixed.file: {section.fixed.file}",
-            f"its depths of {floor.min():g} to {floor.max():g} m below the model fix "
-            f"{what}, which has depths of {grid.origin[0]:g} to {grid.last[0]:g} m",
-            "Give depths in m, downwards from the zero of the model's own coordinates.",
+            f"its depths of {floor.min():g} to {floor.max():g} m fix {what}, which has depths of "
+            f"{grid.origin[0]:g} to {grid.last[0]:g} m",
+            "Give depths in m, downwards, in the model's coordinates.",
         )
+        return
     speeds = wave_speed(experiment.known.start.arrays)
-    raise InputError(
+    yield Finding(
+        "error",
         f"{where}inversion.fixed.above_velocity",
-        f"found {section.fixed.above_velocity:g}, which fixes {what}: the first cells of the "
-        f"starting model's columns have {speeds[0].min():g} to {speeds[0].max():g} m/s, all of its "
-        f"cells {speeds.min():g} to {speeds.max():g} m/s",
-        "Give a velocity between that of the water and that of the sea floor, in m/s.",
+        f"found {section.fixed.above_velocity:g}, which fixes {what}: the top cells of the "
+        f"starting model have {speeds[0].min():g} to {speeds[0].max():g} m/s, all its cells have "
+        f"{speeds.min():g} to {speeds.max():g} m/s",
+        "Give a velocity between those of the water and the sea floor, in m/s.",
     )
 
 
-def _check_encoding(experiment: Experiment, where: str) -> None:
-    """An encoded shot has all sources, so that every receiver must hear each of them."""
+def _check_encoding(experiment: Experiment, where: str) -> Iterator[Finding]:
+    """Yield an error if shots cannot be encoded, because receivers differ between them."""
     config, reason = experiment.config, None
     if experiment.survey.receivers.ndim == 3:
-        reason = "every shot of the survey has receivers of its own"
+        reason = "each shot of the survey has different receivers"
     elif experiment.survey.mask is not None:
-        reason = "the survey has traces that do not count"
+        reason = "the survey has masked traces"
     elif config.inversion.max_offset is not None:
-        reason = "inversion.max_offset leaves receivers out, for each shot others"
+        reason = "inversion.max_offset leaves out different receivers for each shot"
     else:
         reason = _tell_apart(config.data, experiment.survey)
     if reason is not None:
-        raise InputError(
+        yield Finding(
+            "error",
             f"{where}inversion.encoding",
-            f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is all shots '
-            "at once, heard by all receivers",
-            "Invert without an encoding, or without what sets shots apart.",
+            f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is a sum of '
+            "all shots, recorded by all receivers",
+            "Invert without an encoding, or treat all shots alike.",
         )
 
 
 def _tell_apart(data: DataSection, survey: Survey) -> str | None:
-    """Return what in [data] differs between shots and so cannot act on their sum, None if nothing.
+    """Return which key of [data] cannot be applied to sums of shots, and why, or None.
 
-    A factor that is one function of time for all traces can be applied to sums of traces.
+    Only a factor that is the same function of time for all traces can be applied to sums of traces.
     """
     if data.offsets is not None:
-        return "data.offsets leaves receivers out, for each shot others"
+        return "data.offsets leaves out different receivers for each shot"
     if any(mute.after is None for mute in data.mute):
-        return "data.mute goes by offset, which is another for each shot, but for `after`"
+        return "data.mute (except `after`) depends on the offset, which differs between shots"
     if data.weight is not None:
-        return "data.weight goes by offset or amplitude, which are others for each shot"
+        return "data.weight depends on offset or amplitude, which differ between shots"
     if data.edit is not None:
-        return "data.edit leaves out traces, of each shot others"
+        return "data.edit leaves out different traces for each shot"
     if data.correct is not None and len({find_peak(w) for w in np.atleast_2d(survey.wavelet)}) > 1:
-        return "data.correct counts from the peaks of wavelets, which shots have at other times"
+        return "data.correct depends on the peak times of the wavelets, which differ between shots"
     return None
 
 
-def _check_band(config: Config, survey: Survey, where: str) -> None:
-    """The wavelet is to be more than rounding in the band."""
+def _check_band(config: Config, survey: Survey, where: str) -> Iterator[Finding]:
+    """Yield an error if a wavelet has only rounding errors in the band."""
     if config.data.band is None:
         return
     wavelets = np.atleast_2d(survey.wavelet)
@@ -266,7 +337,7 @@ def _check_band(config: Config, survey: Survey, where: str) -> None:
     response = Band(*config.data.band, survey.n_samples, survey.dt).response(frequencies)
     for part in divide(wavelets):
         amplitudes = find_amplitudes(wavelets[part])
-        # A constant is no wave
+        # The constant is left out, because it is not a wave.
         left = (amplitudes * response)[:, 1:].max(axis=1)
         silent = left < NOTHING * amplitudes.max(axis=1)
         if not silent.any():
@@ -274,64 +345,71 @@ def _check_band(config: Config, survey: Survey, where: str) -> None:
         place = int(silent.argmax())
         whose = "the wavelet" if len(wavelets) == 1 else f"the wavelet of shot {part.start + place}"
         peak = frequencies[amplitudes[place].argmax()]
-        raise InputError(
+        yield Finding(
+            "error",
             f"{where}data.band",
             f"found {list(config.data.band)}, in which {whose} is zero: its peak is at "
             f"{peak:.3g} Hz, and there is less than {NOTHING:g} of that amplitude in the band",
-            "Give a band that the wavelet has, in Hz, or a wavelet of this band.",
+            "Give a band of the wavelet, in Hz, or a wavelet with energy in this band.",
         )
+        return
 
 
-def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> None:
-    """Refuse estimates for each shot, or from near traces, with encoded shots."""
+def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Iterator[Finding]:
+    """Yield errors for estimates that need single shots or near traces that do not exist."""
     wavelets = section.wavelet.make()()
     each, furthest = wavelets.per == "shot", wavelets.furthest
     if each and section.encoding != "none":
-        raise InputError(
+        yield Finding(
+            "error",
             f"{where}inversion.wavelet.per",
-            f'found "shot" with inversion.encoding = "{section.encoding}", and from traces of all '
-            "shots at once no shot's own wavelet can be told",
-            'Give per = "survey", for one of all shots, or invert without an encoding.',
+            f'found "shot" with inversion.encoding = "{section.encoding}", but the wavelets of '
+            "single shots cannot be estimated from encoded traces",
+            'Give per = "survey", for one wavelet of all shots, or invert without an encoding.',
         )
     if furthest is None:
         return
     if section.encoding != "none":
-        raise InputError(
+        yield Finding(
+            "error",
             f"{where}inversion.wavelet.furthest",
-            f'found {furthest:g} with inversion.encoding = "{section.encoding}", and an encoded '
+            f'found {furthest:g} with inversion.encoding = "{section.encoding}", but an encoded '
             "shot has sources near and far from each receiver",
             "Leave it out, or estimate the wavelet in a stage without an encoding.",
         )
-    deaf = Aperture(max_offset=furthest).find_deaf(survey)
-    if deaf.size == survey.n_shots:
-        raise InputError(
+        return
+    dead = Aperture(max_offset=furthest).find_dead_shots(survey)
+    if dead.size == survey.n_shots:
+        yield Finding(
+            "error",
             f"{where}inversion.wavelet.furthest",
-            f"found {furthest:g} m, and no receiver is so near to its source",
-            "Give a larger one.",
+            f"found {furthest:g} m, but no receiver is this close to its source",
+            "Give a larger offset.",
         )
-    if each and deaf.size:
-        raise InputError(
+    elif each and dead.size:
+        yield Finding(
+            "error",
             f"{where}inversion.wavelet.furthest",
-            f"found {furthest:g} m, and {deaf.size} of {survey.n_shots} shots, which are to "
-            f"have wavelets of their own, have no receiver so near, the first is shot "
-            f"{deaf[0]}",
-            'Give a larger one, or per = "survey".',
+            f"found {furthest:g} m, but {dead.size} of {survey.n_shots} shots, whose wavelets are "
+            f"estimated separately, have no receiver this close, the first is shot {dead[0]}",
+            'Give a larger offset, or per = "survey".',
         )
 
 
-def _check_offsets(config: Config, survey: Survey, prefix: str) -> None:
+def _check_offsets(config: Config, survey: Survey, prefix: str) -> Iterator[Finding]:
     furthest, nearest = config.offset_limits
     if furthest is None and not nearest:
         return
-    deaf = Aperture(None, furthest, nearest).find_deaf(survey)
-    if deaf.size:
-        where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger one."
+    dead = Aperture(None, furthest, nearest).find_dead_shots(survey)
+    if dead.size:
+        where, found, remedy = "inversion.max_offset", str(furthest), "Give a larger offset."
         if config.data.offsets is not None:
             where, found = "data.offsets", str(list(config.data.offsets))
             remedy = "Give a wider range, in m."
-        raise InputError(
+        yield Finding(
+            "error",
             f"{prefix}{where}",
-            f"found {found}, but {deaf.size} of {survey.n_shots} shots have no receiver at such "
-            f"offsets, the first is shot {deaf[0]}",
+            f"found {found}, but {dead.size} of {survey.n_shots} shots have no receiver at such "
+            f"offsets, the first is shot {dead[0]}",
             remedy,
         )

@@ -1,16 +1,16 @@
 """Conditioning of traces before they are compared: bands, line sources, picks, mutes and weights.
 
-Wavelet and observed traces pass the same filter, so that simulated traces need none. A filter of
-zero phase begins before the signal: records of a band begin `lead` seconds earlier, and end as much
-earlier as the observed ones. Traces of point sources become those of line sources in a 2-D earth.
-These two act on observed traces alone. Otherwise observed and simulated traces are multiplied by
-the same factors, so that the transpose is the same multiplication; the observed traces decide which
-of them count.
+The wavelet and the observed traces are filtered in the same way, so that simulated traces need no
+filter. The response of a zero-phase filter begins before the signal, so that records of a band
+begin and end `lead` seconds earlier. Traces of point sources are converted to those of line sources
+for a 2-D earth. These two operations are applied to observed traces only. All other factors
+multiply both observed and simulated traces, so that the transpose is the same multiplication. The
+observed traces determine which traces count.
 
 A file of picks has a header, which names its columns, and a row for each pick, with commas or
 blanks between the numbers. Columns are `shot`, `receiver`, `time`, the first two counted from 0 as
-in the gathers file; or `source_x`, `receiver_x`, `time`, in a 3-D model with `source_y`,
-`receiver_y`. Positions are in m, times in s after the shot. Empty lines and what follows a # are
+in the gathers file; or `source_x`, `receiver_x`, `time`, and in a 3-D model also `source_y`,
+`receiver_y`. Positions are in m, times in s after the shot. Empty lines, and text after a #, are
 ignored.
 """
 
@@ -33,13 +33,13 @@ from hpcfwi.operators.simulator import find_offsets
 from hpcfwi.survey import Survey, divide
 from hpcfwi.system import check_regular, check_room
 
-# Of the Butterworth filters whose squared magnitude is the response
+# Order of the Butterworth filters whose squared magnitude is the response.
 ORDER = 4
-# Share of an impulse's energy that may come earlier than `lead` before it
+# Largest share of the energy of an impulse's response that is more than `lead` before the impulse.
 EARLY = 1e-4
-# Amplitude, of 1, that is as good as none: that above the Nyquist frequency folds back
+# Amplitudes below this share are negligible; those above the Nyquist frequency are aliased.
 SILENT = 1e-3
-# Share of the amplitude of signals below which a band has nothing of them but rounding errors
+# A band with less than this share of a signal's amplitude has only rounding errors.
 NOTHING = 1e-4
 
 
@@ -47,7 +47,7 @@ NOTHING = 1e-4
 class Band:
     """A filter of traces of `n` samples, `dt` s apart.
 
-    low, high: frequencies (Hz) at which half of the amplitude is left; low may be 0, for none.
+    low, high: frequencies (Hz) at which the amplitude is halved; low may be 0 for a low-pass.
     """
 
     low: float
@@ -57,7 +57,7 @@ class Band:
 
     @cached_property
     def factor(self) -> int:
-        """The decimation of samples, a product of small primes, for which transforms are fast."""
+        """The decimation of samples, a product of small primes so that transforms are fast."""
         # 1 / (1 + (f / high)^(2 ORDER)) = SILENT
         highest = self.high * (1.0 / SILENT - 1.0) ** (0.5 / ORDER)
         most = max(1, int(0.5 / (highest * self.dt)))
@@ -65,12 +65,12 @@ class Band:
 
     @property
     def interval(self) -> float:
-        """Between the samples that are kept, s."""
+        """Time between the kept samples, s."""
         return self.factor * self.dt
 
     @cached_property
     def lead(self) -> float:
-        """Seconds by which its records begin before the shot; a whole number of kept samples."""
+        """Time (s) by which records begin before the shot, a whole number of kept samples."""
         n = 4 * self.n
         pulse = scipy.fft.irfft(self.response(scipy.fft.rfftfreq(n, self.dt)), n)
         energy = pulse[: n // 2] ** 2
@@ -79,26 +79,26 @@ class Band:
         return -(-samples // self.factor) * self.interval
 
     def filter(self, traces: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Traces (..., time) of the band, in its sampling; each is found without the others."""
+        """Return traces (..., time) in the band, at its interval, each filtered separately."""
         early, kept = round(self.lead / self.interval), -(-self.n // self.factor)
-        # So many that what comes before the beginning does not reach the end
+        # With so many samples, the signal before the beginning does not reach the end.
         m = int(scipy.fft.next_fast_len(kept + 2 * early, real=True))
-        # SciPy's transforms stay in single precision, in which traces are recorded
+        # SciPy's transforms compute in single precision, the precision of traces.
         spectra = scipy.fft.rfft(np.asarray(traces, np.float32), m * self.factor)[..., : m // 2 + 1]
         response = self.response(scipy.fft.rfftfreq(m, self.interval)) / self.factor
         whole = scipy.fft.irfft(spectra * response.astype(np.float32), m)
-        # What is periodic has at its end what comes before the beginning
+        # In the periodic signal, the samples before its beginning are at the end.
         return np.asarray(np.roll(whole, early, axis=-1)[..., :kept], np.float32)
 
     def filter_each(self, wavelets: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Wavelets (shot, time) in the band, some at a time."""
+        """Return wavelets (shot, time) in the band; a few are filtered at a time."""
         found = np.empty((len(wavelets), -(-self.n // self.factor)), np.float32)
         for part in divide(wavelets):
             found[part] = self.filter(wavelets[part])
         return found
 
     def survey(self, survey: Survey, wavelet: NDArray[np.float32]) -> Survey:
-        """The survey in this band, with its wavelet as `filter` gives it."""
+        """Return the survey in this band, with its filtered wavelet."""
         return replace(
             survey,
             wavelet=wavelet,
@@ -107,9 +107,9 @@ class Band:
         )
 
     def response(self, frequencies: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Return the amplitude at frequencies (Hz) of a filter that is run forwards and back.
+        """Return the amplitudes at frequencies (Hz) of a filter that is applied in both directions.
 
-        Butterworth (1930).
+        See Butterworth (1930).
         """
         response = 1.0 / (1.0 + (frequencies / self.high) ** (2 * ORDER))
         if self.low > 0.0:
@@ -121,42 +121,41 @@ class Band:
 def correct_point_source(
     traces: NDArray[np.floating], wavelet: NDArray[np.floating], dt: float, speed: float
 ) -> NDArray[np.float32]:
-    """Traces (receiver, time) with the phase and the amplitude that waves have in two dimensions.
+    """Return traces (receiver, time) with the phase and the amplitude of waves in two dimensions.
 
-    In a medium of velocity c, at many wavelengths, the Green's function of a line is that of a
-    point times sqrt(2 pi r c / (i omega)): an integration by half an order, and a factor
-    sqrt(2 pi r c), for which c sqrt(2 pi t) is taken, as r = c t (Forbriger, Gross and Schaefer
-    2014, single-trace transformation; Auer et al. 2013). That is right for every arrival that has
-    travelled at c, and elsewhere in phase. The transformation of a trace is its own: no other
-    trace is needed.
+    In a medium of velocity c, at a distance of many wavelengths, the Green's function of a line is
+    that of a point times sqrt(2 pi r c / (i omega)). This is an integration by half an order, and a
+    factor sqrt(2 pi r c), which is c sqrt(2 pi t) with r = c t (Forbriger, Gross and Schaefer 2014,
+    single-trace transformation; Auer et al. 2013). It is correct for every arrival that has
+    travelled at c; for others, only the phase is correct. Each trace is transformed separately.
 
-    wavelet: (time,), from the peak of which times of travel count, or (source, time) of several
-    that peak at the same time; dt: s; speed: c, m/s.
+    wavelet: (time,), or (source, time) of several wavelets with the same peak time, from which
+    travel times are counted; dt: s; speed: c, m/s.
     """
     n = traces.shape[-1]
     travelled = np.maximum(np.arange(n) - find_peak(wavelet), 0) * dt
-    # Padded, as what leaves at the end must not come back at the beginning
+    # Without the padding, the end of the signal would return at its beginning.
     operator = np.fft.rfft(half_integral(n, dt), 2 * n)
     halfway = np.fft.irfft(operator * np.fft.rfft(traces.astype(np.float64), 2 * n), 2 * n)[..., :n]
     return (halfway * speed * np.sqrt(2.0 * np.pi * travelled)).astype(np.float32)
 
 
 def find_peak(wavelet: NDArray[np.floating]) -> int:
-    """The sample at which a wavelet (time,), or the strongest of several (..., time), peaks."""
+    """Return the sample of the peak of a wavelet (time,), or of the strongest of several."""
     return int(np.abs(wavelet).reshape(-1, wavelet.shape[-1]).max(axis=0).argmax())
 
 
 def half_integral(n: int, dt: float) -> NDArray[np.float64]:
-    """The first n weights of integration by half an order, of samples every dt (s).
+    """Return the first n weights of integration by half an order, of samples every dt (s).
 
-    Each is the integral of 1 / sqrt(pi t) over a sample, from its middle to the next (the first
-    over half of one), so that the singularity at 0 does no harm.
+    Each is the integral of 1 / sqrt(pi t) over an interval dt around the sample (half an interval
+    for the first one), which avoids the singularity at 0.
     """
     ends = np.sqrt(dt * np.maximum(np.arange(n + 1) - 0.5, 0.0))
     return np.asarray(2.0 / np.sqrt(np.pi) * np.diff(ends))
 
 
-# m, from a position in the file to that of the survey which it means
+# Largest distance (m) between a position in the file and the one in the survey.
 NEAREST = 1.0
 NUMBERS = ("shot", "receiver", "time")
 
@@ -164,7 +163,7 @@ NUMBERS = ("shot", "receiver", "time")
 def sign_offsets(
     source: NDArray[np.float64], receivers: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Offsets (m) of receivers (receiver, ndim), negative on the side of smaller x."""
+    """Return offsets (m) of receivers (receiver, ndim), negative on the side of smaller x."""
     offsets = find_offsets(source, receivers)
     return np.where(receivers[:, -1] < source[-1], -offsets, offsets)
 
@@ -173,8 +172,8 @@ def sign_offsets(
 class Picks:
     """Picks of some traces of a survey, sorted by shots.
 
-    sources: (shot, ndim), of the shots that have any, m; ends: (shot + 1,), where the picks of each
-    begin and end; receivers: (pick, ndim), m; times: (pick,), s after the shot.
+    sources: (shot, ndim), m, of the shots with picks; ends: (shot + 1,), where the picks of each
+    shot begin and end; receivers: (pick, ndim), m; times: (pick,), s after the shot.
     """
 
     sources: NDArray[np.float64]
@@ -189,9 +188,9 @@ class Picks:
     def find_line(
         self, source: NDArray[np.float64], offsets: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Times (s) at signed offsets (m) from a source, linear between those of its picks.
+        """Return times (s) at signed offsets (m) from a source, interpolated between its picks.
 
-        NaN beyond its nearest and its furthest pick, and for a source without any.
+        They are NaN beyond the outermost picks, and for a source without picks.
         """
         shot = self._places.get(source.tobytes())
         if shot is None:
@@ -204,7 +203,7 @@ class Picks:
     def find_times(
         self, source: NDArray[np.float64], receivers: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """A trace's own pick (s) or, for one that has none, the line between those of others."""
+        """Return the pick (s) of each trace, or a time interpolated between others without one."""
         times = self.find_line(source, sign_offsets(source, receivers))
         shot = self._places.get(source.tobytes())
         if shot is not None:
@@ -219,17 +218,17 @@ class Picks:
 def read_picks(path: Path, survey: Survey) -> Picks:
     """Read the picks of a survey's traces, in one process.
 
-    Raises `InputError`, naming the line, for what is no pick of this survey.
+    Raises `InputError` with the line for a row that is not a pick of this survey.
     """
     lines, columns, values = _read_rows(path, survey.sources.shape[1])
     times = values[:, columns.index("time")]
     end = survey.start + survey.dt * survey.n_samples
-    # Some may be: records are cut
+    # Some picks may be after the end, because records may have been cut.
     late = np.flatnonzero(times > end)
     if 2 * late.size > times.size:
         raise InputError(
             f"{path}, line {lines[late[0]]}",
-            f"its time is {times[late[0]]:g} s, as {late.size - 1} others beyond the end of the "
+            f"its time is {times[late[0]]:g} s, like {late.size - 1} others after the end of the "
             f"record, {end:g} s; expected s after the shot",
             "They seem to be in milliseconds: divide the times by 1000."
             if float(np.median(times)) > 10.0 * end >= 1e-3 * float(times.max())
@@ -246,8 +245,8 @@ def read_picks(path: Path, survey: Survey) -> Picks:
         again = int(np.setdiff1d(np.arange(shots.size), first)[0])
         raise InputError(
             f"{path}, line {lines[again]}",
-            f"shot {shots[again]}, receiver {receivers[again]} has a pick already",
-            "Leave one of the two out.",
+            f"shot {shots[again]}, receiver {receivers[again]} already has a pick",
+            "Remove one of the two lines.",
         )
     order = np.lexsort((receivers, shots))
     shots, receivers, times = shots[order], receivers[order], times[order]
@@ -262,7 +261,7 @@ def read_picks(path: Path, survey: Survey) -> Picks:
 
 
 def _read_rows(path: Path, ndim: int) -> tuple[list[int], list[str], NDArray[np.float64]]:
-    """The numbers of the lines that have picks, the names of the columns, and all values."""
+    """Return the numbers of the lines with picks, the names of the columns, and all values."""
     with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
         check_regular(path)
         check_room(str(path), "the picks", 40.0 * path.stat().st_size, "Give fewer rows.")
@@ -282,7 +281,7 @@ def _read_rows(path: Path, ndim: int) -> tuple[list[int], list[str], NDArray[np.
                     f"found {quote(line.strip())}, expected the names of the columns: "
                     f"{' '.join(NUMBERS)}, or {' '.join(places)} time",
                     "Write such a header above the picks; numbers count from 0, positions are in "
-                    "m, times in s.",
+                    "m, and times are in s.",
                 )
             continue
         try:
@@ -299,7 +298,7 @@ def _read_rows(path: Path, ndim: int) -> tuple[list[int], list[str], NDArray[np.
         rows.append(row)
     if header is None or not rows:
         raise InputError(
-            str(path), "it has no pick", f"Write a header, {' '.join(NUMBERS)}, and a row a pick."
+            str(path), "it has no pick", f"Write a header, {' '.join(NUMBERS)}, and a row per pick."
         )
     return lines, header, np.array(rows)
 
@@ -327,7 +326,7 @@ def _find_traces(
     values: NDArray[np.float64],
     survey: Survey,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers of the shot and the receiver of each row, by their positions."""
+    """Return the numbers of the shot and the receiver of each row, from their positions."""
     axes = ("y", "x")[-(survey.sources.shape[1] - 1) :]
     sources, receivers = (
         values[:, [columns.index(f"{what}_{axis}") for axis in axes]]
@@ -353,7 +352,7 @@ def _find_traces(
 def _group(
     points: NDArray[np.float64],
 ) -> list[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """Points that come more than once, each with the rows in which it does."""
+    """Return the distinct points, each with the numbers of its rows."""
     each, which = np.unique(points, axis=0, return_inverse=True)
     order = np.argsort(which.reshape(-1), kind="stable")
     ends = np.cumsum(np.bincount(which.reshape(-1)))[:-1]
@@ -371,7 +370,7 @@ def _check_near(path: Path, line: int, what: str, away: float) -> None:
         )
 
 
-# Traces of a shot that are neighbours in offset, by the median of which one is judged.
+# Number of neighbours in offset with whose median a trace is compared.
 NEIGHBOURS = 11
 REFERENCE_OFFSET = 1000.0  # m
 SMALLEST_OFFSET = 10.0  # m
@@ -379,27 +378,27 @@ SMALLEST_OFFSET = 10.0  # m
 
 @dataclass(frozen=True)
 class Conditioned:
-    """Observed traces of some shots, and what is to be done with them and with simulated ones.
+    """Observed traces of some shots, with the factors of observed and simulated traces.
 
-    observed: (shot, receiver, time); counts: which traces do, (shot, receiver); factors: of the
-    shape of observed, None where all are 1.
+    observed: (shot, receiver, time); counts: mask (shot, receiver) of the traces that count;
+    factors: in the shape of observed, None if all are 1.
     """
 
     observed: NDArray[np.float32]
     counts: NDArray[np.bool_]
     factors: NDArray[np.float32] | None
 
-    def meet(self, simulated: Tensor) -> tuple[Tensor, Tensor]:
-        """Simulated and observed traces (shot, receiver, time) as a misfit meets them.
+    def pair_traces(self, simulated: Tensor) -> tuple[Tensor, Tensor]:
+        """Return simulated and observed traces (shot, receiver, time) for a misfit.
 
-        A trace that does not count is met as it is, whatever was recorded.
+        A simulated trace that does not count is paired with itself, so that its residual is zero.
         """
         counts = torch.from_numpy(self.counts[..., None]).to(simulated.device)
-        met = torch.where(counts, torch.from_numpy(self.observed).to(simulated), simulated)
-        return self.weigh(simulated), self.weigh(met)
+        observed = torch.where(counts, torch.from_numpy(self.observed).to(simulated), simulated)
+        return self.weigh(simulated), self.weigh(observed)
 
     def weigh(self, traces: Tensor) -> Tensor:
-        """Traces by the factors: also the transpose of that."""
+        """Multiply traces by the factors; the operator is its own transpose."""
         if self.factors is None:
             return traces
         return torch.from_numpy(self.factors).to(traces) * traces
@@ -409,7 +408,8 @@ class Conditioned:
 class Conditioning:
     """The treatment of traces that the section [data] describes.
 
-    speed: at the sources, for the line source, m/s; picks: for mutes, by the names of their files.
+    speed: at the sources, for `correct_point_source`, m/s; picks: for mutes, by the names of their
+    files.
     """
 
     section: DataSection
@@ -426,7 +426,7 @@ class Conditioning:
         factors = None
         if section.shapes_traces:
             times = survey.axis.times(survey.n_samples)
-            # Of an encoded shot any source will do: `checks` refuses what goes by offset
+            # For encoded shots, any source will do: `checks` refuses keys that depend on offsets.
             sources = survey.sources if survey.sources.ndim == 2 else survey.sources[:, 0]
             offsets = find_offsets(sources, survey.receivers)
             factors = np.stack(
@@ -443,7 +443,7 @@ class Conditioning:
         return {file: self.picks[file].find_times(*at) for file in self.section.picks}
 
     def select(self, observed: NDArray[np.float32], survey: Survey) -> NDArray[np.bool_]:
-        """Return which traces count by their contents, (shot, receiver)."""
+        """Return a mask (shot, receiver) of the traces that `edit` does not leave out."""
         edit = self.section.edit
         if edit is None:
             return np.ones(observed.shape[:2], dtype=bool)
@@ -456,7 +456,7 @@ NO_CONDITIONING = Conditioning(DataSection(), 0.0)
 def find_alike(
     observed: NDArray[np.float32], offsets: NDArray[np.float64], edit: Edit
 ) -> NDArray[np.bool_]:
-    """Return which traces (..., receiver, time) are finite and as loud as their neighbours."""
+    """Return a mask of the traces (..., receiver, time) that are as loud as their neighbours."""
     loudness = root_mean_square(observed)
     typical = median_of_neighbours(loudness, offsets)
     with np.errstate(invalid="ignore"):
@@ -464,7 +464,7 @@ def find_alike(
 
 
 def root_mean_square(traces: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the root mean square of each trace (..., time); not finite if a sample is not."""
+    """Return the root mean square of each trace (..., time), not finite if a sample is not."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(np.sqrt(np.mean(np.square(traces, dtype=np.float64), axis=-1)))
 
@@ -472,9 +472,9 @@ def root_mean_square(traces: NDArray[np.floating]) -> NDArray[np.float64]:
 def median_of_neighbours(
     values: NDArray[np.float64], offsets: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The median of the `NEIGHBOURS` values (..., receiver) that are nearest in offset to each.
+    """Return the median of the `NEIGHBOURS` values (..., receiver) nearest in offset to each.
 
-    Only values that are finite and not 0 count; NaN if there are none.
+    Only values that are finite and not 0 are used; the result is NaN if there are none.
     """
     order = np.argsort(offsets, axis=-1, kind="stable")
     usable = np.where(np.isfinite(values) & (values != 0.0), values, np.nan)
@@ -489,7 +489,10 @@ def median_of_neighbours(
 
 
 def median_of_finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median along the last axis without NaN, NaN if all are. No value is infinite."""
+    """Return the median along the last axis without NaN; values must not be infinite.
+
+    It is NaN if all values are NaN.
+    """
     ordered = np.sort(values, axis=-1)  # NaN comes last
     found = np.isfinite(ordered).sum(axis=-1, keepdims=True)
     low, high = np.maximum(found - 1, 0) // 2, np.minimum(found // 2, values.shape[-1] - 1)
@@ -506,7 +509,7 @@ def find_factors(
 ) -> NDArray[np.float32]:
     """Return the factors of the traces (receiver, time) of a shot; times: after the shot, s.
 
-    picks: picks of the traces (receiver,), s, by the names of the files; NaN where there is none.
+    picks: picks (receiver,) of the traces, s, by the names of their files; NaN without a pick.
     """
     factors = np.ones(observed.shape)
     for mute in section.mute:
@@ -525,7 +528,7 @@ def _silence(
     mute: Mute,
     picked: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
-    """Factors (receiver, time), 0 on one side of a line and 1 on the other."""
+    """Return factors (receiver, time), 0 on one side of a line and 1 on the other."""
     if picked is not None:
         line, keep = picked + mute.delay, mute.keep
     elif mute.after is not None:
@@ -538,12 +541,12 @@ def _silence(
     later = times - line[:, None]
     below, above = _rise(later - (mute.width or 0.0), mute.taper), _rise(-later, mute.taper)
     kept = {"below": below, "above": above, "outside": below + above}[keep]
-    # Where a line is not known, nothing is kept
+    # Traces without a pick are muted.
     return np.where(np.isnan(line)[:, None], 0.0, kept)
 
 
 def _rise(time: NDArray[np.float64], taper: float) -> NDArray[np.float64]:
-    """0 up to time 0, 1 from `taper` (s) on, and half a period of a cosine between them."""
+    """Return 0 up to time 0, 1 from `taper` (s) on, and half a period of a cosine between them."""
     if taper == 0.0:
         return (time > 0.0).astype(np.float64)
     return 0.5 - 0.5 * np.cos(np.pi * np.clip(time / taper, 0.0, 1.0))
@@ -552,7 +555,7 @@ def _rise(time: NDArray[np.float64], taper: float) -> NDArray[np.float64]:
 def _weigh(
     observed: NDArray[np.float32], offsets: NDArray[np.float64], weight: Weight
 ) -> NDArray[np.float64]:
-    """Factors of the traces (receiver,): 1 for one that is silent or not finite."""
+    """Return factors of the traces (receiver,), 1 for a trace that is silent or not finite."""
     factors = (np.maximum(offsets, SMALLEST_OFFSET) / REFERENCE_OFFSET) ** weight.offset
     if weight.amplitude:
         loudness = root_mean_square(observed)

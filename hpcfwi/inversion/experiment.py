@@ -1,8 +1,8 @@
-"""The experiment that a config describes: models, survey, and how its shots are simulated.
+"""The experiment that a config describes: models, survey, and the simulation of its shots.
 
-Sources and receivers are placed by geometry alone. What every rank needs to know of all shots is
-found once, collectively: each rank looks at a part of the shots, or one rank of each host at all of
-them. Numbers of the updates stay in the config. `preparation` reads and checks an experiment.
+Properties of all shots that every rank needs are found once, collectively: each rank examines a
+part of the shots, or one rank of each host examines all of them. Settings of the updates stay in
+the config. `preparation` reads and checks an experiment.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from hpcfwi.config.sections import HistorySection, Points, Receivers
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
-from hpcfwi.inversion.draws import encode
 from hpcfwi.inversion.parameters import Known, Limits
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.shots import Shots
-from hpcfwi.operators.simulator import Aperture, Coarsening, Simulator
+from hpcfwi.operators.simulator import Aperture, Simulator
+from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.history import History, from_table, parse
 from hpcfwi.wave.simulation import wave_speed
 
-# Sources, or receivers, that a config places.
+# Largest number of sources, or of receivers, that a config places.
 MOST_POINTS = 10**6
 
 
 def place_points(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
-    """Positions (point, ndim) in m, x running fastest; raises `InputError` naming the key."""
+    """Return positions (point, ndim) in m, x varying fastest; raise `InputError` with the key."""
     is_pair = isinstance(points.count, tuple)
     if is_pair != (grid.ndim == 3):
         axes = "one number, along x" if grid.ndim == 2 else "a pair, along y and x"
@@ -53,14 +53,14 @@ def place_points(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
             key,
             f"found {found}, but the model has {grid.ndim} axes ({', '.join(grid.axes)}); "
             f"expected {axes}",
-            f"Write {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}, with the numbers of "
-            "points, and first and last likewise.",
+            f"Give the numbers of points as {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}"
+            ", and first and last likewise.",
         )
     if prod(np.atleast_1d(points.count).tolist()) > MOST_POINTS:
         raise InputError(
             key,
             f"found {points.count}, expected at most {MOST_POINTS} points in all",
-            "Give fewer.",
+            "Give fewer points.",
         )
     places = [np.array([points.depth])]
     for axis, n in enumerate(np.atleast_1d(points.count), start=1):
@@ -75,12 +75,12 @@ def place_points(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
 def place_spread(
     receivers: Receivers, sources: NDArray[np.float64], grid: Grid
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
-    """Receivers that move with the sources (shot, ndim): positions in m, and which there are.
+    """Return positions (m) of receivers that move with the sources (shot, ndim), and a mask.
 
-    Positions (shot, receiver, ndim), along x at the y of each source. Those beyond an end of the
-    model are not there: they have the position of the nearest one of their shot that is, and the
-    mask (shot, receiver) says so, which is None where all are there.
-    Raises `InputError` where a shot has none.
+    Positions are (shot, receiver, ndim), along x at the y of each source. The mask (shot, receiver)
+    is False for receivers beyond an end of the model, which have the position of the nearest
+    existing receiver of their shot; it is None if all exist. Raises `InputError` if a shot has
+    none.
     """
     assert isinstance(receivers.count, int)
     assert receivers.offset is not None
@@ -89,12 +89,12 @@ def place_spread(
     x = sources[:, -1:] + receivers.offset + receivers.spacing * np.arange(count)
     line = Grid(grid.shape[-1:], grid.spacing[-1:], grid.origin[-1:])
     mask = line.contains(x[..., None])
-    deaf = np.flatnonzero(~mask.any(axis=1))
-    if deaf.size:
-        shot = deaf[0]
+    dead = np.flatnonzero(~mask.any(axis=1))
+    if dead.size:
+        shot = dead[0]
         raise InputError(
             "survey.receivers.offset",
-            f"{deaf.size} of {n_shots} shots have no receiver within the model, which goes from "
+            f"{dead.size} of {n_shots} shots have no receiver within the model, which goes from "
             f"x = {line.origin[0]:g} to {line.last[0]:g} m; the first is shot {shot} at "
             f"x = {sources[shot, -1]:g} m, with receivers from {x[shot, 0]:g} to "
             f"{x[shot, -1]:g} m",
@@ -110,7 +110,7 @@ def place_spread(
 
 
 def know_spectrum(survey: Survey, context: Context) -> Survey:
-    """The survey, of whose wavelets every rank knows the spectrum; collective."""
+    """Return the survey with the spectrum of its wavelets, on every rank; collective."""
     if survey.wavelet.ndim == 1:
         return survey
     parts = context.all_gather(_part_of(survey, context).spectrum)
@@ -118,10 +118,10 @@ def know_spectrum(survey: Survey, context: Context) -> Survey:
 
 
 def limit_survey(survey: Survey, band: Band, context: Context) -> Survey:
-    """The survey with its wavelets in a band, which are there once a host; collective."""
+    """Return the survey with wavelets in a band, which the ranks of a host share; collective."""
     if survey.wavelet.ndim == 1:
         return band.survey(survey, band.filter(survey.wavelet))
-    wavelets = once_a_host(partial(band.filter_each, survey.wavelet), context)
+    wavelets = once_per_host(partial(band.filter_each, survey.wavelet), context)
     return know_spectrum(band.survey(survey, wavelets), context)
 
 
@@ -136,20 +136,20 @@ def find_costs(
 
 
 def find_taper(survey: Survey, length: float, grid: Grid, context: Context) -> NDArray[np.float64]:
-    """Factors of cells around sources and receivers, once a host; collective.
+    """Return factors of cells around sources and receivers, shared by a host; collective.
 
-    length: as `rise_from` has it, m.
+    length: see `rise_from`, m.
     """
 
     def find() -> NDArray[np.float64]:
-        near = chain([survey.sources], survey.listeners_by_parts())
+        near = chain([survey.sources], survey.receiver_positions_by_part())
         return rise_from(thin_out(near, grid), length, grid)
 
-    return once_a_host(find, context)
+    return once_per_host(find, context)
 
 
 def _part_of(survey: Survey, context: Context) -> Survey:
-    """This rank's of the parts into which ranks divide a survey."""
+    """Return the part of a survey that this rank examines."""
     ends = [rank * survey.n_shots // context.size for rank in (context.rank, context.rank + 1)]
     return survey.between(*ends)
 
@@ -158,11 +158,11 @@ def _part_of(survey: Survey, context: Context) -> Survey:
 class Experiment:
     """The models, survey and simulations that a config describes.
 
-    true: the true model, if known; initial: the starting model; known: cells that are kept;
-    observed: the gathers file; is_synthetic: hpcfwi simulates that file itself; band: frequency
-    band of the survey and the observed traces, None if they are not filtered; coarsening: to the
-    grid of the waves; costs: cost of each shot, see `Simulator.costs`, if known; picks: first
-    breaks, by the names of their files.
+    true: the true model, if known; initial: the starting model; known: prior knowledge, such as
+    kept cells; observed: the gathers file; is_synthetic: True if hpcfwi simulates that file; band:
+    frequency band of the survey and the observed traces, None if they are not filtered; coarsening:
+    to the grid of the waves, None if it is that of the models; costs: cost of each shot, see
+    `Simulator.costs`, if known; picks: first breaks, by the names of their files.
     """
 
     config: Config
@@ -204,11 +204,11 @@ class Experiment:
 
     @property
     def aperture(self) -> Aperture:
-        """The aperture of its shots."""
+        """The aperture of the shots."""
         return Aperture(self.config.wave.aperture, *self.config.offset_limits)
 
     def simulator(self, model: Model) -> Simulator:
-        """Simulations with the boundary tuned to the velocities of `model`."""
+        """Return the simulator with the boundary tuned to the velocities of `model`."""
         wave, spectrum = self.config.wave, self.survey.spectrum
         return Simulator(
             self.wave_grid,
@@ -225,10 +225,10 @@ class Experiment:
             self.coarsening,
         )
 
-    def shots(self, context: Context, beside: int = 0) -> Shots:
-        """Return the simulations of its survey as an operator on models on the grid of its waves.
+    def shots(self, context: Context, reserved: int = 0) -> Shots:
+        """Return the simulations of the survey as an operator on models on the grid of the waves.
 
-        beside: bytes that each rank takes otherwise meanwhile.
+        reserved: bytes that each rank needs for other things at the same time.
         """
         memory = self.config.wave.memory
         return Shots(
@@ -236,15 +236,15 @@ class Experiment:
             self.wave_grid,
             aperture=self.aperture,
             memory=None if memory is None else count_bytes(memory),
-            beside=beside,
+            reserved=reserved,
             context=context,
             **vars(self.simulator(self.initial).method),
         )
 
-    def compared(self) -> Simulator:
-        """Simulations that are compared with the data, tuned to the initial model's velocities.
+    def make_simulator(self) -> Simulator:
+        """Return the simulator for the inversion, tuned to the velocities of the initial model.
 
-        To first order around it, where the inversion is linear.
+        If the inversion is linear, traces are linearised at that model.
         """
         simulator = self.simulator(self.initial)
         if not self.config.inversion.linear:
@@ -253,30 +253,30 @@ class Experiment:
         return replace(simulator, background=background)
 
     def image(self, model: Model) -> NDArray[np.float64]:
-        """The reflectors that a linear inversion has found, where the model is this by now."""
+        """Return the image of the reflectors in the current model of a linear inversion."""
         found, background = wave_speed(model.arrays), wave_speed(self.initial.arrays)
         peak = self.survey.spectrum.peak
         return make_image(found, background, self.initial.grid, self.fixed, peak)
 
     def compare_image(self, image: NDArray[np.float64]) -> float:
-        """The correlation of such an image with the true reflectivity, which is known."""
+        """Return the correlation of an image with the true reflectivity."""
         assert self.true is not None
         return correlate(image, reflectivity(wave_speed(self.true.arrays)), self.fixed)
 
     def costs_of(self, survey: Survey, simulator: Simulator) -> NDArray[np.float64]:
-        """Return the costs of the shots of its own or another survey, see `Simulator.costs`."""
+        """Return the costs of the shots of this or another survey, see `Simulator.costs`."""
         if self.costs is not None and survey is self.survey:
             return self.costs
         return simulator.costs(survey)
 
-    def simulated(self) -> Survey:
-        """The survey of the shots that are simulated: its own or, with an encoding, one encoded."""
+    def simulated_survey(self) -> Survey:
+        """Return the survey of the simulated shots: that of the experiment, or an encoded one."""
         if self.config.inversion.encoding == "none":
             return self.survey
-        return encode(self.survey, np.ones((1, self.survey.n_shots), dtype=np.int8))
+        return self.survey.encoded(np.ones((1, self.survey.n_shots), dtype=np.int8))
 
     def seen_by_waves(self) -> Experiment:
-        """The same with its models on the grid of its waves, for what that takes."""
+        """Return the experiment with models on the grid of the waves, for estimates."""
         if self.coarsening is None:
             return self
         cpu, coarsening = torch.device("cpu"), self.coarsening
@@ -294,18 +294,18 @@ class Experiment:
         return Conditioning(self.config.data, float(np.median(speeds)), self.picks)
 
     def fastest(self) -> float:
-        """The speed of the fastest waves in any model of the experiment, m/s."""
+        """Return the speed of the fastest waves in any model of the experiment, m/s."""
         models = [model for model in (self.initial, self.true) if model is not None]
         speeds = [float(wave_speed(model.arrays).max()) for model in models]
         return max(*speeds, *(self._fastest_within_bounds(model) for model in models))
 
     def _fastest_within_bounds(self, model: Model) -> float:
-        """Return the fastest speed that the bounds allow, others as in the model."""
+        """Return the fastest speed at the bounds, or in the model for parameters without any."""
         bounds = {name: np.array(b) for name, b in self.config.inversion.bounds_by_name.items()}
         return float(wave_speed({**model.arrays, **bounds}).max())
 
     def limits(self, model: Model) -> Limits:
-        """Return the cells of the initial model (tensors) that are kept, and the bounds."""
+        """Return the limits of an inversion from this initial model, of tensors."""
         fixed = torch.tensor(self.fixed, device=model.any.device)
         section = self.config.inversion
         kept = dict.fromkeys(model.arrays, fixed)
@@ -313,7 +313,7 @@ class Experiment:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all that synthetic observed data depend on."""
+        """A hash of everything that synthetic observed data depend on."""
         assert self.true is not None
         method = vars(self.simulator(self.true).method)
         scheme = {k: v for k, v in method.items() if k not in ("engine", "history")}

@@ -1,8 +1,8 @@
-"""The memory of an inversion: what it takes beside its waves, and what is left for simulations.
+"""The memory of an inversion in addition to its waves, and the memory left for simulations.
 
-A run asks when it chooses a history, and its plan asks the same. `operators.batching` estimates
-what waves take, what is free, and who shares it. Arrays that are gone do not count, although the C
-library keeps some of them (decision 048).
+A run uses these estimates to choose a history, and its plan uses the same. `operators.simulator`
+estimates the memory of the waves, and the free memory of each rank. Released arrays are not
+counted, although the C library keeps some of their memory (decision 048).
 """
 
 from __future__ import annotations
@@ -22,67 +22,76 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.loop import find_price, size_unknowns
-from hpcfwi.inversion.optimizers import Price
+from hpcfwi.inversion.loop import find_optimizer_cost, size_unknowns
+from hpcfwi.inversion.optimizers import OptimizerCost
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.batching import Chunks, Fit, Share, fit_shots, largest_task, share_of_rank
-from hpcfwi.operators.simulator import Simulator
+from hpcfwi.operators.simulator import (
+    Chunks,
+    MemoryFit,
+    MemoryShare,
+    Simulator,
+    fit_shots,
+    largest_task,
+    share_of_rank,
+)
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.replicas import is_common
-from hpcfwi.parallel.shards import size_slabs
+from hpcfwi.parallel.replicas import is_host_shared
+from hpcfwi.parallel.shards import size_shards
 from hpcfwi.report.panels import MOST_CELLS, MOST_WHOLE
 from hpcfwi.survey import Survey
 from hpcfwi.wave.history import describe
 
-# Bytes by which the program itself grows: on each rank when the wave engine is loaded; on rank 0
-# when that is compiled, and when figures are drawn (decision 062).
+log = logging.getLogger("hpcfwi")
+
+# Bytes by which the program itself grows (decision 062): on each rank when the wave engine is
+# loaded, and on rank 0 when it is compiled and when figures are drawn.
 ENGINE, COMPILER, FIGURES = 40_000_000, 60_000_000, 100_000_000
-# Bytes of a cell. Of a stage: the initial model as tensors, which cells are kept, twice.
+# Bytes per cell. A stage: the initial model as tensors, and the fixed cells twice.
 LIMITS = 4 + 2
-# Of one, where it has them: the background of linear waves, and what a regulariser compares with.
+# A stage's background of linear waves, and the prior model of its regularizer, if it has them.
 BACKGROUND, PRIOR = 4, 4
-# Once a host: the taper around sources and receivers, there when a history is chosen.
+# The taper around sources and receivers, once per host. It exists when a history is chosen.
 TAPER = 8
-# From one epoch to the next: the model, the best one, and a gradient that is known already.
+# Between epochs: the model, the best one, and a gradient that is already known.
 STATE = 3 * 4
-# Of an update: the gradient, sums of it and of two illuminations in whole numbers, their means.
+# An update: the gradient, integer sums of it and of two illuminations, and their means.
 UPDATE = 4 + 3 * 8 + 3 * 4
-# Of one that asks for products with directions: these, in double precision, and the last ones.
+# An update with products: the directions in double precision, and the last ones.
 PRODUCTS = 3 * 8
-# Of a regulariser: slopes, their lengths and what flows from them, in double precision.
+# A regularizer: slopes, their lengths and the fluxes, in double precision.
 REGULARIZED = 7 * 8
-# For each shot at once: its gradient and illuminations.
+# For each shot that is simulated at a time: its gradient and illuminations.
 SHOT = 3 * 4
-# On rank 0: the arrays of the picture that is drawn, and of one that waits; those that are written,
-# a file in memory.
+# Rank 0: the arrays of the figure that is drawn, and of one in the queue; the arrays that are
+# written, and a file in memory.
 PICTURES, FILES = 2 * 4 * 4, 4 * 4
-# There, of a model so large that these are excerpts: a gradient and its magnitudes, of which one is
-# made, and what is left of them; a model's file.
+# Rank 0, for a large model that is drawn as an excerpt: a gradient and its magnitudes, from which
+# the excerpt is made, and the excerpt; the file of a model.
 EXCERPTED, MODEL_FILE = 4 + 9, 4
-# There, of a cell that is drawn: six panels and Matplotlib's copies, in double precision.
+# Rank 0, per drawn cell: six panels and Matplotlib's copies, in double precision.
 DRAWN = 6 * 2 * 8
-# There, where the model is an image: what it is made of and compared with; the reflectivities of
-# the figure that is drawn, and of one that waits.
+# Rank 0, for an image: its operands and the true one; the reflectivities of the figure that is
+# drawn, and of one in the queue.
 IMAGES = 5 * 8 + 2 * 2 * 8
-# There, of an older state that is being written: its model, and its gradient where that is known.
+# Rank 0, for an older state that is being written: its model, and its gradient if that is known.
 WRITTEN, CARRIED = 4, 4
-# Of a resolution: the speed, the perturbation and the response in double precision, a model and its
-# change as tensors.
+# A resolution: the speed, the perturbation and the response in double precision, and a model and
+# its change as tensors.
 RESOLVED = 3 * 8 + 2 * 4
-# Bytes of a sample of a trace while it is compared, beyond the traces that an engine counts.
+# Bytes per sample of a trace while it is compared, in addition to the traces that an engine counts.
 COMPARED = 8
 
 
 @dataclass(frozen=True)
-class Upkeep:
-    """Bytes of a rank beside its waves, and of its host.
+class MemoryOverhead:
+    """The bytes of a rank in addition to its waves, and those of its host.
 
-    host: of the models, the survey and a taper, what the host has once; given: what this rank has
-    of models and survey for itself; all are there before a history is chosen. stage: of the one
-    that it is in; state: between epochs; remembered: by the optimiser; update: of an epoch; traces:
-    observed ones, of an epoch and the next; records: what rank 0 draws, writes and gathers;
-    each_shot: for each that is simulated at once; engine, figures: what the program grows by when
-    it loads the engine, and what it draws with.
+    host: models, survey and taper that the ranks of the host share; given: models and survey of
+    this rank alone; both are allocated before a history is chosen. stage: the current stage; state:
+    the state between epochs; remembered: the state of the optimizer; update: the arrays of an
+    epoch; traces: observed traces of an epoch and the next one; records: figures and files of rank
+    0; each_shot: for each shot that is simulated at a time; engine, figures: growth of the program
+    by the engine and by Matplotlib.
     """
 
     host: int
@@ -106,52 +115,52 @@ class Upkeep:
         return self.stage + begun + self.update + on_host
 
 
-def weigh_upkeep(experiment: Experiment, ranks: int, rank: int) -> Upkeep:
-    """Return the upkeep of one of so many ranks with equal numbers of shots."""
+def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOverhead:
+    """Return the overhead of one of so many ranks with equal numbers of shots."""
     section, survey = experiment.config.inversion, experiment.survey
     cells, traces = prod(experiment.initial.grid.shape), survey.n_receivers * survey.n_samples
     batch = section.largest_batch(survey.n_shots)
-    # The next epoch's are read while this one's are used
+    # The next epoch's data are read while this one's are used.
     held = min(2, section.epochs) * -(-batch // ranks)
-    host, given = weigh_given(experiment)
+    host, given = estimate_given(experiment)
     tapers = section.precondition is not None and section.precondition.taper is not None
-    whole, slabs = weigh_optimizer(experiment, ranks)
-    return Upkeep(
+    whole, shards = estimate_optimizer(experiment, ranks)
+    return MemoryOverhead(
         host + TAPER * cells * tapers,
         given,
-        _weigh_stage(experiment, -(-batch // ranks)),
+        _estimate_stage(experiment, -(-batch // ranks)),
         STATE * cells,
-        slabs if section.optimizer.sharded else whole,
-        _weigh_update(experiment),
+        shards if section.optimizer.sharded else whole,
+        _estimate_update(experiment),
         4 * traces * held,
-        _weigh_records(experiment, whole) if rank == 0 else 0,
-        SHOT * cells + COMPARED * traces + _weigh_sources(experiment),
-        weigh_engine(rank),
+        _estimate_records(experiment, whole) if rank == 0 else 0,
+        SHOT * cells + COMPARED * traces + _estimate_sources(experiment),
+        estimate_engine(rank),
         FIGURES if rank == 0 and "matplotlib.figure" not in sys.modules else 0,
     )
 
 
-def weigh_engine(rank: int) -> int:
+def estimate_engine(rank: int) -> int:
     """Return the bytes by which a rank grows when it loads the wave engine."""
     return ENGINE + COMPILER * (rank == 0)
 
 
-def weigh_resolution(experiment: Experiment, context: Context) -> int:
-    """Return the bytes that a rank takes for the resolution of a model, beside its waves."""
+def estimate_resolution(experiment: Experiment, context: Context) -> int:
+    """Return the bytes of a rank for the resolution of a model, in addition to its waves."""
     grid, survey = experiment.initial.grid, experiment.survey
     cells, traces = prod(grid.shape), survey.n_receivers * survey.n_samples
     shots = min(context.threads, survey.n_shots)
     needed = (RESOLVED + UPDATE) * cells + shots * (SHOT * cells + COMPARED * traces)
     if context.device.type == "cpu":
-        needed += weigh_engine(context.rank)
+        needed += estimate_engine(context.rank)
         needed += (FIGURES + DRAWN * _count_drawn(grid)) * context.is_root
     return needed
 
 
-def weigh_given(experiment: Experiment) -> tuple[int, int]:
-    """Bytes of the models and the survey: what a host has once, and what is this rank's own."""
+def estimate_given(experiment: Experiment) -> tuple[int, int]:
+    """Return the bytes of models and survey: shared by a host, and of this rank alone."""
     arrays = {id(array): array for array in _find_given(experiment)}.values()
-    host = sum(array.nbytes for array in arrays if is_common(array))
+    host = sum(array.nbytes for array in arrays if is_host_shared(array))
     return host, sum(array.nbytes for array in arrays) - host
 
 
@@ -167,80 +176,79 @@ def _find_given(experiment: Experiment) -> Iterator[NDArray[Any]]:
         yield survey.mask
 
 
-def weigh_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:
-    """Bytes that an optimiser remembers: all of it, and in the slabs of one of so many ranks."""
-    sizes, each = size_unknowns(experiment), _find_price(experiment).remembered
-    parts = (size_slabs(n, ranks) if ranks > 1 else n for n in sizes)
+def estimate_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:
+    """Return the bytes of an optimizer's state: the whole, and a shard for so many ranks."""
+    sizes, each = size_unknowns(experiment), _find_cost(experiment).remembered
+    parts = (size_shards(n, ranks) if ranks > 1 else n for n in sizes)
     return each * sum(sizes), each * sum(parts)
 
 
-def _find_price(experiment: Experiment) -> Price:
-    """Return the cost of an epoch of its optimizer."""
+def _find_cost(experiment: Experiment) -> OptimizerCost:
+    """Return the cost of an epoch of the experiment's optimizer."""
     batch = experiment.config.inversion.largest_batch(experiment.survey.n_shots)
-    return find_price(experiment)(batch)
+    return find_optimizer_cost(experiment)(batch)
 
 
-def _weigh_update(experiment: Experiment) -> int:
-    price, regularizes = _find_price(experiment), experiment.config.inversion.regularize is not None
-    products = PRODUCTS * (price.products[1] > 0)
-    each = UPDATE + products + price.working + REGULARIZED * regularizes
+def _estimate_update(experiment: Experiment) -> int:
+    cost, regularizes = _find_cost(experiment), experiment.config.inversion.regularize is not None
+    products = PRODUCTS * (cost.products[1] > 0)
+    each = UPDATE + products + cost.working + REGULARIZED * regularizes
     return each * prod(experiment.initial.grid.shape)
 
 
-def _weigh_stage(experiment: Experiment, shots: int) -> int:
-    """shots: of an epoch, on this rank."""
+def _estimate_stage(experiment: Experiment, shots: int) -> int:
+    """Return the bytes of a stage; shots: number of this rank's shots in an epoch."""
     section = experiment.config.inversion
     each = LIMITS + BACKGROUND * section.linear + PRIOR * (section.regularize is not None)
-    return each * prod(experiment.initial.grid.shape) + shots * _weigh_sources(experiment)
+    return each * prod(experiment.initial.grid.shape) + shots * _estimate_sources(experiment)
 
 
-def _weigh_sources(experiment: Experiment) -> int:
-    """Wavelets of all sources, with their signs, which an encoded shot has."""
+def _estimate_sources(experiment: Experiment) -> int:
+    """Return the bytes of the wavelets of an encoded shot, which has all sources."""
     if experiment.config.inversion.encoding == "none":
         return 0
     return 4 * experiment.survey.n_shots * experiment.survey.n_samples
 
 
-def _weigh_records(experiment: Experiment, whole: int) -> int:
+def _estimate_records(experiment: Experiment, whole: int) -> int:
     """Return the bytes for figures and files on rank 0; whole: bytes of an optimizer's state."""
     section, grid, survey = experiment.config.inversion, experiment.initial.grid, experiment.survey
-    carried = CARRIED * _find_price(experiment).carries
+    carried = CARRIED * _find_cost(experiment).carries
     pictures = PICTURES + FILES
     if prod(grid.shape) > MOST_WHOLE:
         pictures = EXCERPTED + MODEL_FILE
     each = pictures + IMAGES * section.linear + WRITTEN + carried
-    # Where a mask tells them from others, each picture has the positions of those that are there
+    # With a mask, each figure has the positions of the receivers that exist.
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
     return each * prod(grid.shape) + DRAWN * _count_drawn(grid) + whole + 2 * 8 * grid.ndim * heard
 
 
 def _count_drawn(grid: Grid) -> int:
-    """Return the number of cells that a figure has; of a volume it has slices, which are small."""
+    """Return the number of cells of a figure, 0 for a volume, whose slices are small."""
     return prod(min(n, MOST_CELLS) for n in grid.shape) if grid.ndim == 2 else 0
 
 
-log = logging.getLogger("hpcfwi")
-
-# Launches of a GPU for its share of a batch, where shots are handed out as ranks get through.
+# Number of launches of a GPU for its share of a batch, with a dynamic schedule.
 QUARTERS = 4
-# Of a rank's memory, at most, for observed data that it would else read anew for each epoch
+# Largest share of a rank's memory for observed data, which are otherwise read again in each epoch.
 HELD_SHARE = 0.5
 
 
 def find_shares(
     experiment: Experiment, survey: Survey, context: Context, has_state: bool
-) -> tuple[list[Share], int]:
-    """Return each rank's memory for shots, and its bytes of encoded shots' data; collective.
+) -> tuple[list[MemoryShare], int]:
+    """Return each rank's memory for shots, and the bytes of data for encoded shots; collective.
 
-    The memory is `wave.memory` if given, else what is free now and not needed otherwise. has_state:
-    the state between epochs has been allocated; after that a given limit is not refused any more.
+    The memory is `wave.memory` if given, otherwise the memory that is free now and not needed for
+    other things. has_state: True if the state between epochs is allocated; a given limit is then
+    not refused any more.
     """
     config = experiment.config
-    slots = most_at_a_time(config.inversion, survey.n_shots, context)
-    upkeep = weigh_upkeep(experiment, context.size, context.rank)
+    most_at_once = most_at_a_time(config.inversion, survey.n_shots, context)
+    overhead = estimate_overhead(experiment, context.size, context.rank)
     limit = None if config.wave.memory is None else count_bytes(config.wave.memory)
-    beside = upkeep.ahead(context.device, has_state)
-    share = share_of_rank(context, slots, beside, upkeep.each_shot, limit)
+    reserved = overhead.ahead(context.device, has_state)
+    share = share_of_rank(context, most_at_once, reserved, overhead.each_shot, limit)
     if has_state:
         share = replace(share, room=sys.maxsize)
     shares = context.all_gather(share)
@@ -251,10 +259,10 @@ def find_shares(
 
 
 def most_at_a_time(section: InversionSection, n_shots: int, context: Context) -> int:
-    """Shots of the largest batch that this rank simulates at a time where memory does not matter.
+    """Return the number of shots that this rank simulates at a time if memory does not matter.
 
-    A CPU simulates one a thread; a GPU all of the rank's in one launch, or a quarter of them where
-    ranks that are faster than others are to take more.
+    A CPU simulates one shot on each thread. A GPU simulates all shots of the rank in one launch, or
+    a quarter of them with a dynamic schedule, so that faster ranks can take more.
     """
     if context.device.type == "cuda":
         launches = context.size * (QUARTERS if section.schedule == "dynamic" else 1)
@@ -269,7 +277,7 @@ def fit_ranks(
     experiment: Experiment,
     context: Context,
     has_state: bool,
-) -> Fit:
+) -> MemoryFit:
     """Choose how the shots are simulated with the memory that the ranks have now; collective.
 
     has_state: as in `find_shares`. Raises `InputError` on all ranks as `fit_shots` and
@@ -281,7 +289,7 @@ def fit_ranks(
 
 
 def fit_forward(experiment: Experiment, context: Context, is_loaded: bool) -> int:
-    """Return how many shots of the observed data this rank simulates at a time; collective.
+    """Return the number of shots of observed data that this rank simulates at a time; collective.
 
     Parameters
     ----------
@@ -290,37 +298,37 @@ def fit_forward(experiment: Experiment, context: Context, is_loaded: bool) -> in
     context
         The ranks.
     is_loaded
-        True if the wave engine is loaded, so that its memory is in use already.
+        True if the wave engine is loaded, so that its memory is already in use.
 
     Raises
     ------
     InputError
-        On all ranks, where a single shot does not fit on one of them.
+        On all ranks, if a single shot does not fit on one of them.
     """
     survey, true = experiment.survey, experiment.true
     assert true is not None
-    ahead = 0 if is_loaded or context.device.type != "cpu" else weigh_engine(context.rank)
+    ahead = 0 if is_loaded or context.device.type != "cpu" else estimate_engine(context.rank)
     share = share_of_rank(context, context.threads, ahead)
     model, shot = true.as_tensors(context.device), survey.select(np.array([0]))
     task = experiment.simulator(true).set_up(model, shot, None, illuminate=False)
     needed = task.footprint_forward()
     least = min(context.all_gather(share), key=lambda share: share.memory)
     if needed > least.memory:
-        context.raise_alike(
+        context.raise_on_all_ranks(
             InputError(
                 "memory",
-                f"the simulation of one shot takes {say_bytes(needed)}, and a rank may take "
-                f"{say_bytes(least.memory)} beside the program{least.told}",
-                "Give more memory, start fewer ranks a node, or choose a larger model.spacing.",
+                f"the simulation of one shot takes {say_bytes(needed)}, but a rank may take only "
+                f"{say_bytes(least.memory)} besides the program{least.free_text}",
+                "Give more memory, start fewer ranks per node, or choose a larger model.spacing.",
             )
         )
     return min(context.threads, share.memory // needed)
 
 
 def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
-    """Return the bytes of encoded shots' data to hold on each of so many ranks with this memory.
+    """Return the bytes of observed data that each rank holds for encoded shots.
 
-    0 if they are too many, so that the data are read again for each batch.
+    The result is 0 if they are too many for this memory; data are then read again for each batch.
     """
     part = 4 * -(-survey.sources.shape[-2] // ranks) * survey.n_receivers * survey.n_samples
     return part if part <= HELD_SHARE * memory else 0
@@ -329,24 +337,24 @@ def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
 def choose_history_and_chunk(
     simulator: Simulator, model: Model, experiment: Experiment, context: Context, has_state: bool
 ) -> tuple[Simulator, Chunks]:
-    """A simulator with the history that fits, and the chunks to begin with; collective.
+    """Return a simulator with the history that fits, and the first size of chunks; collective.
 
     has_state: as in `find_shares`. Raises `InputError` on all ranks as `fit_ranks` does.
     """
-    survey = experiment.simulated()
+    survey = experiment.simulated_survey()
     if simulator.aperture.margin is not None and context.is_root:
         _report_windows(simulator, experiment.costs_of(survey, simulator))
     fit = fit_ranks(simulator, model, survey, experiment, context, has_state)
     most = most_at_a_time(experiment.config.inversion, survey.n_shots, context)
     size = min(most, fit.at_once)
     log.info(
-        "History: %s, %s a shot; %d shot%s at a time",
+        "History: %s, %s per shot; %d shot%s at a time",
         describe(fit.history),
         say_bytes(fit.shot),
         size,
         "s" * (size > 1),
     )
-    # Should the model become so fast that steps are divided further, samples stay as far apart.
+    # The sampling interval stays, even if a fast model divides steps into more substeps.
     wanted = simulator.method.history
     assert not isinstance(wanted, str), "parsed by the experiment"
     kept = replace(fit.history, interval=wanted.interval)
@@ -356,9 +364,9 @@ def choose_history_and_chunk(
 def _report_windows(simulator: Simulator, costs: NDArray[np.float64]) -> None:
     cells = prod(simulator.grid.shape)
     share = float(np.mean(costs)) / cells
-    log.info("Windows: a shot has %.0f %% of the model's cells on average", 100.0 * share)
+    log.info("Windows: a shot uses %.0f %% of the model's cells on average", 100.0 * share)
     if share > 0.99:
         log.warning(
-            "wave.aperture gains nothing, as sources and receivers of a shot span the model: "
-            "inversion.max_offset leaves receivers out"
+            "wave.aperture has no effect, because sources and receivers of a shot span the model; "
+            "inversion.max_offset leaves out far receivers"
         )

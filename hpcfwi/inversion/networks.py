@@ -1,17 +1,18 @@
-"""Networks that make a model from coordinates, in place of values on a grid.
+"""Networks that compute a model from coordinates, in place of values on a grid.
 
-A network is a `torch.nn.Module`, called with coordinates (..., ndim), which go from -1 to 1 along
-the grid's shortest axis and as far along the others as these are longer; it returns values (...,
-count), of about the size of 1, one for each of the model's parameters. It is made of the grid's
-shape and that count, and its other keyword parameters are keys of `[model.network]`. If the value
-at a point depends on nothing but the coordinates of this point, it has `pointwise = True`, and is
-called with some of them, (point, ndim); otherwise with all at once, (z, x, 2) or (z, y, x, 3).
-`registry.NETWORKS` names those of this module: `Siren`, a network of sines (Sitzmann et al. 2020),
-and `Cnn`, a network of convolutions from a fixed random image.
+A network is a `torch.nn.Module` that is called with coordinates (..., ndim), and returns values
+(..., count), of about the size of 1, one for each of the model's parameters. Coordinates go from -1
+to 1 along the grid's shortest axis, and proportionally further along longer axes. Its constructor
+takes the grid's shape and the count, and its keyword parameters are keys of `[model.network]`. If
+the value at a point depends only on the coordinates of this point, the network has
+`pointwise = True` and is called with some of the points, (point, ndim); otherwise it is called with
+all of them, (z, x, 2) or (z, y, x, 3). `registry.NETWORKS` names those of this module: `Siren`, a
+network of sines (Sitzmann et al. 2020), and `Cnn`, a network of convolutions from a fixed random
+image.
 
-The points are cut into blocks, whatever the number of ranks. Ranks share the blocks, and the
-gradients of all of them are added up exactly, so that the bits do not depend on the number of
-ranks. `optimizers.wrappers` makes an optimizer of models one of weights.
+The points are divided into blocks, which do not depend on the number of ranks. Blocks are
+distributed over ranks, and their gradients are added up exactly, so that the bits do not depend on
+the number of ranks. `optimizers.wrappers` turns an optimizer of models into one of weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from math import sqrt
+from math import cos, pi, sqrt
 from typing import Annotated, cast
 
 import torch
@@ -32,7 +33,6 @@ from torch.func import functional_call, jvp
 from torch.optim.adam import adam
 
 from hpcfwi.config.sections import NetworkSection
-from hpcfwi.inversion.optimizers.first_order import anneal
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import PARAMETERS, Model, rms_difference
 from hpcfwi.operators.stack import pull_back
@@ -40,25 +40,25 @@ from hpcfwi.operators.vectors import one_thread
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Sums
 
-# Points of a block
+# Number of points in a block.
 BLOCK = 4096
-# Of the fit to the initial model: Adam's rate, as Sitzmann et al. (2020) have it for tasks like it
+# Adam's rate in the fit to the initial model (Sitzmann et al. 2020, for similar tasks).
 RATE = 1e-3
 
 Weights = Model[Tensor]
-"""The network's parameters, by their names; of a model they have but the grid."""
+"""The parameters of a network by name, in the form of a model, whose grid is not used."""
 
 log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
 class Represented:
-    """Models as a network makes them; its methods are collective.
+    """The representation of models by a network; its methods are collective.
 
-    A value of a parameter is what the network says, times the standard deviation of the initial
-    model's cells that may change, above their mean. Then it is brought within the limits.
+    The value of a parameter is the output of the network times the standard deviation of the
+    initial model's free cells, plus their mean. It is then brought within the limits.
 
-    reproducible: whether bits are to depend on no number of ranks and threads.
+    reproducible: True if bits must not depend on the number of ranks and threads.
     """
 
     section: NetworkSection
@@ -67,10 +67,9 @@ class Represented:
     reproducible: bool
 
     def fit(self) -> Weights:
-        """The weights that the network begins with: near to the initial model.
+        """Return the first weights of the network, fitted to the initial model.
 
-        Found by Adam on rank 0, with cells drawn at random where a network takes them by
-        themselves.
+        Adam finds them on rank 0, with cells drawn at random if the network is pointwise.
         """
         context = self.context
         context.heartbeat.begin("fitting the network to the initial model")
@@ -82,11 +81,11 @@ class Represented:
         for name, array in made.arrays.items():
             off = rms_difference(array, initial[name], ~self.limits.fixed[name].cpu().numpy())
             unit, title = PARAMETERS[name].unit, PARAMETERS[name].title
-            log.info("It begins %.1f %s from the initial %s", off, unit, title)
+            log.info("The fitted %s differs from the initial one by %.1f %s", title, off, unit)
         return weights
 
     def make(self, weights: Weights) -> Model:
-        """The model of these weights, on every rank."""
+        """Return the model of these weights, on every rank."""
         count = len(self._initial.arrays)
         values = torch.zeros(self._points, count, device=self.context.device)
         with torch.no_grad(), self._computing():
@@ -95,8 +94,8 @@ class Represented:
         return self.limits.apply(self._scale(self.context.sum(values)))
 
     def pull_back(self, weights: Weights, model: Model, gradient: Model) -> Weights:
-        """The gradient with respect to the weights, of that with respect to the model they make."""
-        # What cannot move because of a limit does not pull at the weights
+        """Return the gradient with respect to the weights, given that with respect to a model."""
+        # Cells that would leave the limits do not contribute to the gradient.
         free = self.limits.within(model, gradient * -1.0) * -1.0
         spreads = self._spreads
         pulls = torch.stack([free[name] * spread for name, (_, spread) in spreads.items()], -1)
@@ -109,7 +108,7 @@ class Represented:
         return Model(weights.grid, self._add_up(weights, found))
 
     def push(self, weights: Weights, direction: Weights) -> Model:
-        """Return the change of the model with the weights in a direction, to first order."""
+        """Return the first-order change of the model with the weights in a direction."""
         names = [*weights.arrays]
         change = torch.zeros(self._points, len(self._initial.arrays), device=self.context.device)
         at = {name: weights[name] for name in names}
@@ -123,7 +122,7 @@ class Represented:
 
     @property
     def drawn(self) -> Weights:
-        """The weights that the network's seed gives."""
+        """The random weights that the network's seed gives."""
         return Model(self._initial.grid, dict(self._network.named_parameters()))
 
     @property
@@ -145,7 +144,7 @@ class Represented:
 
     @cached_property
     def _network(self) -> nn.Module:
-        """The network with the weights of its seed, the same on every rank."""
+        """The network with the random weights of its seed, the same on every rank."""
         shape, count = self._initial.grid.shape, len(self._initial.arrays)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.section.seed)
@@ -190,7 +189,7 @@ class Represented:
         yield from self._blocks[self.context.rank :: self.context.size]
 
     def _call(self, arrays: Mapping[str, Tensor], where: slice | Tensor) -> Tensor:
-        """Return the values of the network with these weights at some points, (point, count)."""
+        """Return values (point, count) of the network with these weights at some points."""
         network = self._network
         if self._is_pointwise:
             found: Tensor = functional_call(network, dict(arrays), (self._coordinates[where],))
@@ -203,7 +202,7 @@ class Represented:
         return self._call(weights.arrays, where)
 
     def _scale(self, values: Tensor, is_change: bool = False) -> Model:
-        """Return the model of the network's values, (point, count)."""
+        """Return the model of values (point, count) of the network, or a change of a model."""
         grid = self._initial.grid
         arrays = {}
         for column, (name, (mean, spread)) in zip(values.T, self._spreads.items(), strict=True):
@@ -212,16 +211,16 @@ class Represented:
         return Model(grid, arrays)
 
     def _add_up(self, weights: Weights, blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The sum over the blocks of all ranks."""
+        """Return the sums over the blocks of all ranks."""
         mine = {
             name: max((float(block[name].abs().max()) for block in blocks), default=0.0)
             for name in weights.arrays
         }
         ranks = self.context.all_gather(mine)
-        references = {name: max(rank[name] for rank in ranks) for name in mine}
+        magnitudes = {name: max(rank[name] for rank in ranks) for name in mine}
         shapes = {name: tuple(array.shape) for name, array in weights.arrays.items()}
         count, device = len(self._blocks), self.context.device
-        sums = Sums(shapes, references, count, device, self.reproducible)
+        sums = Sums(shapes, magnitudes, count, device, self.reproducible)
         for block in blocks:
             sums.add(block)
         return {name: total.float() for name, total in sums.totals(self.context)}
@@ -246,7 +245,7 @@ class Represented:
                     drawn = cells[places.to(cells.device)]
                 loss = (self._call(weights, drawn) - targets[drawn]).square().mean()
                 gradients = [*torch.autograd.grad(loss, arrays, materialize_grads=True)]
-                rate = anneal((RATE, 0.0), step / steps)
+                rate = 0.5 * RATE * (1.0 + cos(pi * (step / steps)))
                 with torch.no_grad():
                     adam(
                         arrays, gradients, means, squares, [], counts, lr=rate, eps=1e-8, beta1=0.9,
@@ -255,15 +254,15 @@ class Represented:
         return {name: weight.detach().cpu().clone() for name, weight in weights.items()}
 
 
-CHANNELS = "Images of each layer."
-LEVELS = "Times that the image is doubled, from the random one to the model."
+CHANNELS = "Number of channels of each layer."
+LEVELS = "Number of doublings of the image's size, from the random image to the model."
 
 
 class Cnn(nn.Module):
-    """Convolutions and doublings of a small random image that stays as it is.
+    """Convolutions and doublings of a small random image, which is fixed.
 
-    The deep image prior (Ulyanov, Vedaldi and Lempitsky 2018), in an inversion as Zhu et al. (2022)
-    have it: what convolutions make of noise looks like layers before it looks like noise.
+    This is the deep image prior (Ulyanov, Vedaldi and Lempitsky 2018), used for inversion by Zhu et
+    al. (2022): convolutions of noise fit layers before they fit noise.
     """
 
     pointwise = False
@@ -291,7 +290,7 @@ class Cnn(nn.Module):
         self.last = convolution(channels, count, 3, padding=1, padding_mode="replicate")
 
     def forward(self, coordinates: Tensor) -> Tensor:  # noqa: ARG002
-        """Values of the grid's shape and the count, whatever the coordinates."""
+        """Return values (grid's shape, count); the coordinates are not used."""
         found = cast(Tensor, self.seed)
         for layer, size in zip(self.hidden, self._sizes, strict=True):
             found = nn.functional.interpolate(found, size, mode=self._mode)
@@ -300,9 +299,9 @@ class Cnn(nn.Module):
         return made[0].movedim(0, -1)
 
 
-WIDTH = "Numbers of each hidden layer."
-DEPTH = "Hidden layers, beside the first."
-OMEGA = """Of the first layer: how fast its sines are, and with them what is learnt first.
+WIDTH = "Number of units of each hidden layer."
+DEPTH = "Number of hidden layers after the first."
+OMEGA = """Frequency of the sines of the first layer, which decides what is learnt first.
 
 In 2-D the shortest of their wavelengths is about six lengths of the shortest axis over this."""
 
@@ -310,8 +309,8 @@ In 2-D the shortest of their wavelengths is about six lengths of the shortest ax
 class Siren(nn.Module):
     """Layers of sines of the coordinates (Sitzmann et al. 2020, equation 4 and section 3.2).
 
-    In an inversion as Sun et al. (2023, "Implicit seismic full waveform inversion with deep neural
-    representation") have it.
+    Sun et al. (2023, "Implicit seismic full waveform inversion with deep neural representation")
+    use it for inversion.
     """
 
     pointwise = True
@@ -337,7 +336,7 @@ class Siren(nn.Module):
                 layer.weight.uniform_(-bound, bound)
 
     def forward(self, coordinates: Tensor) -> Tensor:
-        """Values (..., count) at coordinates (..., ndim)."""
+        """Return values (..., count) at coordinates (..., ndim)."""
         found = coordinates
         for layer in self.hidden:
             found = torch.sin(self._omega * layer(found))

@@ -1,8 +1,8 @@
-"""The misfit of a model for some shots, and its gradient: global results on every rank.
+"""The misfit of a model for some shots, and its gradient, summed over all ranks.
 
-Shots are dealt to ranks, simulated some at a time with their observed traces, and added up exactly;
-`operators.batching` says how many at a time. Times and memory of an epoch are measured here and
-added up over ranks.
+Shots are distributed over ranks, simulated in chunks with their observed traces, and summed
+exactly; `operators.simulator` decides the size of chunks. The times and the memory of an epoch are
+measured here and combined over ranks.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.stages import Batch, Part
 from hpcfwi.inversion.wavelets import Estimate, Products, Wavelet
 from hpcfwi.model import Model
-from hpcfwi.operators.batching import Chunks, work_by_window
-from hpcfwi.operators.simulator import Aperture, Simulator, Window, limit_residual
+from hpcfwi.operators.simulator import Aperture, Chunks, Simulator, Window, limit_residual
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.exact import NO_REFERENCES, References, Sums, renew_references
-from hpcfwi.parallel.recovery import Salvage, poll_deaths
-from hpcfwi.parallel.shards import WHOLE, Slabs
+from hpcfwi.parallel.exact import NO_MAGNITUDES, Magnitudes, Sums, update_magnitudes
+from hpcfwi.parallel.recovery import Salvage, raise_if_rank_failed
+from hpcfwi.parallel.shards import WHOLE, Shards
 from hpcfwi.survey import Survey
 from hpcfwi.system import peak_resident_bytes
 
 
 @dataclass
 class Times:
-    """Seconds of a rank: its shots, waiting for their data, for other ranks, and sums."""
+    """Times of a rank, s: simulating shots, waiting for data and for other ranks, and summing."""
 
     compute: float = 0.0
     read: float = 0.0
@@ -50,7 +49,7 @@ class Times:
 
     @contextmanager
     def spent_on(self, what: str) -> Iterator[None]:
-        """Count the time of a block for `what`, and not for blocks around it."""
+        """Count the time of a block as `what`, and not for enclosing blocks."""
         others = self._sum() - getattr(self, what)
         started = perf_counter()
         try:
@@ -61,7 +60,7 @@ class Times:
             setattr(self, what, getattr(self, what) + spent)
 
     def add(self, other: Times) -> None:
-        """Add what was measured of something else."""
+        """Add other times."""
         for what, part in asdict(other).items():
             setattr(self, what, getattr(self, what) + part)
 
@@ -83,7 +82,7 @@ class Timings:
     memory: float
 
     def describe(self) -> str:
-        """The parts of the time in percent."""
+        """Return the parts of the time, in percent."""
         parts = asdict(self.times)
         whole = sum(parts.values()) or 1.0
         return ", ".join(f"{what} {100.0 * part / whole:.0f} %" for what, part in parts.items())
@@ -99,9 +98,9 @@ def measure_timings(times: Times, simulations: int, seconds: float, context: Con
     return Timings(Times(**means), simulations, seconds, max(peak for _, peak in ranks) / 2**20)
 
 
-# The energies of the forward and the adjoint wave, beside the gradients by their parameters' names.
+# Names of the fields for the energies of the forward and the adjoint wave.
 ILLUMINATIONS = ("source_illumination", "receiver_illumination")
-# The gradient with respect to what sources emit, beside them
+# Name of the field for the gradient with respect to the wavelets.
 WAVELET = "wavelet"
 
 
@@ -109,7 +108,7 @@ WAVELET = "wavelet"
 class ShotResult:
     """The misfit of one shot, and its gradients and illuminations in its window, by name.
 
-    fields: None for one that is not finite. The gradient with respect to the wavelets of its
+    fields: None for a field that is not finite. The gradient with respect to the wavelets of the
     sources, if requested, is (source, time).
     """
 
@@ -128,7 +127,7 @@ def evaluate_shots(
     model: Model,
     survey: Survey,
     window: Window,
-    observe: Observe,
+    read_traces: ReadTraces,
     simulator: Simulator,
     conditioning: Conditioning,
     misfit: Misfit,
@@ -136,21 +135,21 @@ def evaluate_shots(
     direction: Model | None = None,
     solves_wavelet: bool = False,
 ) -> list[ShotResult]:
-    """Simulate shots, compare them with what was observed, and propagate the difference back.
+    """Simulate shots, compare them with the observed data, and propagate the difference back.
 
-    model: of tensors; survey: of these shots, which all have this window; observe: their traces
-    (shot, receiver, time), asked for when the simulation is done; conditioning: of both, before
-    they are compared; illuminate: whether illuminations are wanted; direction: of the model, in
-    which gradients are differentiated, to first order in the waves, and what is propagated back is
-    the adjoint source's derivative; solves_wavelet: whether the gradient with respect to the
-    wavelet is wanted. What a shot gives depends on no other.
+    model: of tensors; survey: of these shots, which all have this window; read_traces: returns
+    their observed traces (shot, receiver, time), called after the simulation; conditioning: of both
+    kinds of traces; illuminate: True if illuminations are wanted; direction: of the model, in which
+    gradients are differentiated to first order in the waves, so that the derivative of the adjoint
+    source is propagated back; solves_wavelet: True if the gradient with respect to the wavelet is
+    wanted. The result of a shot does not depend on other shots.
     """
     simulation = simulator.simulate(model, survey, True, illuminate, window)
-    given = condition(survey, window, observe, simulator, conditioning)
+    conditioned = condition(survey, window, read_traces, simulator, conditioning)
 
     def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
-        misfits, residual = misfit(*given.meet(simulated), survey.dt)
-        return misfits, given.weigh(residual)
+        misfits, residual = misfit(*conditioned.pair_traces(simulated), survey.dt)
+        return misfits, conditioned.weigh(residual)
 
     if direction is None:
         misfits, residual = compare(simulation.data)
@@ -158,14 +157,16 @@ def evaluate_shots(
         part = {name: array[window.slices] for name, array in direction.arrays.items()}
         misfits, residual = _differentiate(compare, simulation.data, simulation.scatter(part))
     residual[~misfits.isfinite().to(model.any.device)] = 0.0
-    found = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
+    gradients = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
     others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
-    fields = {**found.model, **{name: getattr(found, name) for name in others}}
+    fields = {**gradients.model, **{name: getattr(gradients, name) for name in others}}
     fields = {name: term for name, term in fields.items() if term is not None}
-    sound = _find_finite(fields)
+    is_finite = _find_finite(fields)
 
     def fields_of(shot: int) -> dict[str, Tensor | None]:
-        return {name: term[shot] if sound[name][shot] else None for name, term in fields.items()}
+        return {
+            name: term[shot] if is_finite[name][shot] else None for name, term in fields.items()
+        }
 
     return [
         ShotResult(window, value, fields_of(shot)) for shot, value in enumerate(misfits.tolist())
@@ -176,22 +177,23 @@ def relate_shots(
     model: Model,
     survey: Survey,
     window: Window,
-    observe: Observe,
+    read_traces: ReadTraces,
     simulator: Simulator,
     conditioning: Conditioning,
     furthest: float | None = None,
 ) -> list[Products]:
-    """Simulate shots, and relate the traces that count to what was observed, by frequency.
+    """Simulate shots, and return products of simulated and observed traces by frequency.
 
-    As `evaluate_shots`, but without factors: a filter makes no other traces of muted ones.
-    furthest: offset of these traces, m; None: of all.
+    The parameters are those of `evaluate_shots`. Traces are not multiplied by factors, because a
+    filter does not map muted traces to muted traces. furthest: largest offset of the traces, m;
+    None for all.
     """
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
-    given = condition(survey, window, observe, simulator, conditioning)
+    given = condition(survey, window, read_traces, simulator, conditioning)
     counts = given.counts
     if furthest is not None:
         receivers = survey.receivers[:, window.trace_mask]
-        counts = counts & Aperture(max_offset=furthest).trace_mask(survey.sources, receivers)
+        counts = counts & Aperture(max_offset=furthest).within_offsets(survey.sources, receivers)
     return [
         Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
         for shot in range(survey.n_shots)
@@ -202,14 +204,14 @@ def estimate_shots(
     model: Model,
     survey: Survey,
     window: Window,
-    observe: Observe,
+    read_traces: ReadTraces,
     simulator: Simulator,
     conditioning: Conditioning,
     wavelets: Estimate,
 ) -> list[Wavelet]:
     """Estimate the wavelet (time,) of each of these shots from its own traces."""
     related = relate_shots(
-        model, survey, window, observe, simulator, conditioning, wavelets.furthest
+        model, survey, window, read_traces, simulator, conditioning, wavelets.furthest
     )
     pairs = zip(survey.wavelet, related, strict=True)
     return [wavelets.estimate(*pair, survey.dt) for pair in pairs]
@@ -218,7 +220,7 @@ def estimate_shots(
 def condition(
     survey: Survey,
     window: Window,
-    observe: Observe,
+    read_traces: ReadTraces,
     simulator: Simulator,
     conditioning: Conditioning,
 ) -> Conditioned:
@@ -226,8 +228,8 @@ def condition(
     chosen = window.trace_mask
     mask = None if survey.mask is None else survey.mask[:, chosen]
     shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
-    given = conditioning.apply(observe()[:, chosen], shots)
-    counts = simulator.aperture.trace_mask(shots.sources, shots.receivers) & given.counts
+    given = conditioning.apply(read_traces()[:, chosen], shots)
+    counts = simulator.aperture.within_offsets(shots.sources, shots.receivers) & given.counts
     if mask is not None:
         counts = counts & mask
     return replace(given, counts=counts)
@@ -236,34 +238,34 @@ def condition(
 def _differentiate(
     compare: Callable[[Tensor], tuple[Tensor, Tensor]], simulated: Tensor, change: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The misfits, and how their adjoint sources change with the traces, to first order."""
+    """Return the misfits, and the first-order change of their adjoint sources with the traces."""
     with forward_ad.dual_level():
         changing = forward_ad.make_dual(simulated, change)  # type: ignore[no-untyped-call]
         misfits, residual = compare(changing)
         found = forward_ad.unpack_dual(residual).tangent  # type: ignore[no-untyped-call]
-        # There is none where no trace counts
+        # If no trace counts, there is no tangent.
         found = torch.zeros_like(simulated) if found is None else found
         return misfits.detach(), found
 
 
 def _find_finite(fields: Mapping[str, Tensor]) -> dict[str, list[bool]]:
-    """Return whether the fields of each shot are finite, in one transfer from the device."""
+    """Return, for each field, True for the shots in which it is finite.
+
+    This takes a single transfer from the device.
+    """
     flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
     return dict(zip(fields, torch.stack(flags).tolist(), strict=True))
 
 
 T = TypeVar("T")
 
-Observe = Callable[[], NDArray[np.float32]]
-"""Waits for observed traces (shot, receiver, time)."""
-
-Work = Callable[[Survey, Window, Observe], list[T]]
-"""A function of some shots with the same window that returns one value for each."""
+ReadTraces = Callable[[], NDArray[np.float32]]
+"""A function that waits for observed traces (shot, receiver, time) and returns them."""
 
 
-def work_through(
+def work_on_part(
     part: Part,
-    work: Work[T],
+    work: Callable[[Survey, Window, ReadTraces], list[T]],
     simulator: Simulator,
     chunks: Chunks,
     context: Context,
@@ -271,37 +273,38 @@ def work_through(
 ) -> Iterator[tuple[int, T]]:
     """Yield the result of `work` for each shot of a part, with its number.
 
-    The iterator ends early if memory does not suffice for a single shot: call `chunks.check` after
-    it.
+    `work` is a function of some shots with the same window that returns a value for each. Shots
+    are simulated in chunks that fit into memory (`Chunks.for_each_shot`). The iterator ends early
+    if memory does not suffice for a single shot: call `chunks.check` after it.
     """
 
-    def observe(places: NDArray[np.int64]) -> NDArray[np.float32]:
+    def read_traces(places: NDArray[np.int64]) -> NDArray[np.float32]:
         with times.spent_on("read"), context.heartbeat.waiting():
             return part.traces()[places]
 
     def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
         with times.spent_on("compute"):
-            return work(survey, window, partial(observe, places))
+            return work(survey, window, partial(read_traces, places))
 
-    for place, found in work_by_window(part.survey, work_alike, simulator, chunks):
+    for place, found in chunks.for_each_shot(part.survey, simulator, work_alike):
         yield int(part.shots[place]), found
 
 
-# Simulations that a shot of a product counts for
+# Number of simulations that a shot counts as in a product.
 PRODUCT = 2
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over the shots of a batch, the same on every rank, but for the times.
+    """Means over the shots of a batch; they are the same on every rank, except for the times.
 
-    misfit: to the data; penalty: what the regulariser adds, 0 where there is none; gradient: of
-    both with respect to the model; illuminations: time sums of the squared
-    forward and adjoint fields, by name, zero where they were not asked for or the engine has none.
-    Arrays have the model's shape and precision. failed: shots that are not in the means, as what
-    they gave is not finite. references: for the next evaluation. simulations: shots that were
-    simulated for it, forwards and backwards once, as one rank alone would; of a derivative twice.
-    wavelet: the gradient with respect to that of the survey, (time,), where it is an unknown.
+    misfit: of the data; penalty: of the regularizer, 0 without one; gradient: of both with respect
+    to the model; illuminations: time sums of the squared forward and adjoint fields, by name, zero
+    if they were not requested or the engine has none. Arrays have the shape and precision of the
+    model. failed: shots that are left out because their results are not finite; magnitudes: for the
+    next evaluation; simulations: number of simulated shots, where the forward and the backward pass
+    together count once, and a derivative twice; wavelet: the gradient with respect to the wavelet
+    of the survey, (time,), if that is an unknown.
     """
 
     misfit: float
@@ -309,7 +312,7 @@ class Evaluation:
     gradient: Model
     illuminations: Mapping[str, Tensor]
     failed: tuple[int, ...]
-    references: References
+    magnitudes: Magnitudes
     times: Times
     simulations: int
     wavelet: NDArray[np.float64] | None = None
@@ -346,13 +349,13 @@ class _Partial:
 class Objective:
     """The misfit of models to the observed data, evaluated on all ranks.
 
-    regularizer: what is asked of models beside; reproducible: whether results have the same bits
-    for any number of ranks and any schedule; conditioning: of the traces before they are compared;
-    samples: of the survey's wavelet, where that is an unknown, or 0; direction: of models, where
-    gradients are to be differentiated, see `along`; slabs: in which sums over ranks arrive.
+    regularizer: a penalty of models; reproducible: True if results have the same bits for any
+    number of ranks and any schedule; conditioning: of the traces before they are compared;
+    wavelet_samples: number of samples of the survey's wavelet if that is an unknown, otherwise 0;
+    direction: see `along`; shards: the division of sums over ranks.
 
-    An evaluation that was interrupted by a death, and is called for again, only simulates what the
-    dead had.
+    If an evaluation is interrupted by the death of a rank and repeated, only the shots of the dead
+    rank are simulated again.
     """
 
     simulator: Simulator
@@ -362,75 +365,77 @@ class Objective:
     regularizer: Regularizer | None = None
     reproducible: bool = True
     conditioning: Conditioning = NO_CONDITIONING
-    samples: int = 0
+    wavelet_samples: int = 0
     direction: Model | None = None
-    slabs: Slabs = WHOLE
+    shards: Shards = WHOLE
 
     def __post_init__(self) -> None:
         self._salvage: Salvage[_Partial] = Salvage(self.context)
 
     def along(self, direction: Model) -> Objective:
-        """The same, but in place of a gradient is its derivative in a direction.
+        """Return an objective whose gradient is replaced by its derivative in a direction.
 
-        It is the product of Gauss's and Newton's matrix with the direction: J^T H J d, of traces
-        that change with the model by J, and a misfit and a penalty whose gradients change with
-        these by H. A shot counts as two: a wave, and what it scatters with the way back.
+        This is the product of the Gauss-Newton matrix and the direction, J^T H J d, where J is the
+        derivative of the traces with respect to the model, and H that of the gradients of misfit
+        and penalty. A shot counts as two simulations: the wave, and the scattered field with the
+        backward pass.
         """
-        return replace(self, direction=direction, samples=0)
+        return replace(self, direction=direction, wavelet_samples=0)
 
     @cached_property
-    def _seen_direction(self) -> Model | None:
+    def _coarse_direction(self) -> Model | None:
         return None if self.direction is None else self.simulator.restrict(self.direction)
 
     @property
     def _cost(self) -> int:
-        """Number of simulations that a shot counts for."""
+        """The number of simulations that a shot counts as."""
         return self.simulator.cost + (0 if self.direction is None else PRODUCT - 1)
 
     def evaluate(
         self,
         model: Model,
         batch: Batch,
-        references: References | None = None,
+        magnitudes: Magnitudes | None = None,
         illuminate: bool = True,
     ) -> Evaluation:
-        """Simulate this rank's shots, propagate their residuals back, and add up; collective.
+        """Simulate shots, propagate their residuals back, and add up over ranks; collective.
 
-        model: of tensors; references: of the evaluation before, from which sums take their
-        resolution; where there is none, a shot is simulated beforehand to find them. illuminate:
-        whether illuminations are wanted, which make the way back a third longer.
+        model: of tensors; magnitudes: of the previous evaluation, which set the resolution of the
+        sums; if there are none, a shot is simulated first to find them; illuminate: True if
+        illuminations are wanted, which lengthen the backward pass by a third.
 
-        Raises `InversionFailure` on all ranks where memory does not suffice for one shot, or none
-        gives finite numbers.
+        Raises `InversionFailure` on all ranks if memory does not suffice for one shot, or if no
+        shot gives finite results.
         """
         times, simulations = Times(), 0
-        seen = self.simulator.restrict(model)
-        if references is None:
-            references, simulations = self._find_references(seen, batch, times)
+        coarse_model = self.simulator.restrict(model)
+        if magnitudes is None:
+            magnitudes, simulations = self._find_magnitudes(coarse_model, batch, times)
+        # Repeated if a term does not fit the scale of the integers, which is rare.
         while True:
             simulations += batch.shots.size * self._cost
-            mine = self._add_up(seen, batch, references, illuminate, times)
+            mine = self._add_up(coarse_model, batch, magnitudes, illuminate, times)
             with times.spent_on("wait"):
                 self.chunks.check()
                 ranks = self.context.all_gather((mine.misfits, mine.failed, mine.sums.largest))
-            holds, references = mine.sums.judge(rank[2] for rank in ranks)
+            holds, magnitudes = mine.sums.check_scales(rank[2] for rank in ranks)
             if holds:
                 break
         misfits = [misfit for rank in ranks for misfit in rank[0].values()]
         failed = tuple(sorted(shot for rank in ranks for shot in rank[1]))
         if not misfits:
             raise InversionFailure(
-                f"none of the shots {list(failed)} gives a finite misfit and gradient, and no step "
-                "was made from them: check their data, and the model for velocities that the last "
-                "step drove away (a smaller inversion.optimizer.lr or step, inversion.bounds)"
+                f"none of the shots {list(failed)} gives a finite misfit and gradient, so no step "
+                "is possible: check their data, and whether the last step led to extreme "
+                "velocities (use a smaller inversion.optimizer.lr or step, or inversion.bounds)"
             )
-        like = seen.any
+        like = coarse_model.any
         means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
         with times.spent_on("reduce"):
-            for name, total in mine.sums.totals(self.context, self.slabs):
+            for name, total in mine.sums.totals(self.context, self.shards):
                 mean = total / len(misfits)
                 means[name] = mean.double() if name == WAVELET else mean.to(like.dtype)
-        gradient = Model(seen.grid, {name: means[name] for name in seen.arrays})
+        gradient = Model(coarse_model.grid, {name: means[name] for name in coarse_model.arrays})
         penalty, gradient = 0.0, self.simulator.transpose(gradient)
         if self.regularizer is not None:
             penalty, term = self._regularize(self.regularizer, model)
@@ -441,16 +446,16 @@ class Objective:
             gradient,
             {name: self.simulator.refine(means[name]) for name in ILLUMINATIONS},
             failed,
-            references,
+            magnitudes,
             times,
             simulations,
-            means[WAVELET].cpu().numpy() if self.samples else None,
+            means[WAVELET].cpu().numpy() if self.wavelet_samples else None,
         )
 
-    def _find_references(self, model: Model, batch: Batch, times: Times) -> tuple[References, int]:
-        """The largest magnitudes of the first shot that is good, which every rank simulates.
+    def _find_magnitudes(self, model: Model, batch: Batch, times: Times) -> tuple[Magnitudes, int]:
+        """Return the largest magnitudes of one shot's results, and the number of simulations.
 
-        And how many shots it took to find one.
+        This is the first shot with finite results, which every rank simulates.
         """
         for tries, shot in enumerate(batch.shots, start=1):
             for _, tried in self._simulate(model, batch.part(np.array([shot])), True, times):
@@ -460,9 +465,9 @@ class Objective:
                         for name, term in tried.fields.items()
                         if term is not None
                     }
-                    return renew_references(NO_REFERENCES, found), tries * self._cost
+                    return update_magnitudes(NO_MAGNITUDES, found), tries * self._cost
             self.chunks.check()
-        return NO_REFERENCES, batch.shots.size * self._cost
+        return NO_MAGNITUDES, batch.shots.size * self._cost
 
     def _regularize(self, regularizer: Regularizer, model: Model) -> tuple[float, Model]:
         if self.direction is None:
@@ -472,24 +477,29 @@ class Objective:
             return penalty, gradient.map(forward_ad.unpack_dual).map(operator.attrgetter("tangent"))
 
     def _add_up(
-        self, model: Model, batch: Batch, references: References, illuminate: bool, times: Times
+        self, model: Model, batch: Batch, magnitudes: Magnitudes, illuminate: bool, times: Times
     ) -> _Partial:
+        """Add up the results of this rank's shots.
+
+        Calls, from here to the waves: `Batch.deal`, `_simulate`, `work_on_part`,
+        `Chunks.for_each_shot`, `evaluate_shots`, `Simulator.simulate`.
+        """
         names = [*model.arrays, *(ILLUMINATIONS if illuminate else ())]
         shapes, device = dict.fromkeys(names, model.grid.shape), model.any.device
-        if self.samples:
-            shapes[WAVELET] = (self.samples,)
-        sums = Sums(shapes, references, batch.shots.size, device, self.reproducible)
+        if self.wavelet_samples:
+            shapes[WAVELET] = (self.wavelet_samples,)
+        sums = Sums(shapes, magnitudes, batch.shots.size, device, self.reproducible)
         along = () if self.direction is None else self.direction.arrays.values()
-        # Shots of the same numbers have other data in another epoch, where they are encoded
+        # The epoch is included, because encoded shots of other epochs have other data.
         numbers = batch.epoch, batch.shots.tolist()
-        what = (*numbers, references, names, *model.arrays.values(), *along)
+        what = (*numbers, magnitudes, names, *model.arrays.values(), *along)
         mine = self._salvage.take_up(_Partial(sums), *what)
         done = self._salvage.gather(mine.shots)
         for part in batch.deal(batch.shots[~np.isin(batch.shots, done)]):
             for shot, result in self._simulate(model, part, illuminate, times):
                 with times.spent_on("reduce"):
                     mine.add(shot, result)
-                poll_deaths(self.context)
+                raise_if_rank_failed(self.context)
             if self.chunks.exhausted:
                 break
         return mine
@@ -497,7 +507,7 @@ class Objective:
     def _simulate(
         self, model: Model, part: Part, illuminate: bool, times: Times
     ) -> Iterator[tuple[int, ShotResult]]:
-        """The results of a part's shots, with their numbers."""
+        """Yield the results of a part's shots, with their numbers."""
         work = partial(
             evaluate_shots,
             model,
@@ -505,10 +515,10 @@ class Objective:
             conditioning=self.conditioning,
             misfit=self.misfit,
             illuminate=illuminate,
-            direction=self._seen_direction,
-            solves_wavelet=bool(self.samples),
+            direction=self._coarse_direction,
+            solves_wavelet=bool(self.wavelet_samples),
         )
-        found = work_through(part, work, self.simulator, self.chunks, self.context, times)
+        found = work_on_part(part, work, self.simulator, self.chunks, self.context, times)
         for shot, result in found:
             yield shot, _collect(result, shot, part)
 
@@ -517,7 +527,7 @@ class Objective:
     ) -> Products:
         """Return products of simulated and observed traces of a batch, by frequency; collective.
 
-        furthest: largest offset of the traces, m, None for all. The sums have the same bits on any
+        furthest: largest offset of the traces, m; None for all. The sums have the same bits on any
         number of ranks. Raises `InversionFailure` on all ranks if memory does not suffice for one
         shot.
         """
@@ -527,9 +537,9 @@ class Objective:
     def estimate_each(
         self, model: Model, batch: Batch, times: Times, wavelets: Estimate
     ) -> Wavelet:
-        """Estimate the wavelet of each shot of a batch, (shot, time) in its order; collective.
+        """Estimate the wavelets (shot, time) of the shots of a batch, in their order; collective.
 
-        The batch has the wavelets with which the shots are simulated. Raises as `relate`.
+        The batch has the wavelets with which the shots are simulated. Raises as `relate` does.
         """
         work = partial(estimate_shots, wavelets=wavelets)
         found: list[Wavelet] = self._find_each(work, model, batch, times)
@@ -547,8 +557,8 @@ class Objective:
             conditioning=self.conditioning,
         )
         for part in batch.deal(batch.shots):
-            mine |= work_through(part, bound, self.simulator, self.chunks, self.context, times)
-            poll_deaths(self.context)
+            mine |= work_on_part(part, bound, self.simulator, self.chunks, self.context, times)
+            raise_if_rank_failed(self.context)
             if self.chunks.exhausted:
                 break
         self.chunks.check()
@@ -558,7 +568,7 @@ class Objective:
 
 
 def _collect(result: ShotResult, shot: int, part: Part) -> ShotResult:
-    """Return a result with the gradient of the wavelets of its shot added up, if there is one."""
+    """Return a result whose gradients of wavelets, if any, are added up over the sources."""
     gradient = result.fields.get(WAVELET)
     if gradient is None:
         return result

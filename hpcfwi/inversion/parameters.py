@@ -1,8 +1,7 @@
-"""The parameters of a model that an inversion may change, within which limits, and in which cells.
+"""The parameters of a model that an inversion may change, their limits, and the kept cells.
 
-Cells whose values are known beforehand are kept, on any grid; `storage.models` reads the files of
-surfaces, masks and weights. How a model is changed is up to the optimizers; `model.PARAMETERS` says
-which values a parameter can have at all.
+Cells whose values are known in advance are kept. `storage.models` reads the files of surfaces,
+masks and weights, and `model.PARAMETERS` has the possible values of a parameter.
 """
 
 from __future__ import annotations
@@ -21,20 +20,19 @@ from hpcfwi.errors import InputError, StepFailure
 from hpcfwi.model import PARAMETERS, Grid, Model, find_nearest, fixed_cells
 from hpcfwi.wave.simulation import wave_speed
 
-# Of the model's extent, what the places of a surface spread over at least: in km for m, those from
-# end to end have a thousandth.
+# Smallest extent of a surface's places, as a share of the model's extent. Places in km instead of m
+# have a share of at most a thousandth.
 SMALLEST_SPREAD = 1.0 / 500.0
 
 
 @dataclass(frozen=True)
 class Known:
-    """Knowledge of cells beforehand: which are kept, and which values are expected.
+    """Prior knowledge of cells: kept cells and expected values.
 
-    start: the initial model before it is smoothed or made linear. Cells slower than a velocity are
-    found in it, because smoothing spreads the sea floor over cells; so the smoothed model keeps its
-    water. surfaces: depths in m of all columns of that model, by the names of their files; priors,
-    masks, weights: likewise, the models with which regularizers compare, the cells that are kept,
-    and the weights of cells in a regularizer.
+    start: the initial model before it is smoothed or made linear. The cells above a velocity are
+    found in this model, because smoothing blurs the sea floor. surfaces: depths (m) in all columns
+    of that model; priors: models with which regularizers compare; masks: cells that are kept;
+    weights: of cells in a regularizer; each by the names of their files.
     """
 
     start: Model
@@ -44,9 +42,10 @@ class Known:
     weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def floor(self, section: InversionSection, grid: Grid) -> NDArray[np.float64]:
-        """The depth (m) down to which the columns (x,) or (y, x) of a grid are kept.
+        """Return the depth (m) down to which the columns (x,) or (y, x) of a grid are kept.
 
-        Above the first cell of a column where all of it may change. A mask has no such depth.
+        In a column in which all cells may change, it is above the first cell. A mask has no such
+        depth.
         """
         fixed = section.fixed
         if fixed is None:
@@ -57,7 +56,7 @@ class Known:
         return _on_columns(find_floor(self.start, fixed.above_velocity), self.start.grid, grid)
 
     def cells(self, section: InversionSection, grid: Grid) -> NDArray[np.bool_]:
-        """The cells of a grid that are kept."""
+        """Return the cells of a grid that are kept."""
         file = None if section.fixed is None else section.fixed.file
         if file is not None and file in self.masks:
             return find_nearest(self.masks[file], self.start.grid, grid)
@@ -65,16 +64,16 @@ class Known:
 
 
 def level_floor(section: InversionSection, grid: Grid) -> NDArray[np.float64]:
-    """The floor of `fixed_above`, which needs no more than the section."""
+    """Return the floor of `fixed_above`."""
     nothing = grid.origin[0] - grid.spacing[0]
     above = section.fixed_above
     return np.full(grid.shape[1:], nothing if above is None else above)
 
 
 def find_floor(model: Model, velocity: float) -> NDArray[np.float64]:
-    """The depth (m) of the last cell of each column above the first that is faster, m/s.
+    """Return the depth (m) of the last cell above the first faster one, in each column.
 
-    It is that of the column's last cell if there is none.
+    If no cell is faster, it is that of the column's last cell.
     """
     fast = wave_speed(model.arrays) > velocity
     first = np.where(fast.any(axis=0), fast.argmax(axis=0), len(fast))
@@ -82,10 +81,10 @@ def find_floor(model: Model, velocity: float) -> NDArray[np.float64]:
 
 
 def lay_surface(rows: NDArray[np.float64], grid: Grid, where: str) -> NDArray[np.float64]:
-    """Depths in m of a surface in the columns of a grid, linear between its rows (row, ndim).
+    """Interpolate depths (m) of a surface, from its rows (row, ndim) to the columns of a grid.
 
-    Beyond the rows the depth is that of the nearest one. where: the file, for the `InputError` that
-    is raised where the rows are in another unit, nowhere near, or span no area of a 3-D model.
+    Beyond the rows, the depth is that of the nearest row. Raises `InputError` with the file (where)
+    if the rows are in another unit or far from the model, or span no area of a 3-D model.
     """
     places, depths = rows[:, :-1], rows[:, -1]
     _check_places(places, grid, where)
@@ -101,9 +100,9 @@ def lay_surface(rows: NDArray[np.float64], grid: Grid, where: str) -> NDArray[np
     except scipy.spatial.QhullError as error:
         raise InputError(
             where,
-            f"its {len(rows)} places lie on one line, expected some beside it, for a model of "
-            "three axes",
-            "Give at least two lines of places, or a single row for a level surface.",
+            f"its {len(rows)} positions lie on one line, expected some off this line for a model "
+            "with three axes",
+            "Give at least two lines of positions, or a single row for a level surface.",
         ) from error
     return np.asarray(np.where(np.isnan(within), nearest, within))
 
@@ -116,7 +115,7 @@ def _check_places(places: NDArray[np.float64], grid: Grid, where: str) -> None:
     if 0.0 < spread < SMALLEST_SPREAD * extent:
         raise InputError(
             where,
-            f"its places lie within {spread:.3g} m, in a model of {extent:g} m; expected m",
+            f"its positions lie within {spread:.3g} m, in a model of {extent:g} m; expected m",
             "They seem to be in km: multiply all columns by 1000.",
         )
     if (highest < origin).any() or (lowest > last).any():
@@ -128,13 +127,13 @@ def _check_places(places: NDArray[np.float64], grid: Grid, where: str) -> None:
         )
         raise InputError(
             where,
-            f"its places go from {found} m, beside the model, which has {expected} m",
-            "Count them from the zero of the model's own coordinates.",
+            f"its positions go from {found} m, outside the model, which goes from {expected} m",
+            "Give positions in the model's coordinates.",
         )
 
 
 def _on_columns(depths: NDArray[np.float64], own: Grid, grid: Grid) -> NDArray[np.float64]:
-    """Depths in the columns of their own grid as those of another one, linear between them."""
+    """Interpolate depths linearly from the columns of their grid to those of another one."""
     if grid == own:
         return depths
     places = [
@@ -149,9 +148,9 @@ def _on_columns(depths: NDArray[np.float64], own: Grid, grid: Grid) -> NDArray[n
 class Limits:
     """The limits within which an inversion may change a model.
 
-    initial: the starting model, of tensors; fixed: cells that keep its values, by parameter;
-    bounds: lowest and highest value of the parameters that have any; linear: waves change with the
-    model to first order only, so that any finite value can be simulated.
+    initial: the starting model, of tensors; fixed: mask of the cells that keep its values, by
+    parameter; bounds: lowest and highest value of parameters with bounds; linear: True if waves
+    are simulated to first order in the model, so that any finite value is possible.
     """
 
     initial: Model
@@ -160,14 +159,14 @@ class Limits:
     linear: bool = False
 
     def free(self, gradient: Model) -> Model:
-        """A gradient that is zero where the model is kept."""
+        """Return a gradient that is zero in the kept cells."""
         return Model(
             gradient.grid,
             {n: torch.where(self.fixed[n], 0.0, array) for n, array in gradient.arrays.items()},
         )
 
     def within(self, model: Model, direction: Model) -> Model:
-        """A direction that is zero where it would lead out of the limits at once."""
+        """Return a direction that is zero in cells where it would leave the limits at once."""
         return Model(
             model.grid,
             {
@@ -184,21 +183,21 @@ class Limits:
         return self.fixed[name] | (low & (direction < 0.0)) | (high & (direction > 0.0))
 
     def apply(self, model: Model) -> Model:
-        """The nearest model within the limits.
+        """Return the nearest model within the limits.
 
-        Raises `StepFailure` where a value is not finite, or none that there can be.
+        Raises `StepFailure` if a value is not finite or impossible.
         """
         kept = {name: self._apply(name, array) for name, array in model.arrays.items()}
         return Model(model.grid, kept)
 
     def check(self, model: Model) -> None:
-        """Raise `ValueError` where a model that was kept has values that there cannot be."""
+        """Raise `ValueError` if a stored model has impossible values."""
         for name, array in model.arrays.items():
             parameter = PARAMETERS[name]
             lowest, highest = float(array.min()), float(array.max())
             if not self.linear and not parameter.lowest <= lowest <= highest <= parameter.highest:
                 found = f"from {lowest:g} to {highest:g} {parameter.unit}"
-                raise ValueError(f"{name} has values {found}")
+                raise ValueError(f"{name} has impossible values {found}")
 
     def _apply(self, name: str, array: Tensor) -> Tensor:
         if name in self.bounds:
@@ -209,6 +208,6 @@ class Limits:
             low = "" if self.linear else f" or not above 0 {parameter.unit}"
             raise StepFailure(
                 f"the last step led to values of {name} ({parameter.title}) that are not finite"
-                f"{low}. Take a smaller inversion.optimizer.lr, or give inversion.bounds."
+                f"{low}. Use a smaller inversion.optimizer.lr, or give inversion.bounds."
             )
         return array

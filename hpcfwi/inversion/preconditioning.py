@@ -1,7 +1,7 @@
-"""Gradients that are made more like steps, before an optimiser sees them: pure functions.
+"""Preconditioners, which bring gradients closer to steps before an optimizer uses them.
 
-They are divided by something like the misfit's curvature, or lose what no wave can tell. What is
-asked for is in `config.inversion`; the gradient of the misfit itself is `objective`'s.
+Gradients are divided by an approximation of the curvature of the misfit, or smoothed over parts of
+a wavelength. `config.inversion` has the settings, and `objective` computes the gradients.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import AxisMatrix, add_up, find_blocks
 from hpcfwi.wave.simulation import wave_speed
 
-# Standard deviations to which a Gaussian reaches along a row, and down a column
+# Extent of a Gaussian to each side, in standard deviations, horizontally and vertically.
 REACH, DEEP = 4.0, 6.0
 
 
 @dataclass(frozen=True)
 class Preconditioner:
-    """A preconditioner of gradients; frequency: that of the wavelet's peak, Hz.
+    """A preconditioner of gradients.
 
-    taper: factors of the cells around sources and receivers, if requested.
+    frequency: of the wavelet's peak, Hz; taper: factors of the cells around sources and receivers,
+    if requested.
     """
 
     section: PreconditionSection
@@ -42,10 +43,11 @@ class Preconditioner:
         return self.section.illumination is not None
 
     def apply(self, gradient: Model, illuminations: Mapping[str, Tensor], model: Model) -> Model:
-        """The gradient with respect to `model`, more like a step; all are of tensors.
+        """Return the preconditioned gradient with respect to a model, both of tensors.
 
-        Symmetric and never negative, as searches along lines and conjugate gradients need it: the
-        root of the weights, a smoothing's transpose, the smoothing, the root again.
+        The operator is symmetric and positive semidefinite, as line searches and conjugate
+        gradients require: the root of the weights, the transpose of a smoothing, the smoothing, and
+        the root again.
         """
         weights = self._weigh(gradient.grid, gradient.any.device, illuminations)
         if self.section.smooth is None:
@@ -63,7 +65,7 @@ class Preconditioner:
     def _weigh(
         self, grid: Grid, device: torch.device, illuminations: Mapping[str, Tensor]
     ) -> Tensor:
-        """Factors of cells, float64."""
+        """Return the factors of cells, in float64."""
         if self.section.illumination is None:
             weights = torch.ones(grid.shape, dtype=torch.float64, device=device)
         else:
@@ -78,10 +80,10 @@ class Preconditioner:
 
 
 def balance(illuminations: list[Tensor], damping: float) -> Tensor:
-    """The root of their product, as a share of its largest, plus a damping; float64.
+    """Return the root of the product of fields, divided by its maximum, plus a damping; float64.
 
-    About the diagonal of Gauss's and Newton's matrix (Plessix and Mulder 2004, section 3). 1 where
-    nothing is lit at all, as with an engine that has no illuminations.
+    It approximates the diagonal of the Gauss-Newton matrix (Plessix and Mulder 2004, section 3). It
+    is 1 if there are no illuminations.
     """
     product = torch.ones_like(illuminations[0], dtype=torch.float64)
     for field in illuminations:
@@ -92,43 +94,43 @@ def balance(illuminations: list[Tensor], damping: float) -> Tensor:
 
 
 def _largest(field: Tensor) -> Tensor:
-    """The largest value, in double precision; 1 where that is not above 0."""
+    """Return the largest value in double precision, or 1 if that is not above 0."""
     largest = field.amax().double()
     return torch.where(largest > 0.0, largest, 1.0)
 
 
 def rise_from(points: NDArray[np.float64], length: float, grid: Grid) -> NDArray[np.float64]:
-    """Factors of cells: 0 at points (n, ndim), 1 from a distance on, half a cosine between; m."""
+    """Return factors of cells: 0 at points (n, ndim), 1 from a distance (m) on."""
     points = find_outermost(points, grid)
     tree = scipy.spatial.cKDTree(points)
     factors = np.ones(grid.shape)
     level = np.meshgrid(*(grid.coordinates(axis) for axis in range(1, grid.ndim)), indexing="ij")
-    # Depth by depth: the positions of all cells take more than a gradient does
+    # This is done for each depth, because positions of all cells take more memory than a gradient.
     for plane, depth in zip(factors, grid.coordinates(0), strict=True):
         if np.abs(points[:, 0] - depth).min() < length:
             cells = np.stack([np.full(plane.shape, depth), *level], axis=-1)
-            # Infinite where none is so near
+            # The distance is infinite if no point is close.
             distances, _ = tree.query(cells, distance_upper_bound=length)
             plane[:] = 0.5 - 0.5 * np.cos(np.pi * np.minimum(distances / length, 1.0))
     return factors
 
 
 def thin_out(parts: Iterable[NDArray[np.float64]], grid: Grid) -> NDArray[np.float64]:
-    """Return those of points (n, ndim), m, given in parts, that `find_outermost` finds."""
+    """Return `find_outermost` of points (n, ndim), m, that are given in parts."""
     pile: list[NDArray[np.float64]] = []
     for part in parts:
         pile.append(find_outermost(part, grid))
-        # Not at each part, as what there is so far would be sorted as often
+        # This is not done after every part, because it sorts the earlier points again.
         if sum(map(len, pile)) > 2 * len(pile[0]):
             pile = [find_outermost(np.concatenate(pile), grid)]
     return find_outermost(np.concatenate(pile), grid)
 
 
 def find_outermost(points: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
-    """Points (n, ndim) of which one is the nearest to each cell, whichever; sorted, each once; m.
+    """Return the points (n, ndim), m, that can be nearest to a cell, sorted and distinct.
 
-    If points differ along the last axis alone and lie between two cells there, no cell is
-    nearer to an inner one than to both outer ones.
+    Of points that differ only along the last axis and lie between the same two cells there, only
+    the two outer ones can be nearest to a cell.
     """
     columns = [column for column in points.T[::-1] if np.ptp(column) > 0.0]
     points = points[np.lexsort(columns)] if columns else points[:1]
@@ -139,16 +141,16 @@ def find_outermost(points: NDArray[np.float64], grid: Grid) -> NDArray[np.float6
 
 
 def _differ(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which rows differ from the one before."""
+    """Return a mask of the rows that differ from the row before."""
     return np.append(True, (rows[1:] != rows[:-1]).any(axis=1))
 
 
 class Smoothing:
-    """A Gaussian whose standard deviation (m) is another at each depth, and its transpose.
+    """Smoothing by a Gaussian whose standard deviation (m) depends on depth, and its transpose.
 
-    Horizontally row by row; vertically as a matrix, of which each row is a Gaussian. Arrays go on
-    beyond their ends as their mirror images, so that both ways leave alone what is constant, where
-    all depths have the same deviation.
+    Horizontally, it is applied row by row; vertically, it is a matrix whose rows are Gaussians.
+    Arrays are continued beyond their ends by their mirror images, so that both operators preserve
+    constants if all depths have the same standard deviation.
     """
 
     def __init__(self, lengths: NDArray[np.float64], spacing: tuple[float, ...]) -> None:
@@ -165,15 +167,15 @@ class Smoothing:
         self._halves = [_halve([length / h for length in lengths]) for h in spacing[1:]]
 
     def apply(self, array: Tensor) -> Tensor:
-        """An array of float64 smoothed."""
+        """Return a smoothed array, in float64."""
         return self._down.apply(self._level(array), 0)
 
     def transpose(self, array: Tensor) -> Tensor:
-        """The transpose of `apply`."""
+        """Apply the transpose of `apply`."""
         return self._level(self._up.apply(array, 0))
 
     def _level(self, array: Tensor) -> Tensor:
-        """Smoothed along the horizontal axes; its own transpose."""
+        """Smooth along the horizontal axes; the operator is its own transpose."""
         for axis, halves in enumerate(self._halves, start=1):
             n, reach = array.shape[axis], len(halves) - 1
             images = torch.from_numpy(_mirror(np.arange(-reach, n + reach), n)).to(array.device)
@@ -193,7 +195,7 @@ class Smoothing:
 
 
 def _halve(widths: list[float]) -> NDArray[np.float64]:
-    """The middle and one side of a Gaussian for each standard deviation in cells: (away, width)."""
+    """Return the centre and one side of Gaussians of these widths in cells, (distance, width)."""
     reaches = [int(REACH * width + 0.5) for width in widths]
     halves = np.zeros((max(reaches) + 1, len(widths)))
     for half, width, reach in zip(halves.T, widths, reaches, strict=True):
@@ -203,6 +205,6 @@ def _halve(widths: list[float]) -> NDArray[np.float64]:
 
 
 def _mirror(places: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """Return the cells, of n, whose mirror images lie at places beyond the ends."""
+    """Return the cells, of n, that are continued by mirror images to these places."""
     places = places % (2 * n)
     return np.where(places < n, places, 2 * n - 1 - places)

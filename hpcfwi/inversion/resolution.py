@@ -1,8 +1,9 @@
-"""Images of reflectors, and tests of resolution: pure functions of arrays on a grid.
+"""Images of reflectors, and resolution tests: pure functions of arrays on a grid.
 
-An image is made of how a migration has changed the model it began with. A test of resolution is a
-perturbation and what comes back of it, J^T J of the perturbation, with the derivative J of the
-simulations (`operators.Born.normal`). `storage.models` has the files, `report` the figures.
+An image is computed from the change of the model by a migration. A resolution test compares a
+perturbation of the model with its response J^T J times the perturbation, where J is the derivative
+of the simulated traces (`operators.Born.normal`). `storage.models` writes the files, `report` draws
+the figures.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from numpy.typing import NDArray
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid
 
-# Of the wavenumber of reflections at normal incidence, what the filter lets pass by half
+# Corner wavenumber of the filter of images, which halves amplitudes there, as a fraction of the
+# wavenumber of reflections at normal incidence.
 CORNER = 0.25
 
 
 def reflectivity(speed: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the reflectivity of each cell at normal incidence; speed: (z, ...).
+    """Return the reflectivity of each cell at normal incidence; speed: (z, ...), m/s.
 
-    (v2 - v1) / (v2 + v1) of the cell below and the cell itself, where the density is the same; 0 in
-    the last row. Aki and Richards (2002), equation 5.33.
+    It is (v2 - v1) / (v2 + v1) for velocity v1 of the cell and v2 of the cell below, with constant
+    density (Aki and Richards 2002, equation 5.33). It is 0 in the last row.
     """
     wide = speed.astype(np.float64, copy=False)
     found = np.zeros_like(wide)
@@ -37,11 +39,13 @@ def reflectivity(speed: NDArray[np.floating]) -> NDArray[np.float64]:
 def filter_image(
     change: NDArray[np.floating], grid: Grid, wavenumber: float
 ) -> NDArray[np.float64]:
-    """A change of the model without what waves that are not reflected have left in it.
+    """Return a change of the model without the long wavelengths of waves that are not reflected.
 
-    A Laplacian, as images of reverse time want it (Zhang and Sun 2009), that is divided by itself
-    and the square of a wavenumber (1/m, times 2 pi): it leaves alone what is much shorter. Beyond
-    the edges are mirror images.
+    The filter is k^2 / (k^2 + wavenumber^2), where k is the wavenumber of the change. It is the
+    Laplacian that is usual for images of reverse-time migration (Zhang and Sun 2009) at long
+    wavelengths, and 1 at short ones. The change is mirrored at the edges of the grid.
+
+    wavenumber: in radians per m.
     """
     squares = np.zeros(grid.shape)
     for axis, (n, h) in enumerate(zip(grid.shape, grid.spacing, strict=True)):
@@ -61,12 +65,12 @@ def make_image(
     fixed: NDArray[np.bool_],
     frequency: float,
 ) -> NDArray[np.float64]:
-    """The reflectivity that a change from a background, filtered, adds to it.
+    """Return the reflectivity that the filtered change of a model adds to its background.
 
-    found, background: speeds, m/s; fixed: cells that were kept, where there are no reflectors;
-    frequency: of the wavelet's peak, Hz.
+    found, background: speeds of the waves, m/s; fixed: cells that were kept, in which there are no
+    reflectors; frequency: peak frequency of the wavelet, Hz.
     """
-    # 4 pi f / v is the wavenumber of a layer that reflects a frequency f upwards
+    # A reflection of frequency f at normal incidence has the wavenumber 4 pi f / v.
     corner = CORNER * 4.0 * pi * frequency / float(np.median(background))
     image = reflectivity(
         background + np.where(fixed, 0.0, filter_image(found - background, grid, corner))
@@ -78,7 +82,7 @@ def make_image(
 def correlate(
     image: NDArray[np.floating], truth: NDArray[np.floating], fixed: NDArray[np.bool_]
 ) -> float:
-    """The correlation of an image with the true reflectivity, in the cells that may change."""
+    """Return the correlation of an image with the true reflectivity, in cells that may change."""
     one, other = (array[~fixed] - array[~fixed].mean() for array in (image, truth))
     size = np.sqrt((one * one).sum() * (other * other).sum())
     return float((one * other).sum() / size) if size else 0.0
@@ -86,30 +90,33 @@ def correlate(
 
 Values = NDArray[np.float64]
 
-# Of the speed in each cell. What comes back is proportional to it
+# Perturbation as a fraction of the speed in each cell; the response is proportional to it.
 STRENGTH = 0.01
-# Cells of the grid that a cell of a checkerboard, or the distance between points, has at least
+# Smallest size of a checkerboard's cell, or distance between points, in cells of the grid.
 FEWEST_CELLS = 4
-# Wavelengths between points where nothing is said: what comes back of one is half as wide
+# Default distance of points in wavelengths; the response of a point is half as wide.
 APART = 1.0
 
 
 def check_size(size: float, grid: Grid, option: str) -> None:
-    """Raise `InputError` where a perturbation is too fine for the grid, or larger than it."""
+    """Raise `InputError` if a perturbation is too fine for the grid or larger than the model.
+
+    size: of a checkerboard's cell, or distance between points, m; option: its name, for messages.
+    """
     least = FEWEST_CELLS * max(grid.spacing)
     most = max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True))
     if not least <= size <= most:
         raise InputError(
             option,
-            f"found {size:g} m in a model of {most:g} m with cells of {max(grid.spacing):g} m",
+            f"found {size:g} m for a model of {most:g} m with cells of {max(grid.spacing):g} m",
             f"Give {least:g} to {most:g} m.",
         )
 
 
 def place_points(grid: Grid, fixed: NDArray[np.bool_], apart: float) -> list[NDArray[np.int64]]:
-    """Return the indices, along each axis, of points `apart` (m) in the cells that may change.
+    """Return the indices, along each axis, of points at distances `apart` (m).
 
-    They are centred between the ends of the model or, along z, of the cells that may change.
+    The points are centred in the model; along z they are centred in the cells that may change.
     """
     found = []
     for axis, (n, h) in enumerate(zip(grid.shape, grid.spacing, strict=True)):
@@ -122,10 +129,10 @@ def place_points(grid: Grid, fixed: NDArray[np.bool_], apart: float) -> list[NDA
 
 
 def perturb_points(places: list[NDArray[np.int64]], speed: Values, free: NDArray) -> Values:
-    """Return a perturbation, m/s, of single cells at points as `place_points` gives them.
+    """Return a perturbation, m/s, of the cells at points of `place_points`.
 
-    Its sign alternates from point to point, so that what comes back over long wavelengths, which
-    neighbours share, is not added up.
+    Its sign alternates from point to point, so that the long wavelengths of the responses of
+    neighbouring points cancel. free: cells that may change; there is none elsewhere.
     """
     found = np.zeros_like(speed)
     at = np.ix_(*places)
@@ -135,10 +142,11 @@ def perturb_points(places: list[NDArray[np.int64]], speed: Values, free: NDArray
 
 
 def perturb_checkerboard(grid: Grid, speed: Values, free: NDArray, size: float) -> Values:
-    """Return a perturbation, m/s, of cells of a `size` (m) and alternating sign.
+    """Return a perturbation, m/s, by a checkerboard whose cells have a `size` (m).
 
-    A product of sines, one an axis, so that it has a single wavelength, twice the size. Along x
-    and y a cell is in the middle of the model; along z the first begins where cells may change.
+    It is a product of one sine per axis, so that it has a single wavelength, twice the size. Along
+    x and y, the centre of a cell of the checkerboard is in the middle of the model. Along z, the
+    first cell begins at the first row that may change.
     """
     found = STRENGTH * speed
     for axis in range(grid.ndim):
@@ -157,20 +165,20 @@ def measure_points(
     grid: Grid,
     free: NDArray[np.bool_],
 ) -> dict[str, Values]:
-    """Measure what comes back of points.
+    """Measure the amplitudes and widths of the responses of points.
 
     Returns
     -------
     dict
-        `amplitude`, (nz, ..., nx) of the points, is the response at each point for its
-        perturbation, over the largest of all. `width`, (nz, ..., nx, axis), is how far from each
-        other, in m, the response falls to half of that on both sides of the point, along each axis;
-        NaN where it does not on the way to the neighbouring points, or the response at the point
-        is not positive. Both are NaN where there is no point.
+        `amplitude`, with the shape (nz, ..., nx) of the points, is the response at each point
+        divided by its perturbation, relative to the largest such value. `width`, with the shape
+        (nz, ..., nx, axis), is the full width of the response at half of its value at the point, in
+        m, along each axis. It is NaN if the response does not fall to half before the neighbouring
+        points, or is not positive at the point. Both are NaN at points that may not change.
     """
     at = np.ix_(*places)
     there = free[at]
-    # A response counts for each m/s of the perturbation, which is stronger where waves are faster
+    # The perturbation, and with it the response, is larger where waves are faster.
     with np.errstate(invalid="ignore", divide="ignore"):
         amplitude = np.where(there, response[at] / perturbation[at], np.nan)
     width = np.full((*amplitude.shape, grid.ndim), np.nan)
@@ -188,14 +196,16 @@ def measure_points(
 def measure_checkerboard(
     response: Values, perturbation: Values, grid: Grid, free: NDArray[np.bool_], size: float
 ) -> dict[str, Values]:
-    """Measure what comes back of a checkerboard, in a Gaussian window of its cells' size.
+    """Measure the response of a checkerboard in Gaussian windows around all cells of the grid.
+
+    size: of the checkerboard's cells, m; the standard deviation of the window is half of it.
 
     Returns
     -------
     dict
-        `correlation`, on the grid, is that of perturbation and response in the window, from -1 to
-        1. `amplitude` is how strong the response is there for its perturbation, over the largest of
-        all. Both are NaN in cells that may not change.
+        `correlation` is the correlation of perturbation and response in each window, from -1 to 1.
+        `amplitude` is the root mean square of the response divided by that of the perturbation,
+        relative to the largest such value. Both are NaN in cells that may not change.
     """
     sigma = [0.5 * size / h for h in grid.spacing]
 
@@ -218,12 +228,12 @@ def measure_checkerboard(
 
 
 def describe_measures(measures: Mapping[str, Values], axes: str) -> str:
-    """Return measures in words."""
+    """Return a sentence about the measures; axes: names of the axes, such as "zx"."""
     if "correlation" in measures:
         found = measures["correlation"]
         found = found[np.isfinite(found)]
         return (
-            f"correlation {np.median(found):.2f} in the median, above 0.5 in "
+            f"median correlation {np.median(found):.2f}, above 0.5 in "
             f"{100.0 * np.mean(found > 0.5):.0f} % of the cells"
         )
     amplitude, width = measures["amplitude"], measures["width"]
@@ -236,16 +246,19 @@ def describe_measures(measures: Mapping[str, Values], axes: str) -> str:
                 f"{np.median(found):.0f} m along {name} ({found.min():.0f} to {found.max():.0f} m, "
                 f"{found.size} of {count} points)"
             )
-    return f"median widths {', '.join(words)}" if words else f"none of {count} points comes back"
+    return f"median widths {', '.join(words)}" if words else f"none of {count} points is resolved"
 
 
 def _find_top(fixed: NDArray[np.bool_]) -> int:
-    """The first row that has cells which may change."""
+    """Return the index of the first row with cells that may change."""
     return int((~fixed).any(axis=tuple(range(1, fixed.ndim))).argmax())
 
 
 def _find_width(line: Values, centre: int, reach: int) -> float:
-    """Cells between where values fall to half of the centre's, NaN where they do not in reach."""
+    """Return the full width at half of the value at `centre`, in cells.
+
+    It is NaN if the values do not fall to half within `reach` cells on both sides.
+    """
     half = 0.5 * line[centre]
     if not half > 0.0:
         return np.nan

@@ -1,8 +1,7 @@
-"""Quality control of shots: how well simulated traces fit observed ones, by shot and offset.
+"""Quality control of shots: the fit of simulated to observed traces, by shot and offset.
 
-Some shots are simulated on the rank that asks, and their traces are treated as the misfit treats
-them. The figures are in `report.fit`; `plan.comparison` looks at the same traces before an
-inversion.
+Some shots are simulated on the calling rank, and their traces are conditioned as for the misfit.
+The figures are in `report.fit`; `plan.comparison` compares the same traces before an inversion.
 """
 
 from __future__ import annotations
@@ -20,33 +19,32 @@ from hpcfwi.inversion.conditioning import Conditioning, sign_offsets
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.misfits.traces import SILENT
-from hpcfwi.inversion.objective import Observe, Times, condition, work_through
+from hpcfwi.inversion.objective import ReadTraces, Times, condition, work_on_part
 from hpcfwi.inversion.stages import Part
 from hpcfwi.model import Model
-from hpcfwi.operators.batching import Chunks
-from hpcfwi.operators.simulator import Simulator, Window
+from hpcfwi.operators.simulator import Chunks, Simulator, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey, TimeAxis
 
-# Amplitude at a frequency, of the largest of a shot's traces, that has no phase to speak of
+# Smaller amplitudes at a frequency, as a share of the largest in a shot, have no reliable phase.
 FAINT = 1e-3
-CLOSE = 60.0  # degrees: further off, a residual is larger than what it is the residual of
-# Of the largest observed amplitude, what belongs to the band that is told of
+CLOSE = 60.0  # degrees; with a larger phase, the residual is larger than the trace
+# Frequencies with at least this share of the largest observed amplitude are in the reported band.
 WITHIN = 0.1
-# Share of close traces below which, and of the residual above which, a fit is poor
+# A fit is poor if the share of close traces is smaller, or the residual larger.
 FEW_CLOSE, POOR = 0.6, 0.7
-SHOTS = 12  # that are simulated at the end of a stage
+SHOTS = 12  # number of shots that are simulated at the end of a stage
 
 
 @dataclass(frozen=True)
 class ShotFit:
     """The fit of one shot.
 
-    number, misfit: those of the shot; offsets: (trace,), m, as in a view; phases: (trace,), degrees
-    by which observed traces are later than simulated ones, NaN without a signal; observed,
-    residual: power of these traces (frequency,), of norm 1 each if the misfit ignores amplitudes.
+    number, misfit: of the shot; offsets: (trace,), m, as in `View`; phases: (trace,), degrees by
+    which observed traces are later than simulated ones, NaN without a signal; observed, residual:
+    power (frequency,) of these traces, which have norm 1 if the misfit ignores amplitudes.
     """
 
     number: int
@@ -61,9 +59,9 @@ class ShotFit:
 class Fit:
     """The fit of some shots of a survey.
 
-    frequency: that of the phases, Hz; axis: time axis of the traces; shots: in the order of their
-    numbers; views: of a few of them; normalized: whether the misfit knows no
-    amplitudes, and the powers are of traces of norm 1.
+    frequency: of the phases, Hz; axis: time axis of the traces; shots: in the order of their
+    numbers; views: of a few of them; normalized: True if the misfit ignores amplitudes, so that
+    powers are those of traces with norm 1.
     """
 
     frequency: float
@@ -84,19 +82,19 @@ class Fit:
 
     @property
     def ratio(self) -> float:
-        """Size of the residual over that of what was observed, within the band of the latter."""
+        """The ratio of the size of the residual to that of the observed data, within their band."""
         return find_ratio(*self.amplitudes)
 
     @property
     def close(self) -> float:
-        """Share of the traces whose phase is less than `CLOSE` off; NaN where there is none."""
+        """The share of the traces whose phase is less than `CLOSE`; NaN if there is no phase."""
         phases = np.concatenate([shot.phases for shot in self.shots])
         phases = phases[np.isfinite(phases)]
         return float(np.mean(np.abs(phases) < CLOSE)) if phases.size else float("nan")
 
     @property
     def amplitudes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return amplitudes of observed traces and residuals (frequency,), of finite shots."""
+        """The amplitudes (frequency,) of observed traces and of residuals, of finite shots."""
         observed, residual = (
             np.array([getattr(shot, name) for shot in self.shots])
             for name in ("observed", "residual")
@@ -108,7 +106,7 @@ class Fit:
 def measure_fit(
     view: View, misfit: float, frequency: float, dt: float, normalized: bool
 ) -> ShotFit:
-    """Find the numbers of one shot, from its view and its misfit.
+    """Return the fit of one shot, given its view and its misfit.
 
     frequency: of the phases, Hz; normalized: as in `Fit`.
     """
@@ -129,9 +127,9 @@ def measure_fit(
 
 
 def knows_amplitudes(misfit: Misfit) -> bool:
-    """Return whether a misfit changes when a simulated trace is twice as large.
+    """Return True if a misfit changes when simulated traces are multiplied by 2.
 
-    It is tried on two traces of noise, so that it holds of anybody's misfit.
+    This is tested with two traces of noise, so that it works for any misfit.
     """
     simulated, observed = np.random.default_rng(0).normal(size=(2, 1, 2, 64))
     once, twice = (
@@ -144,7 +142,7 @@ def knows_amplitudes(misfit: Misfit) -> bool:
 def to_unit_norm(traces: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divide traces (trace, time) by their norms.
 
-    Those that are next to silent beside the loudest become zero, as misfits leave them out.
+    Traces that are nearly silent compared to the loudest one become zero, as misfits omit them.
     """
     norms = np.sqrt(np.square(traces).sum(axis=-1, keepdims=True))
     loudest = norms[np.isfinite(norms)].max(initial=0.0)
@@ -154,13 +152,13 @@ def to_unit_norm(traces: NDArray[np.float64]) -> NDArray[np.float64]:
 def find_phases(
     observed: NDArray[np.float64], simulated: NDArray[np.float64], frequency: float, dt: float
 ) -> NDArray[np.float64]:
-    """Degrees, from -180 to 180, by which observed traces (trace, time) are later than simulated.
+    """Return the degrees, from -180 to 180, by which observed traces (trace, time) are later.
 
-    At one frequency (Hz), of whole traces, as Shah et al. (2012, SEG Expanded Abstracts) compare
-    them. NaN where one of both has next to nothing.
+    Whole traces are compared with simulated ones at one frequency (Hz), as in Shah et al. (2012,
+    SEG Expanded Abstracts). The result is NaN if one of the two is nearly zero.
     """
     wave = np.exp(-2j * np.pi * frequency * dt * np.arange(observed.shape[-1]))
-    # Not as a product of matrices, whose last digits depend on threads
+    # This is not a product of matrices, whose last digits depend on the number of threads.
     theirs, ours = ((traces * wave).sum(axis=-1) for traces in (observed, simulated))
     phases = np.degrees(np.angle(ours * theirs.conj()))
     for found in (theirs, ours):
@@ -171,9 +169,9 @@ def find_phases(
 
 
 def find_power(traces: NDArray[np.float64]) -> NDArray[np.float64]:
-    """At each frequency, summed over traces (trace, time); those that are not finite do not count.
+    """Return the power at each frequency, summed over the finite traces (trace, time).
 
-    NaN where none is.
+    It is NaN if no trace is finite.
     """
     good = np.isfinite(traces).all(axis=-1)
     if not good.any():
@@ -182,7 +180,7 @@ def find_power(traces: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def find_ratio(observed: NDArray[np.float64], residual: NDArray[np.float64]) -> float:
-    """The residual's size, of what is observed: of amplitudes (frequency,), within their band."""
+    """Return the ratio of the size of the residual to that of observed data, within their band."""
     within = observed > WITHIN * observed.max(initial=0.0)
     if not within.any():
         return float("nan")
@@ -190,52 +188,52 @@ def find_ratio(observed: NDArray[np.float64], residual: NDArray[np.float64]) -> 
 
 
 def describe_fit(fit: Fit) -> str:
-    """Return a fit in one line."""
-    scaled = " with all traces scaled to the same norm, as the misfit knows no amplitudes"
+    """Return the description of a fit, as a clause without a full stop."""
+    scaled = " with all traces scaled to the same norm, as the misfit ignores amplitudes"
     return (
-        f"of {len(fit.shots)} shots the residual is {100.0 * fit.ratio:.0f} % of what was observed"
-        f"{scaled * fit.normalized}; at {fit.frequency:.3g} Hz {100.0 * fit.close:.0f} % of the "
+        f"the residual of {len(fit.shots)} shots is {100.0 * fit.ratio:.0f} % of the observed data"
+        f"{scaled * fit.normalized}; at {fit.frequency:.3g} Hz, {100.0 * fit.close:.0f} % of the "
         f"traces are less than {CLOSE:.0f} degrees off"
     )
 
 
 def judge_fit(fit: Fit) -> str | None:
-    """Return what is wrong where the fit is poor; None where it is not."""
+    """Return the reason why a fit is poor, or None if it is not."""
     if fit.close < FEW_CLOSE:
         return (
-            f"at {fit.frequency:.3g} Hz only {100.0 * fit.close:.0f} % of the traces are less than "
-            f"{CLOSE:.0f} degrees off: the model does not explain when waves arrive, and cycles "
-            "may be skipped"
+            f"at {fit.frequency:.3g} Hz, only {100.0 * fit.close:.0f} % of the traces are less "
+            f"than {CLOSE:.0f} degrees off: the model does not explain the arrival times, and "
+            "cycles may be skipped"
         )
     if fit.ratio > POOR:
         return (
-            f"the residual is {100.0 * fit.ratio:.0f} % of what was observed: much of that is not "
-            "explained, as where cycles are skipped, or it is noise"
+            f"the residual is {100.0 * fit.ratio:.0f} % of the observed data: much of them is "
+            "noise or is not explained, for example because cycles are skipped"
         )
     return None
 
 
 def choose_shots(n_shots: int, most: int) -> NDArray[np.int64]:
-    """Numbers of so many shots at most, spread along a survey from its first to its last."""
+    """Return the numbers of at most so many shots, spread over a survey."""
     return np.linspace(0, n_shots - 1, min(most, n_shots)).round().astype(np.int64)
 
 
 def choose_views(shots: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return at most so many of these shots, evenly spaced, of which traces are shown."""
+    """Return at most so many of these shots, evenly spaced, whose traces are shown."""
     count = min(most, shots.size)
     return shots[(2 * np.arange(count) + 1) * shots.size // (2 * count)]
 
 
-MOST_TRACES = 400  # of a shot
+MOST_TRACES = 400  # of a shot in a view
 
 
 @dataclass(frozen=True)
 class View:
     """The traces of one shot that are compared, or some of them if there are many.
 
-    number: that of the shot; offsets: (trace,), m, negative on the side of smaller x; observed,
-    simulated: (trace, time); receivers: numbers (trace,) of the shot's receivers, None where they
-    were not kept.
+    number: of the shot; offsets: (trace,), m, negative on the side of smaller x; observed,
+    simulated: (trace, time); receivers: numbers (trace,) of the shot's receivers, None if they are
+    not known.
     """
 
     number: int
@@ -253,9 +251,9 @@ def read_observed(
 
 
 def limit(experiment: Experiment, recorded: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Recorded traces (shot, receiver, time) in the experiment's band.
+    """Return recorded traces (shot, receiver, time) in the experiment's band.
 
-    A shot's bits do not depend on the others.
+    The bits of a shot do not depend on other shots.
     """
     if experiment.band is None or not len(recorded):
         return recorded
@@ -271,13 +269,13 @@ def see_shots(
     context: Context,
     wavelet: NDArray[np.float32] | None = None,
 ) -> Iterator[tuple[View, float]]:
-    """Views of shots of a survey, and their misfits, of all their traces.
+    """Yield views of shots of a survey, and the misfits of all their traces.
 
-    model: of tensors; traces: waits for what was observed of these shots, (shot, receiver, time),
-    in the experiment's band; wavelet: as `Part.emitting` has it, None for the survey's. It ends
-    early where memory does not suffice for a single shot: call `chunks.check` after it.
+    model: of tensors; traces: returns the observed traces of these shots, (shot, receiver, time),
+    in the experiment's band; wavelet: see `Part.with_wavelet`, None for that of the survey. The
+    iterator ends early if memory does not suffice for a single shot: call `chunks.check` after it.
     """
-    simulator = experiment.compared()
+    simulator = experiment.make_simulator()
     work = partial(
         _see,
         simulator.restrict(model),
@@ -287,8 +285,8 @@ def see_shots(
     )
     part = Part(shots, experiment.survey.select(shots), traces)
     if wavelet is not None:
-        part = part.emitting(wavelet)
-    for number, (arrays, misfit) in work_through(part, work, simulator, chunks, context, Times()):
+        part = part.with_wavelet(wavelet)
+    for number, (arrays, misfit) in work_on_part(part, work, simulator, chunks, context, Times()):
         yield View(number, *arrays), misfit
 
 
@@ -296,17 +294,17 @@ def _see(
     model: Model,
     survey: Survey,
     window: Window,
-    observe: Observe,
+    read_traces: ReadTraces,
     simulator: Simulator,
     conditioning: Conditioning,
     misfit: Misfit,
 ) -> list[tuple[tuple[NDArray, NDArray, NDArray, NDArray], float]]:
-    """Return what views hold, and misfits, of shots that have the same window."""
+    """Return the contents of views, and the misfits, of shots with the same window."""
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu()
-    given = condition(survey, window, observe, simulator, conditioning)
-    met = given.meet(simulated)
-    misfits, _ = misfit(*met, survey.dt)
-    ours, theirs = (traces.numpy() for traces in met)
+    given = condition(survey, window, read_traces, simulator, conditioning)
+    pair = given.pair_traces(simulated)
+    misfits, _ = misfit(*pair, survey.dt)
+    ours, theirs = (traces.numpy() for traces in pair)
     views = []
     for shot in range(survey.n_shots):
         places = np.flatnonzero(given.counts[shot])

@@ -1,28 +1,38 @@
-"""Stages, which are parts of an inversion with keys of their own, and the batch of each epoch.
+"""Stages, which are parts of an inversion with different settings, and the batch of each epoch.
 
-The experiment of a stage has what differs from the whole; `config` decides what may differ. The
-sampler gives each rank the shots of a batch that it simulates, with their data.
+A stage has an experiment with its settings; `config` decides which keys may differ between stages.
+The sampler gives each rank the shots of a batch that it simulates, with their data.
+
+The shots of an epoch are a function of the seed and of the epoch's number. Every rank therefore
+draws the same shots, and a continued run draws the same shots as a run without a break, without any
+state. An encoded shot has all sources of a survey at once, with random signs. Its gradient is that
+of the whole survey plus cross-talk between shots, which has a mean of zero (Krebs et al. 2009,
+doi:10.1190/1.3230502). It is simulated like any shot with several sources.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import cast
+from itertools import accumulate
+from math import ceil, frexp, ldexp, log2
+from typing import Self, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
+from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band
-from hpcfwi.inversion.draws import Choose, Draws, EncodedData, Shots, Signs, draw_signs, encode
 from hpcfwi.inversion.experiment import Experiment, find_costs, find_taper, limit_survey
 from hpcfwi.inversion.preconditioning import Preconditioner
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
-from hpcfwi.operators.batching import Chunks
-from hpcfwi.operators.simulator import Coarsening
+from hpcfwi.operators.simulator import Chunks
+from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.shards import Schedule
 from hpcfwi.registry import SAMPLINGS, find
@@ -35,9 +45,8 @@ from hpcfwi.wave.simulation import wave_speed
 class Stage:
     """A part of an inversion.
 
-    number: from 0; before: epochs of the stages before it, so that its first is the one after;
-    experiment: as this stage has it; taper: factors of cells around sources and receivers, of a
-    stage that is ready for its epochs.
+    number: from 0; before: number of epochs of all earlier stages; experiment: with the settings of
+    this stage; taper: factors of cells around sources and receivers, which `ready` computes.
     """
 
     number: int
@@ -45,7 +54,6 @@ class Stage:
     before: int
     experiment: Experiment
     taper: NDArray[np.float64] | None = None
-    _draws: dict[int, Draws] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def section(self) -> InversionSection:
@@ -54,11 +62,11 @@ class Stage:
 
     @property
     def last(self) -> int:
-        """The number of its last epoch."""
+        """The number of the last epoch of the stage."""
         return self.before + self.section.epochs
 
     def place(self, epoch: int) -> int:
-        """The number of an epoch among its own, from 0."""
+        """Return the number of an epoch within the stage, from 0."""
         return epoch - self.before - 1
 
     def progress(self, epoch: int) -> float:
@@ -76,7 +84,7 @@ class Stage:
 
     @cached_property
     def preconditioner(self) -> Preconditioner | None:
-        """The preconditioner of its gradients, None if there is none."""
+        """The preconditioner of the stage's gradients, None if there is none."""
         asked = self.section.precondition
         if asked is None:
             return None
@@ -84,45 +92,37 @@ class Stage:
         return Preconditioner(asked, self.experiment.survey.spectrum.peak, self.taper)
 
     def ready(self, context: Context) -> Stage:
-        """The same with its taper, where it asks for one; collective."""
+        """Return the stage with its taper, if its settings have one; collective."""
         asked, experiment = self.section.precondition, self.experiment
         if asked is None or asked.taper is None:
             return self
         taper = find_taper(experiment.survey, asked.taper, experiment.initial.grid, context)
         return replace(self, taper=taper)
 
-    def draws(self, epochs: int | None = None) -> Draws:
-        """The draws of its shots, the same at every call; epochs: that it was to have then."""
-        epochs = self.section.epochs if epochs is None else epochs
-        if epochs not in self._draws:
-            section = self.section.model_copy(update={"epochs": epochs})
-            draws = Draws.of(section, self.experiment.survey.n_shots, self.number)
-            self._draws[epochs] = draws
-        return self._draws[epochs]
+    @cached_property
+    def draws(self) -> Draws:
+        """The draws of the stage's shots."""
+        return Draws.of(self.section, self.experiment.survey.n_shots, self.number)
 
-    def shots(self, epoch: int, epochs: int | None = None) -> Shots:
-        """Return the numbers of an epoch's shots in no order; encoded shots count from 0.
-
-        epochs: number of epochs that the stage had then, on which growing batches depend.
-        """
-        draws = self.draws(epochs)
-        number = draws.number(self.place(epoch))
+    def shots(self, epoch: int) -> ShotNumbers:
+        """Return the numbers of an epoch's shots, unordered; encoded shots are numbered from 0."""
+        number = self.draws.number(self.place(epoch))
         if self.section.encoding != "none":
-            return np.arange(draws.sizes[number])
-        return cast(Choose, find(SAMPLINGS[self.section.sampling]))(draws, number)
+            return np.arange(self.draws.sizes[number])
+        return cast(Choose, find(SAMPLINGS[self.section.sampling]))(self.draws, number)
 
 
-# Points a shortest wavelength, for each order of the differences: phase velocities are then off by
-# less than a hundredth
+# Grid points per shortest wavelength, for each order of the differences, with which the error of
+# phase velocities is less than one per cent.
 POINTS = {2: 11.0, 4: 5.5, 6: 4.5, 8: 4.0}
-# Amplitude, of the wavelet's largest, at the highest frequency that counts
+# Amplitude at the highest frequency that is considered, as a share of the wavelet's largest.
 FAINT = 0.01
 
 
 def make_stages(experiment: Experiment, context: Context) -> list[Stage]:
-    """The stages of an experiment, one where its config has none; collective.
+    """Return the stages of an experiment, a single one if its config has none; collective.
 
-    They are for the whole run: what each has of all shots takes long to find.
+    They are kept for the whole run, because examining all shots takes long.
     """
     stages: list[Stage] = []
     for number, (name, config) in enumerate(experiment.config.stages()):
@@ -132,7 +132,7 @@ def make_stages(experiment: Experiment, context: Context) -> list[Stage]:
 
 
 def _as_in(config: Config, experiment: Experiment, context: Context) -> Experiment:
-    """The experiment as a stage with this config has it; collective."""
+    """Return the experiment of a stage with this config; collective."""
     survey, band = experiment.survey, None
     if config.data.band is not None:
         band = Band(*config.data.band, survey.n_samples, survey.dt)
@@ -156,19 +156,20 @@ def _widest_spacing(experiment: Experiment) -> float:
 
 @dataclass(frozen=True)
 class Part:
-    """Some shots of a batch.
+    """Some of the shots of a batch.
 
-    shots: their numbers in the survey; survey: of these; traces: observed, (shot, receiver, time);
-    to ask for them is to wait until they are read; signs: of the sources, where shots are encoded.
+    shots: their numbers in the survey; survey: the part with these shots; traces: a function that
+    waits for the observed traces (shot, receiver, time) and returns them; signs: of the sources of
+    encoded shots.
     """
 
-    shots: Shots
+    shots: ShotNumbers
     survey: Survey
     traces: Traces
     signs: Signs | None = None
 
-    def emitting(self, wavelet: Wavelet) -> Part:
-        """The same, of sources that emit this wavelet: all of them, or each its own."""
+    def with_wavelet(self, wavelet: Wavelet) -> Part:
+        """Return the part with this wavelet: (time,) for all sources, or (shot, time)."""
         if self.signs is not None:
             wavelets = self.signs[:, :, None].astype(np.float32) * wavelet
         elif wavelet.ndim == 1:
@@ -178,9 +179,10 @@ class Part:
         return replace(self, survey=replace(self.survey, wavelet=wavelets))
 
     def collect(self, shot: int, gradient: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The gradient with respect to the wavelet of all, (time,), from that of a shot.
+        """Return the gradient of a shot with respect to the common wavelet, (time,).
 
-        Which is with respect to what its sources emit, (source, time). Transpose of `emitting`.
+        gradient: with respect to the wavelets of its sources, (source, time). This is the transpose
+        of `with_wavelet`.
         """
         signs = np.ones(1) if self.signs is None else self.signs[self.shots == shot][0]
         return (signs[:, None] * gradient.astype(np.float64)).sum(axis=0)
@@ -190,32 +192,32 @@ class Part:
 class Batch:
     """The shots of an epoch.
 
-    epoch: its number, from 1; shots: all of them, in no order; sample: what tells whether another
-    epoch of the stage has the same; part: of the batch, given by shots; deal: of all shots, or of
-    those that are left to do, this rank's, part by part as the schedule has it, anew at every call,
-    which all ranks make.
+    epoch: its number, from 1; shots: the numbers of all its shots, unordered; key: equal for epochs
+    of a stage with the same shots; part: returns the part with given shots (`Sampler._part`); deal:
+    yields the parts of this rank, of all shots or of the remaining ones, as the schedule decides
+    (`Sampler._deal`); all ranks call it together.
     """
 
     epoch: int
-    shots: Shots
-    sample: tuple[int, ...]
-    part: Callable[[Shots], Part]
-    deal: Callable[[Shots], Iterator[Part]]
+    shots: ShotNumbers
+    key: tuple[int, ...]
+    part: Callable[[ShotNumbers], Part]
+    deal: Callable[[ShotNumbers], Iterator[Part]]
 
-    def emitting(self, wavelet: Wavelet) -> Batch:
-        """The same, of sources that emit this wavelet: all of them, or each its own."""
+    def with_wavelet(self, wavelet: Wavelet) -> Batch:
+        """Return the batch with this wavelet: (time,) for all sources, or (shot, time)."""
 
-        def part(shots: Shots) -> Part:
-            return self.part(shots).emitting(wavelet)
+        def part(shots: ShotNumbers) -> Part:
+            return self.part(shots).with_wavelet(wavelet)
 
-        def deal(left: Shots) -> Iterator[Part]:
-            return (part.emitting(wavelet) for part in self.deal(left))
+        def deal(left: ShotNumbers) -> Iterator[Part]:
+            return (part.with_wavelet(wavelet) for part in self.deal(left))
 
         return replace(self, part=part, deal=deal)
 
 
 class Sampler:
-    """Hands out one batch an epoch, and reads what the next begins with meanwhile.
+    """The draws of batches for the epochs of a stage, with data that are read in advance.
 
     Every rank draws the same shots.
 
@@ -232,19 +234,19 @@ class Sampler:
     ) -> None:
         self._stage, self._survey, self._costs = stage, stage.experiment.survey, costs
         self._schedule, self._chunks, self._prefetcher = schedule, chunks, prefetcher
-        self._chosen: dict[int, Shots] = {}
+        self._chosen: dict[int, ShotNumbers] = {}
         self._begun: dict[int, Part] = {}
 
     def take(self, epoch: int) -> Batch:
-        """The batch of `epoch`; reads the beginning of the one after it, if there is one."""
+        """Return the batch of an epoch, and draw the shots of the next one, to read them early."""
         following = range(epoch, min(epoch + 1, self._stage.last) + 1)
         chosen = self._chosen
         self._chosen = {e: chosen[e] if e in chosen else self._stage.shots(e) for e in following}
         shots = self._chosen[epoch]
-        sample = tuple(sorted(shots.tolist()))
-        return Batch(epoch, shots, sample, self._part, partial(self._deal, epoch))
+        key = tuple(sorted(shots.tolist()))
+        return Batch(epoch, shots, key, self._part, partial(self._deal, epoch))
 
-    def _deal(self, epoch: int, left: Shots) -> Iterator[Part]:
+    def _deal(self, epoch: int, left: ShotNumbers) -> Iterator[Part]:
         if left.size < self._chosen[epoch].size:
             self._begun[epoch] = self._begin(left)
         before = self._begun
@@ -252,27 +254,27 @@ class Sampler:
         first = self._begun.pop(epoch)
         yield from _deal_all(self._in_order(left), first, self._part, self._schedule, self._chunks)
 
-    def _begin(self, shots: Shots) -> Part:
+    def _begin(self, shots: ShotNumbers) -> Part:
         shots = self._in_order(shots)
         return self._part(shots[self._schedule.first(shots.size)])
 
-    def _in_order(self, shots: Shots) -> Shots:
+    def _in_order(self, shots: ShotNumbers) -> ShotNumbers:
         return shots[self._schedule.order(self._costs[shots])]
 
-    def _part(self, shots: Shots) -> Part:
+    def _part(self, shots: ShotNumbers) -> Part:
         return Part(shots, self._survey.select(shots), self._prefetcher.request(shots))
 
 
 class EncodedSampler:
-    """Hands out one batch of encoded shots an epoch."""
+    """The draws of batches of encoded shots for the epochs of a stage."""
 
     def __init__(self, stage: Stage, data: EncodedData, schedule: Schedule, chunks: Chunks) -> None:
         self._stage, self._data = stage, data
         self._schedule, self._chunks = schedule, chunks
-        self._draws, self._number = stage.draws(), -1
+        self._draws, self._number = stage.draws, -1
 
     def take(self, epoch: int) -> Batch:
-        """The batch of `epoch`; collective."""
+        """Return the batch of an epoch; collective."""
         number = self._draws.number(self._stage.place(epoch))
         if number != self._number:
             signs = draw_signs(self._draws, number)
@@ -281,30 +283,258 @@ class EncodedSampler:
         shots = self._stage.shots(epoch)
         return Batch(epoch, shots, (number, shots.size), self._part, self._deal)
 
-    def _deal(self, left: Shots) -> Iterator[Part]:
+    def _deal(self, left: ShotNumbers) -> Iterator[Part]:
         first = self._part(left[self._schedule.first(left.size)])
         return _deal_all(left, first, self._part, self._schedule, self._chunks)
 
-    def _part(self, shots: Shots) -> Part:
+    def _part(self, shots: ShotNumbers) -> Part:
         traces, signs = partial(self._traces.__getitem__, shots), self._signs[shots]
-        # Of these alone: each has the wavelets of all shots
-        encoded = encode(self._stage.experiment.survey, signs)
+        # Only these shots are encoded, because each of them has the wavelets of all shots.
+        encoded = self._stage.experiment.survey.encoded(signs)
         return Part(shots, encoded.select(np.arange(shots.size)), traces, signs)
 
 
 def _deal_all(
-    shots: Shots,
+    shots: ShotNumbers,
     first: Part,
-    make_part: Callable[[Shots], Part],
+    make_part: Callable[[ShotNumbers], Part],
     schedule: Schedule,
     chunks: Chunks,
 ) -> Iterator[Part]:
-    """This rank's parts of shots that are in the schedule's order; `first` is that with its first.
+    """Yield this rank's parts of the shots in the order of the schedule, beginning with `first`.
 
-    All ranks call this together, and each goes on as it gets through.
+    All ranks call this together. Each rank takes its next part when it has finished one.
     """
     schedule.begin()
     part = first
     while part.shots.size:
         yield part
         part = make_part(shots[schedule.more(shots.size, chunks.size)])
+
+
+ShotNumbers = NDArray[np.int64]
+
+# Number of passes whose orders are kept (8 bytes per shot); an epoch and the next need no more.
+KEPT = 3
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of a stage, one after the other.
+
+    stage: its number, from 0; n_shots: of the survey; sizes: number of shots of each draw; hold:
+    number of epochs that share a draw. With `sampling = "sweep"` the draws go through all shots of
+    the survey in passes, each in its own order. The orders of the last requested passes are kept.
+    """
+
+    seed: int
+    stage: int
+    n_shots: int
+    sizes: tuple[int, ...]
+    hold: int = 1
+    _orders: dict[int, ShotNumbers] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def of(cls, section: InversionSection, n_shots: int, stage: int = 0) -> Self:
+        """Return the draws that a section describes."""
+        count = -(-section.epochs // section.hold)
+        first, last = section.batch_ends(n_shots)
+        sizes = np.linspace(first, last, count).round().astype(int)
+        return cls(section.seed, stage, n_shots, tuple(sizes.tolist()), section.hold)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The total number of shots in the draws before each draw, and at the end in all draws."""
+        return [0, *accumulate(self.sizes)]
+
+    def number(self, epoch: int) -> int:
+        """Return the number of an epoch's draw; both are numbered from 0."""
+        return epoch // self.hold
+
+    def generator(self, number: int) -> np.random.Generator:
+        """Return the generator of random numbers for the draw of this number."""
+        return np.random.default_rng([self.seed, number, self.stage])
+
+    def shuffled(self, number: int) -> ShotNumbers:
+        """Return all shots of the survey in random order."""
+        return self.generator(number).permutation(self.n_shots).astype(np.int64)
+
+    def order(self, index: int) -> ShotNumbers:
+        """Return all shots of the survey in the order of a pass, numbered from 0.
+
+        The order depends on the pass before it, unless it stands alone. It is computed from the
+        last earlier sweep that is kept, or that stands alone.
+        """
+        first = index
+        while first not in self._orders and not self._stands_alone(first):
+            first -= 1
+        for number in range(first, index + 1):
+            if number not in self._orders:
+                self._orders[number] = self._follow(number)
+                if len(self._orders) > KEPT:
+                    del self._orders[next(iter(self._orders))]
+        return self._orders[index]
+
+    def _begin(self, index: int) -> tuple[int, int]:
+        """Return the size of a pass's first draw, and how many of its shots end the pass before."""
+        draw = bisect_right(self.starts, index * self.n_shots) - 1
+        size = self.sizes[draw] if draw < len(self.sizes) else 0
+        return size, index * self.n_shots - self.starts[draw]
+
+    def _stands_alone(self, index: int) -> bool:
+        """Return True if the order of a pass does not depend on the orders of earlier passes.
+
+        The order of the previous pass differs from its shuffled order only within the size of its
+        first draw. The shots at its end, to which the draw adds shots of this pass, are as
+        shuffled unless they begin within that size.
+        """
+        _, begun = self._begin(index)
+        return begun == 0 or begun + self._begin(index - 1)[0] <= self.n_shots
+
+    def _follow(self, index: int) -> ShotNumbers:
+        """Return the shuffled order of a pass, but first shots that its first draw lacks."""
+        shuffled, (size, begun) = self.shuffled(index), self._begin(index)
+        if begun == 0:
+            return shuffled
+        before = self._orders[index - 1] if index - 1 in self._orders else self.shuffled(index - 1)
+        is_new = np.ones(self.n_shots, dtype=bool)
+        is_new[before[-begun:]] = False
+        first = shuffled[is_new[shuffled]][: size - begun]
+        is_left = np.ones(self.n_shots, dtype=bool)
+        is_left[first] = False
+        return np.concatenate([first, shuffled[is_left[shuffled]]])
+
+
+Choose = Callable[[Draws, int], ShotNumbers]
+"""A function that returns the distinct shots of draw `number`; see `registry.SAMPLINGS`."""
+
+
+def take_all(draws: Draws, number: int) -> ShotNumbers:
+    """Return every shot of the survey."""
+    return draws.shuffled(number)
+
+
+def draw_anew(draws: Draws, number: int) -> ShotNumbers:
+    """Return shots drawn independently of other draws, so that a shot may be repeated early."""
+    return draws.shuffled(number + 1)[: draws.sizes[number]]
+
+
+def sweep(draws: Draws, number: int) -> ShotNumbers:
+    """Return shots so that each is used once before any is repeated, in changing order.
+
+    Passes through the survey follow each other without a gap. If a draw contains the end of one
+    pass and the beginning of the next, the next begins with shots that the draw lacks.
+    """
+    n_shots, (begin, end) = draws.n_shots, draws.starts[number : number + 2]
+    passes = range(begin // n_shots, -(-end // n_shots))
+    parts = (
+        draws.order(index)[max(0, begin - index * n_shots) : end - index * n_shots]
+        for index in passes
+    )
+    return np.concatenate([*parts])
+
+
+Signs = NDArray[np.int8]
+"""(encoded shot, shot of the survey), each -1 or 1."""
+
+# Bits of the integers that double precision represents exactly.
+EXACT = 53
+# Number of shots that are read at a time.
+AT_A_TIME = 4
+
+
+def draw_signs(draws: Draws, number: int) -> Signs:
+    """Return the signs of the encoded shots of a draw, numbered from 0."""
+    shape = (draws.sizes[number], draws.n_shots)
+    return draws.generator(number).choice(np.array([-1, 1], dtype=np.int8), shape)
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The multiples of a power of two, `unit`, which double precision adds exactly.
+
+    Sums therefore have the same bits in any order. Rounded values are in single precision.
+    """
+
+    unit: float
+
+    @classmethod
+    def of(cls, largest: float, terms: int) -> Lattice:
+        """Return the lattice on which sums of so many terms up to `largest` are exact."""
+        spare = EXACT - 1 - ceil(log2(max(terms, 1)))
+        return cls(ldexp(1.0, frexp(largest)[1] - spare))
+
+    def round(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the multiples nearest to these values."""
+        return (np.rint(values.astype(np.float64) / self.unit) * self.unit).astype(np.float32)
+
+
+class EncodedData:
+    """The observed data of a survey, for sums over all shots; construction is collective.
+
+    Each rank has the data of a part of the shots. They stay in memory if `holds`, and are otherwise
+    read again each time. Raises `InputError` on all ranks if a value is not finite, because it
+    would be in every sum.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], prefetcher: Prefetcher, context: Context, holds: bool
+    ) -> None:
+        self._shape, self._prefetcher, self._context = shape, prefetcher, context
+        self._mine = np.array_split(np.arange(shape[0]), context.size)[context.rank]
+        largest, faulty = 0.0, []
+        held: list[tuple[ShotNumbers, NDArray[np.float32]]] = []
+        for shots, traces in self._read():
+            finite = np.isfinite(traces).all(axis=(1, 2))
+            faulty += shots[~finite].tolist()
+            largest = max(largest, float(np.abs(traces[finite]).max(initial=0.0)))
+            if holds:
+                held.append((shots, traces))
+        ranks = context.all_gather((largest, faulty))
+        faults = sorted(shot for _, shots in ranks for shot in shots)
+        if faults:
+            context.raise_on_all_ranks(
+                InputError(
+                    'inversion.encoding = "signs"',
+                    f"the observed data of shots {faults} have values that are not finite, which "
+                    "every encoded shot would contain",
+                    "Remove these shots from the data, or invert without an encoding.",
+                )
+            )
+        self._lattice = Lattice.of(max(most for most, _ in ranks), shape[0])
+        # Pieces are rounded one at a time, so that at most one of them is in memory twice.
+        for k, (shots, traces) in enumerate(held):
+            held[k] = shots, self._lattice.round(traces)
+        self._held, self._holds = held, holds
+
+    def combine(self, signs: Signs) -> NDArray[np.float32]:
+        """Return the observed data of encoded shots (shot, receiver, time); collective.
+
+        They have the same bits for any number of ranks.
+        """
+        total = torch.zeros((len(signs), *self._shape[1:]), dtype=torch.float64)
+        for shots, traces in self._pieces():
+            for shot, gather in zip(shots, torch.from_numpy(traces), strict=True):
+                for k, encoded in enumerate(total):
+                    encoded.add_(gather, alpha=int(signs[k, shot]))
+        with self._context.heartbeat.waiting():
+            whole = self._context.sum(total.to(self._context.device))
+        return whole.to(torch.float32).cpu().numpy()
+
+    def _pieces(self) -> Iterator[tuple[ShotNumbers, NDArray[np.float32]]]:
+        if self._holds:
+            yield from self._held
+        else:
+            for shots, traces in self._read():
+                yield shots, self._lattice.round(traces)
+
+    def _read(self) -> Iterator[tuple[ShotNumbers, NDArray[np.float32]]]:
+        """Yield this rank's shots and traces, a few at a time, while the next ones are read."""
+        pieces = [self._mine[i : i + AT_A_TIME] for i in range(0, self._mine.size, AT_A_TIME)]
+        requests = [self._prefetcher.request(shots) for shots in pieces[:1]]
+        for following, shots in enumerate(pieces, start=1):
+            requests += [self._prefetcher.request(after) for after in pieces[following:][:1]]
+            self._context.heartbeat.beat()
+            yield shots, requests.pop(0)()

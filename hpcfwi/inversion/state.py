@@ -1,9 +1,8 @@
-"""The state of an inversion: everything on which the next epoch depends, in one value.
+"""The state of an inversion: one value with everything on which the next epoch depends.
 
-It is made, saved and restored here alone. Every rank has the same state, but for shards of what the
-optimizer remembers. A checkpoint also holds what the bits depend on beside the config, which are
-the engine and the history that it has chosen, so that a run that goes on computes as it has begun.
-`storage.checkpoint` makes a file of it, and the recorder decides when.
+Every rank has the same state, except for shards of the optimizer's state. A checkpoint also holds
+the engine and the chosen history, on which the bits depend, so that a continued run computes as
+before. `storage.checkpoint` writes the file, and the recorder decides when.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import torch
 
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Evaluation, Times
-from hpcfwi.inversion.wavelets import Emission
+from hpcfwi.inversion.wavelets import WaveletEstimate
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.exact import References
-from hpcfwi.parallel.shards import gather_to_root, has_slabs
+from hpcfwi.parallel.exact import Magnitudes
+from hpcfwi.parallel.shards import gather_to_root, has_shards
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import (
     Auto,
@@ -35,25 +34,25 @@ from hpcfwi.wave.history import (
     to_table,
 )
 
-# Frequencies (Hz) beyond which a history is not one of a run
+# Range of possible frequencies (Hz) of a history in a checkpoint.
 LOWEST, HIGHEST = 1e-6, 1e9
 
 log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
-class Numerics:
-    """engine: its name; history: whose interval is what the config says of it."""
+class EngineChoice:
+    """The engine and the history of a run; the interval of the history is that of the config."""
 
     engine: str
     history: History
 
     @classmethod
     def of(cls, simulator: Simulator, device: torch.device) -> Self:
-        """Return the numerics of this simulator."""
+        """Return the choice of this simulator."""
         engine = choose(simulator.method.engine, device).NAME
         history = simulator.method.history
-        assert isinstance(history, Snapshots | Boundary | Recompute), "chosen in resources"
+        assert isinstance(history, Snapshots | Boundary | Recompute), "chosen in inversion.memory"
         return cls(engine, history)
 
     def to_table(self) -> dict[str, Any]:
@@ -62,27 +61,28 @@ class Numerics:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Return the numerics of a table that `to_table` has made.
+        """Return the choice of a table that `to_table` has made.
 
-        Raises as `history.from_table` does, and `ValueError` for a frequency that no waves have.
+        Raises as `history.from_table` does, and `ValueError` for an impossible frequency.
         """
         history = from_table(table["history"])
         if history.frequency is not None and not LOWEST <= history.frequency <= HIGHEST:
-            raise ValueError(f"no waves of a survey have {history.frequency} Hz")
+            raise ValueError(f"no survey has waves of {history.frequency} Hz")
         return cls(table["engine"], history)
 
     def continue_with(self, experiment: Experiment, context: Context) -> Simulator:
-        """Simulator of an experiment that keep to this history, whatever memory is at hand now.
+        """Return the simulator of an experiment with this history, whatever memory is free.
 
-        Rank 0 warns where the engine is another one.
+        Rank 0 warns if the engine differs.
         """
-        simulator = experiment.compared()
+        simulator = experiment.make_simulator()
         engine = choose(simulator.method.engine, context.device).NAME
         if engine != self.engine and context.is_root:
             log.warning(
-                "This run goes on with the %s engine, and was computed by %s so far: "
-                "from here on its last digits are others than they would have been",
+                "This run continues with the %s engine, but was computed with %s so far: "
+                "from here on, the last digits differ from those of %s",
                 engine,
+                self.engine,
                 self.engine,
             )
         if not experiment.config.inversion.reproducible:
@@ -98,7 +98,7 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Best:
-    """The best model so far: the nearest to the truth or, where that is not known, to the data."""
+    """The best model so far: the closest to the true model or, if that is unknown, to the data."""
 
     score: float
     epoch: int
@@ -107,31 +107,31 @@ class Best:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The evaluation of a model that is known already, as at the end of a line search.
+    """An evaluation of a model that is already known, for example from the end of a line search.
 
-    sample: that of the batch. The evaluation has illuminations if steps need them, and counts no
-    simulations.
+    key: that of the batch, see `Batch`. The evaluation has illuminations if steps need them, and
+    counts no simulations.
     """
 
-    sample: tuple[int, ...]
+    key: tuple[int, ...]
     evaluation: Evaluation
 
     def to_table(self) -> dict[str, Any]:
         """Return a table for a checkpoint."""
         found = self.evaluation
         return {
-            "sample": self.sample,
+            "sample": self.key,
             "misfit": found.misfit,
             "penalty": found.penalty,
             "gradient": _to_cpu(found.gradient),
             "illuminations": {name: field.cpu() for name, field in found.illuminations.items()},
             "failed": found.failed,
-            "references": dict(found.references),
+            "references": dict(found.magnitudes),
         }
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], model: Model) -> Self:
-        """Return the evaluation of a model from the table of `to_table`."""
+        """Return the evaluation of a model in a table of `to_table`."""
         device = model.any.device
         gradient = _to_device(table["gradient"], model.grid, device)
         illuminations = table.get("illuminations", {})
@@ -152,26 +152,25 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class State:
-    """The state of an inversion after an epoch; it is never changed.
+    """The state of an inversion after an epoch, which is immutable.
 
     epoch: 0 before the first; stage: number of the current one; model: of tensors; optimizer: see
-    `Optimizer.state`; numerics: None until they are chosen; references: for the next evaluation;
-    history: the metrics of each epoch, with None for its shots, and "planned", the number of epochs
-    of its stage, with which the shots are drawn again; failed: shots that were set aside, and in
-    how many epochs; emission: estimated wavelets, None for those of the survey; evaluated: the
-    known evaluation of the model.
+    `Optimizer.state`; engine: None until they are chosen; magnitudes: for the next evaluation;
+    metrics: those of each epoch; only the last has its shots, because there may be many;
+    failed: shots that were left out, with the number of epochs; estimated: estimated wavelets, None
+    for those of the survey; evaluated: the evaluation of the model, if it is known.
     """
 
     epoch: int
     model: Model
     optimizer: Mapping[str, Any]
-    numerics: Numerics | None = None
-    references: References | None = None
-    history: tuple[dict[str, Any], ...] = ()
+    engine: EngineChoice | None = None
+    magnitudes: Magnitudes | None = None
+    metrics: tuple[dict[str, Any], ...] = ()
     best: Best | None = None
     failed: Mapping[int, int] = field(default_factory=dict)
     stage: int = 0
-    emission: Emission | None = None
+    estimated: WaveletEstimate | None = None
     evaluated: Evaluated | None = None
 
     def after(
@@ -181,13 +180,13 @@ class State:
         evaluation: Evaluation,
         score: float,
         entry: dict[str, Any],
-        emission: Emission | None = None,
+        estimated: WaveletEstimate | None = None,
         evaluated: Evaluated | None = None,
     ) -> State:
-        """The state after one epoch more.
+        """Return the state after one more epoch.
 
-        score: of the model, less is better; entry: what the metrics say of the epoch; evaluated:
-        what is known of this model.
+        score: of the model, lower is better; entry: metrics of the epoch; evaluated: the evaluation
+        of the model, if it is known.
         """
         epoch, failed = self.epoch + 1, dict(self.failed)
         for shot in evaluation.failed:
@@ -195,72 +194,73 @@ class State:
         best = self.best
         if best is None or score < best.score:
             best = Best(score, epoch, model)
+        earlier = (*self.metrics[:-1], *({**last, "shots": None} for last in self.metrics[-1:]))
         return replace(
             self,
             epoch=epoch,
             model=model,
             optimizer=optimizer,
-            references=evaluation.references,
-            history=(*self.history, entry),
+            magnitudes=evaluation.magnitudes,
+            metrics=(*earlier, entry),
             best=best,
             failed=failed,
-            emission=emission,
+            estimated=estimated,
             evaluated=evaluated,
         )
 
     def enter(self, stage: int, optimizer: Mapping[str, Any], keeps_best: bool) -> State:
-        """The state at the beginning of a stage, whose optimiser begins with this state.
+        """Return the state at the beginning of a stage, with the first state of its optimizer.
 
-        keeps_best: whether scores of this stage and of those before are of the same kind.
+        keeps_best: True if the scores of this stage and of earlier ones can be compared.
         """
         best = self.best if keeps_best else None
         return replace(
             self,
             stage=stage,
             optimizer=optimizer,
-            numerics=None,
-            references=None,
+            engine=None,
+            magnitudes=None,
             best=best,
-            emission=None,
+            estimated=None,
             evaluated=None,
         )
 
     @property
-    def is_shared(self) -> bool:
-        """True if other ranks have parts of it."""
-        return has_slabs(self.optimizer)
+    def is_sharded(self) -> bool:
+        """True if other ranks have parts of the state."""
+        return has_shards(self.optimizer)
 
     def gather(self, context: Context) -> State:
-        """All of it on rank 0, where it can be saved; itself on the others; collective."""
+        """Return the whole state on rank 0, for a checkpoint, and parts elsewhere; collective."""
         return replace(self, optimizer=gather_to_root(self.optimizer, context))
 
     def to_table(self) -> dict[str, Any]:
         """Return a table for a checkpoint: tensors on the CPU, and plain values."""
-        assert self.numerics is not None, "chosen before the first epoch"
-        assert not self.is_shared, "gathered before it is saved"
+        assert self.engine is not None, "chosen before the first epoch"
+        assert not self.is_sharded, "gathered before it is saved"
         best = self.best
         return {
             "epoch": self.epoch,
             "stage": self.stage,
             "model": _to_cpu(self.model),
             "optimizer": dict(self.optimizer),
-            "numerics": self.numerics.to_table(),
-            "references": None if self.references is None else dict(self.references),
-            "history": list(self.history),
+            "numerics": self.engine.to_table(),
+            "references": None if self.magnitudes is None else dict(self.magnitudes),
+            "history": list(self.metrics),
             "best": None if best is None else (best.score, best.epoch, _to_cpu(best.model)),
             "failed": dict(self.failed),
-            **({} if self.emission is None else self.emission.to_table()),
+            **({} if self.estimated is None else self.estimated.to_table()),
             "evaluated": None if self.evaluated is None else self.evaluated.to_table(),
         }
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], grid: Grid, device: torch.device) -> Self:
-        """Make the state of which `to_table` has made a table.
+        """Return the state in a table that `to_table` has made.
 
         Raises
         ------
         ValueError, TypeError, LookupError, AttributeError
-            Where the table is not one of a state on this grid.
+            If the table is not that of a state on this grid.
         """
         best, evaluated = table["best"], table.get("evaluated")
         is_estimated = table.get("wavelet") is not None
@@ -271,13 +271,13 @@ class State:
             table["epoch"],
             model,
             table["optimizer"],
-            Numerics.from_table(table["numerics"]),
+            EngineChoice.from_table(table["numerics"]),
             table["references"],
             tuple(table["history"]),
             None if best is None else Best(best[0], best[1], _to_device(best[2], grid, device)),
             table["failed"],
             table.get("stage", 0),
-            Emission.from_table(table) if is_estimated else None,
+            WaveletEstimate.from_table(table) if is_estimated else None,
             None if evaluated is None else Evaluated.from_table(evaluated, model),
         )
 
@@ -291,7 +291,7 @@ def _to_device(arrays: Mapping[str, torch.Tensor], grid: Grid, device: torch.dev
 
 
 def _check_finite(tree: Any) -> None:
-    """Raise ValueError or TypeError where nested dicts and lists hold more than finite numbers."""
+    """Raise ValueError or TypeError if nested dicts and lists hold anything but finite numbers."""
     if isinstance(tree, torch.Tensor):
         if not torch.isfinite(tree).all():
             raise ValueError("a value is not finite")
@@ -303,20 +303,19 @@ def _check_finite(tree: Any) -> None:
 
 
 def _check_counts(table: Mapping[str, Any]) -> None:
-    """Raise ValueError or TypeError if numbers of epochs and shots are none."""
+    """Raise ValueError or TypeError if numbers of epochs and shots are not counts."""
     if not isinstance(table["failed"], Mapping):
-        raise TypeError("what has failed is no table")
+        raise TypeError("the table of failed shots is not a table")
     _check_all_counts([table["epoch"], table.get("stage", 0)])
     _check_all_counts([*table["failed"], *table["failed"].values()])
-    needed = {"epoch", "planned"}
-    if not all(isinstance(entry, dict) and needed <= entry.keys() for entry in table["history"]):
-        raise TypeError("an entry of its history is not one of an epoch")
-    _check_all_counts([entry["planned"] for entry in table["history"]])
+    if not all(isinstance(entry, dict) for entry in table["history"]):
+        raise TypeError("an entry of its metrics is not that of an epoch")
+    _check_all_counts([entry["epoch"] for entry in table["history"]])
     if table["best"] is not None:
         score, epoch, _ = table["best"]
         float(score), int(epoch)
-    references = {} if table["references"] is None else table["references"]
-    for name, reference in references.items():
+    magnitudes = {} if table["references"] is None else table["references"]
+    for name, reference in magnitudes.items():
         if not isinstance(name, str) or not isfinite(reference):
             raise ValueError(f"{name} refers to {reference}")
 

@@ -1,9 +1,10 @@
-"""The source's wavelet, where it is not known: found from the data, in the current model.
+"""Estimates of the wavelet of the sources from the data, in the current model.
 
-One for the survey, or one a shot, by least squares at each frequency: the filter that makes
-simulated traces the observed ones makes the wavelet that they were simulated with the one that was
-emitted (Pratt 1999, Geophysics 64(3), 888-901, equation 17). From there it may take steps with the
-model. When it is found anew is decided here; the simulations are `objective`'s.
+There is one wavelet for the survey, or one for each shot. It is found by least squares at each
+frequency: the filter from simulated to observed traces is the filter from the wavelet of the
+simulation to the emitted one (Pratt 1999, Geophysics 64(3), 888-901, equation 17). It may then be
+updated together with the model. This module decides when it is estimated; `objective` runs the
+simulations.
 """
 
 from __future__ import annotations
@@ -21,41 +22,42 @@ from hpcfwi.config.values import Count, Seconds
 from hpcfwi.errors import InversionFailure
 
 Wavelet = NDArray[np.float32]
-"""(time,), of the whole survey, or (shot, time)."""
+"""The wavelet of the whole survey, (time,), or those of shots, (shot, time)."""
 
 Per = Literal["survey", "shot"]
 Phase = Literal["free", "zero", "minimum"]
 
-EVERY = "Epochs of a stage from one estimate to the next; only at its beginning where not given."
+EVERY = "Epochs of a stage from one estimate to the next; if not given, only one at its beginning."
 PER = (
-    '`"survey"`: one wavelet, from all shots of an epoch. `"shot"`: each shot its own, from its '
-    "own traces, before the first epoch of the stage that has the shot; and again before the first "
-    "that is `every` epochs later, or more."
+    '`"survey"`: one wavelet, from all shots of an epoch. `"shot"`: one wavelet for each shot, '
+    "from its traces, before the first epoch of the stage that has the shot, and again before the "
+    "first such epoch that is at least `every` epochs later."
 )
-FURTHEST = "Furthest offset of the traces that it is found from, m; where not given, of all."
-DAMPING = "Power, as a share of the largest, below which a frequency counts little."
+FURTHEST = "Largest offset of the traces that are used, m; if not given, all traces are used."
+DAMPING = "Power, as a share of the largest, below which a frequency has little weight."
 LENGTH = (
-    "How long the wavelet is; it is 0 outside. Of a free phase the stretch with the most energy is "
-    "kept, of zero phase that around its centre, of minimum phase that from its beginning."
+    "Length of the wavelet, which is 0 outside. A wavelet of free phase keeps the stretch with the "
+    "most energy, one of zero phase that around its centre, one of minimum phase that from its "
+    "beginning."
 )
 TAPER = (
-    "Over how long it comes to 0 at both ends of its length, or of the record; of minimum phase at "
-    "the end alone."
+    "Length of the tapers to 0 at both ends of the wavelet's length, or of the record; a wavelet "
+    "of minimum phase is tapered at its end only."
 )
 PHASE = (
-    '`"free"`: as the data say. `"zero"`: the amplitudes that they say, symmetric about a time. '
-    '`"minimum"`: the same with the energy as early as can be after a time. The time and the sign '
-    "are those that fit the free estimate best."
+    '`"free"`: the phase of the data. `"zero"`: the amplitudes of the data, symmetric about a '
+    'time. `"minimum"`: the same amplitudes, with the energy as early as possible after a time. '
+    "The time and the sign are those that fit the free estimate best."
 )
-STEP = """About the largest change of a sample in an epoch, as a share of the largest sample.
+STEP = """About the largest change of a sample per epoch, as a share of the largest sample.
 
-Of the wavelet that is estimated at first."""
+This is the largest sample of the first estimate."""
 
-# Decay of the means of the gradient and of its square, as Adam has them where nothing is said
+# Decay rates of the means of the gradient and of its square, which are the defaults of Adam.
 BETAS = 0.9, 0.999
-# Amplitude, of the largest, below which a spectrum says nothing of a minimum phase
+# Amplitudes below this share of the largest do not affect a minimum phase.
 FAINT = 1e-3
-# Times a sample, at which a wavelet of another phase is looked for
+# Points per sample at which the time of a wavelet with a given phase is tried.
 FINER = 8
 
 
@@ -64,7 +66,7 @@ class Momentum:
     """The moments of the gradients of a wavelet that is optimized.
 
     mean: of the gradients, (time,); square: mean of the squares of their largest samples; steps:
-    number of steps; unit: the largest sample of the wavelet before the first.
+    number of steps; unit: the largest sample of the wavelet before the first step.
     """
 
     mean: NDArray[np.float64]
@@ -78,17 +80,17 @@ class Momentum:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Return the object of a table of `to_table`."""
+        """Return the moments in a table of `to_table`."""
         return cls(**{**table, "mean": table["mean"].numpy()})
 
 
 @dataclass(frozen=True)
-class Emission:
-    """Estimated wavelets.
+class WaveletEstimate:
+    """The estimated wavelet of the survey, or those of shots.
 
-    wavelet: of the survey, or of each shot, zeros for those that are not known yet; epochs:
-    (shot,), the epoch before which each was estimated, 0 for not yet, None if the survey has one;
-    momentum: of steps since the estimate, if there were any.
+    wavelet: (time,), or (shot, time) with zeros for shots without an estimate; epochs: (shot,), the
+    epoch before which each was estimated, 0 without an estimate, and None if the survey has a
+    single wavelet; momentum: of the steps since the estimate, if there are any.
     """
 
     wavelet: Wavelet
@@ -97,18 +99,18 @@ class Emission:
 
     @classmethod
     def unknown(cls, n_shots: int, n_samples: int) -> Self:
-        """Return wavelets for each of some shots, none of which is known yet."""
+        """Return the wavelets of shots before the first estimate."""
         return cls(np.zeros((n_shots, n_samples), np.float32), np.zeros(n_shots, np.int64))
 
     def having(self, shots: NDArray[np.int64], found: Wavelet, epoch: int) -> Self:
-        """Return these with wavelets of some shots, (shot, time), estimated before an epoch."""
+        """Return the estimates with new wavelets (shot, time) of some shots in an epoch."""
         assert self.epochs is not None, "shots have their own"
         wavelet, epochs = self.wavelet.copy(), self.epochs.copy()
         wavelet[shots], epochs[shots] = found, epoch
         return type(self)(wavelet, epochs)
 
     def complete(self) -> Wavelet:
-        """The wavelet, with the mean of the others for shots whose own is not found yet."""
+        """Return the wavelet; shots without an estimate get the mean of the others."""
         if self.epochs is None:
             return self.wavelet
         there = self.epochs > 0
@@ -124,7 +126,7 @@ class Emission:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Return the object of a table of `to_table`."""
+        """Return the estimate in a table of `to_table`."""
         estimated, momentum = table.get("estimated"), table.get("momentum")
         return cls(
             table["wavelet"].numpy(),
@@ -137,7 +139,7 @@ class Emission:
 class Products:
     """Products of simulated and observed traces by frequency, summed over receivers and shots.
 
-    cross: of observed traces and conjugate simulated ones; power: of simulated ones.
+    cross: of observed traces and conjugate simulated traces; power: of simulated traces.
     """
 
     cross: NDArray[np.complex128]
@@ -145,7 +147,7 @@ class Products:
 
     @classmethod
     def of(cls, simulated: NDArray[np.float32], observed: NDArray[np.float32]) -> Products:
-        """Return the products of traces (receiver, time) that are finite."""
+        """Return the products of those traces (receiver, time) that are finite."""
         good = np.isfinite(observed).all(axis=-1) & np.isfinite(simulated).all(axis=-1)
         n = 2 * simulated.shape[-1]
         ours, theirs = (
@@ -158,27 +160,28 @@ class Products:
 
 
 class Known:
-    """The wavelet is that of the survey."""
+    """The method that uses the wavelet of the survey."""
 
     takes_steps = False
     per: Per = "survey"
     furthest: float | None = None
 
     def is_due(self, place: int) -> bool:  # noqa: ARG002
-        """Never."""
+        """Return False."""
         return False
 
     def estimate(self, wavelet: Wavelet, products: Products, dt: float) -> Wavelet:  # noqa: ARG002
-        """The same."""
+        """Return the given wavelet."""
         return wavelet
 
 
 class Estimate:
-    """The wavelet is estimated at the beginning of a stage, and every so many of its epochs.
+    """The method that estimates the wavelet at the beginning of a stage, and every so many epochs.
 
-    From shots of the epoch, in its model. That of the survey is what it begins with, of which
-    nothing but the band matters. Near traces know it best: their first arrivals have come through
-    what is known, the water, while far ones blame the wavelet for an earth that is wrong.
+    It uses the shots and the model of the epoch. It starts from the wavelet of the survey, of which
+    only the band matters. Near traces are the most reliable, because their first arrivals have
+    travelled through water of known velocity; far traces attribute errors of the model to the
+    wavelet.
     """
 
     takes_steps = False
@@ -204,16 +207,19 @@ class Estimate:
         return place % self._every == 0 if self._every else place == 0
 
     def find_due(self, epoch: int, found: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which shots' wavelets are due in an epoch, from the epochs of their estimates."""
+        """Return a mask of the shots whose wavelets are due in an epoch.
+
+        found: the epochs of their last estimates, 0 without one.
+        """
         due = found == 0
         if self._every:
             due |= epoch - found >= self._every
         return due
 
     def estimate(self, wavelet: Wavelet, products: Products, dt: float) -> Wavelet:
-        """Return what was emitted.
+        """Return the emitted wavelet.
 
-        wavelet: what the simulated traces were made with, sampled every `dt` s.
+        wavelet: the wavelet of the simulated traces, sampled every `dt` s.
         """
         n = wavelet.shape[-1]
         most = float(products.power.max())
@@ -221,12 +227,12 @@ class Estimate:
             return wavelet
         found = products.cross / (products.power + self._damping * most)
         spectrum = np.fft.rfft(wavelet.astype(np.float64), 2 * n)
-        # What is periodic ends with what would come before the record begins
+        # The periodic signal is cut, because its end is from before the beginning of the record.
         free = np.fft.irfft(found * spectrum, 2 * n)[:n]
         return self._shape(free, dt).astype(np.float32)
 
     def _shape(self, wavelet: NDArray[np.float64], dt: float) -> NDArray[np.float64]:
-        """Give a wavelet (time,) the phase, the length and the taper that are asked for."""
+        """Return a wavelet (time,) with the requested phase, length and taper."""
         n, samples, begin = wavelet.size, wavelet.size, 0
         delay = None
         if self._phase != "free" and wavelet.any():
@@ -254,11 +260,11 @@ class Estimate:
 
 
 class Optimize(Estimate):
-    """The wavelet is estimated at the beginning of a stage, and is one more unknown from there.
+    """The method that estimates the wavelet at the beginning of a stage, and then optimizes it.
 
-    After each epoch it takes a step down the gradient of the misfit with respect to it, in the
-    model that the epoch began with; the survey has one. What is evaluated of a model holds for one
-    wavelet: optimisers that search along a line evaluate the model they begin with in each epoch.
+    After each epoch the wavelet of the survey takes a step along the negative gradient of the
+    misfit, in the model at the beginning of the epoch. Evaluations of a model are valid for one
+    wavelet, so that optimizers with a line search evaluate the first model of each epoch.
     """
 
     takes_steps = True
@@ -273,15 +279,15 @@ class Optimize(Estimate):
         super().__init__(furthest=furthest, damping=damping)
         self._step = step
 
-    def step(self, emission: Emission, gradient: NDArray[np.float64]) -> Emission:
+    def step(self, estimated: WaveletEstimate, gradient: NDArray[np.float64]) -> WaveletEstimate:
         """Return the wavelet after a step along the negative gradient (time,).
 
-        Adam (Kingma and Ba 2015, algorithm 1), but with one second moment, of the largest sample:
-        how the misfit bends with one sample it does with any other, as these differ in time alone;
-        and what is divided by one number keeps its frequencies.
+        This is Adam (Kingma and Ba 2015, algorithm 1) with a single second moment, that of the
+        largest sample. The curvature of the misfit is the same for all samples, because they differ
+        in time only, and dividing by a single number does not change the spectrum's shape.
         """
-        size = float(np.abs(emission.wavelet).max())
-        before = emission.momentum or Momentum(np.zeros_like(gradient), 0.0, 0, size)
+        size = float(np.abs(estimated.wavelet).max())
+        before = estimated.momentum or Momentum(np.zeros_like(gradient), 0.0, 0, size)
         decay, slow = BETAS
         now = replace(
             before,
@@ -290,21 +296,22 @@ class Optimize(Estimate):
             steps=before.steps + 1,
         )
         if now.square == 0.0:
-            return emission
+            return estimated
         slope = (now.mean / (1.0 - decay**now.steps)) / np.sqrt(
             now.square / (1.0 - slow**now.steps)
         )
-        wavelet = emission.wavelet - self._step * now.unit * slope
-        return replace(emission, wavelet=wavelet.astype(np.float32), momentum=now)
+        wavelet = estimated.wavelet - self._step * now.unit * slope
+        return replace(estimated, wavelet=wavelet.astype(np.float32), momentum=now)
 
 
 def give_phase(wavelet: NDArray[np.float64], phase: Phase) -> tuple[NDArray[np.float64], float]:
     """Return a wavelet (time,) with the same amplitude spectrum and another phase, and its time.
 
-    The time, in samples, is that of the centre of zero phase, and of the beginning of minimum
-    phase: where, with its sign, it is most like the wavelet that was given. Minimum phase follows
-    from the logarithm of the amplitudes, whose cepstrum is folded to positive times (Oppenheim and
-    Schafer 1975, section 7.2); amplitudes below `FAINT` of the largest count as that for it.
+    The time, in samples, is that of the centre for zero phase, and that of the beginning for
+    minimum phase. Time and sign are chosen so that the result is most similar to the given wavelet.
+    Minimum phase follows from the logarithm of the amplitudes, whose cepstrum is folded to positive
+    times (Oppenheim and Schafer 1975, section 7.2); for this, amplitudes below `FAINT` times the
+    largest are replaced by that value.
     """
     n = wavelet.size
     m = 8 * n
@@ -332,15 +339,14 @@ Wavelets = Known | Estimate
 
 
 def check_estimates(found: NDArray[np.float32], whose: Sequence[str]) -> None:
-    """Raise `InversionFailure` where one of the wavelets (n, time) is zero or not finite."""
+    """Raise `InversionFailure` if one of the wavelets (n, time) is zero or not finite."""
     bad = ~(np.isfinite(found).all(axis=1) & found.any(axis=1))
     if bad.any():
         first = int(bad.argmax())
         what = "zero" if np.isfinite(found[first]).all() else "not finite"
         raise InversionFailure(
-            f'inversion.wavelet = "estimate" finds that the wavelet of {whose[first]} is {what}, '
-            f"as {bad.sum()} of {found.shape[0]} that were estimated are zero or not finite: the "
-            "observed traces are silent, or have nothing to do with the simulated ones. "
-            "`hpcfwi check` shows them; leave such shots out, by a /mask or of the file, or take a "
-            "wavelet that is known"
+            f'inversion.wavelet = "estimate" finds that the wavelet of {whose[first]} is {what}; '
+            f"{bad.sum()} of {found.shape[0]} estimated wavelets are zero or not finite: the "
+            "observed traces are silent, or unrelated to the simulated ones. `hpcfwi check` shows "
+            "them; leave out such shots (by a /mask, or in the file), or use a known wavelet"
         )

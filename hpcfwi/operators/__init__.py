@@ -1,6 +1,6 @@
-"""Operators from a model to traces, one for each shot, and stacks of them that ranks share.
+"""Operators from a model to traces, one for each shot, and stacks of them, distributed over ranks.
 
-`inversion` decides which models and data go in, and what is looked for.
+They are independent of inversions: `inversion` supplies the models and the data.
 """
 
 from hpcfwi.operators.shots import Born, Shots

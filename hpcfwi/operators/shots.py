@@ -1,7 +1,7 @@
-"""A survey's shots as a stack of operators, from a model to traces; and their linearisation.
+"""The shots of a survey as a stack of operators from a model to traces, and their linearisation.
 
-Data are (shot, receiver, time) tensors, models have tensors of the wave's precision. How an
-inversion compares traces, and what it makes of gradients, is not known here.
+Data are (shot, receiver, time) tensors, and models have tensors in the precision of the waves. The
+operators are independent of misfits and of inversions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.batching import Chunks, fit_shots, largest_task, share_of_rank, work_by_window
-from hpcfwi.operators.simulator import Aperture, Simulator, Window, carry
+from hpcfwi.operators.simulator import (
+    Aperture,
+    Chunks,
+    Simulator,
+    Window,
+    fit_shots,
+    largest_task,
+    limit_to_history,
+    share_of_rank,
+)
 from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Term
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
@@ -30,7 +38,7 @@ EVERYWHERE = Aperture()
 
 @dataclass(frozen=True)
 class Alike:
-    """Shots that are simulated together: their numbers and window, and which traces count."""
+    """Shots that are simulated together: their numbers, their window, and the traces that count."""
 
     shots: list[int]
     window: Window
@@ -40,16 +48,16 @@ class Alike:
 class Shots(Stack):
     """The simulations of a survey's shots: a model -> traces (shot, receiver, time).
 
-    survey: positions in m; grid: of the models; aperture: which part of the model and of its
-    receivers each shot has; method: what `wave.Method` has, by its names (order, boundary, engine,
-    history, ...). What it is to be tuned to is the survey's where it is not given, so that a shot
-    has the same bits whatever is simulated beside it; `max_velocity` is each model's own, and with
-    it gradients do not depend on the fastest cell. Traces that do not count (`Survey.mask`,
-    aperture) are zero. Memory decides, as in an inversion, how many shots are simulated at a time
-    and what is kept of them; memory: bytes that a rank may take for it, else what is free, less
-    those that it takes otherwise meanwhile (beside).
+    survey: positions in m; grid: of the models; aperture: part of the model and of the receivers of
+    each shot; method: parameters of `wave.Method`, by name (order, boundary, engine, history, ...).
+    By default, the boundary is tuned to the survey, so that the bits of a shot do not depend on
+    other shots. By default, `max_velocity` is that of each model; if it is given, gradients do not
+    depend on the fastest cell. Traces that do not count (`Survey.mask`, aperture) are zero. The
+    number of shots at a time and their history depend on the memory, as in an inversion; memory:
+    bytes for them on each rank, by default the free memory less the bytes for other things at the
+    same time (`reserved`).
 
-    Raises ValueError where survey, grid and method do not go together: when it is applied.
+    Applying it raises ValueError if survey, grid and method do not match.
     """
 
     def __init__(
@@ -59,7 +67,7 @@ class Shots(Stack):
         *,
         aperture: Aperture = EVERYWHERE,
         memory: int | None = None,
-        beside: int = 0,
+        reserved: int = 0,
         context: Context | None = None,
         gather: Gather = "concatenated",
         reduce: Reduce = "sum",
@@ -74,12 +82,11 @@ class Shots(Stack):
             frequency = survey.spectrum.peak
         tuned = replace(asked, history=history, boundary_frequency=frequency)
         self.survey, self.grid = survey, grid
-        self._memory, self._beside = memory, beside
+        self._memory, self._reserved = memory, reserved
         self._simulator = Simulator(grid, tuned, aperture)
         self._settled: dict[torch.dtype, tuple[Simulator, Chunks]] = {}
 
     def on(self, context: Context, **ways: Any) -> Self:
-        """The same on these ranks; ways: `gather`, `reduce`, where they are to be others."""
         moved = super().on(context, **ways)
         if context is not self.context:
             moved._settled = {}
@@ -121,47 +128,45 @@ class Shots(Stack):
     ) -> Iterator[tuple[int, T]]:
         """Yield the results of `work` for the simulations of these shots, with their numbers.
 
-        Raises MemoryError if memory does not suffice for one shot.
+        Raises MemoryError if the memory does not suffice for one shot.
         """
         simulator, chunks = self._settle(model)
         every = np.array(numbers, dtype=np.int64)
 
         def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
             simulation = simulator.simulate(model, survey, keep, window=window)
-            counts = simulator.aperture.trace_mask(survey.sources, survey.receivers)
+            counts = simulator.aperture.within_offsets(survey.sources, survey.receivers)
             if survey.mask is not None:
                 counts = counts & survey.mask
             return work(simulation, Alike(every[places].tolist(), window, counts))
 
-        for place, found in work_by_window(
-            self.survey.select(every), work_alike, simulator, chunks
-        ):
+        for place, found in chunks.for_each_shot(self.survey.select(every), simulator, work_alike):
             yield int(every[place]), found
         if chunks.exhausted:
             raise MemoryError(
                 f"rank {self.context.rank} on {self.context.host} ran out of memory with one shot "
-                "at a time; expected room for that, or a more frugal history"
+                "at a time; expected more memory, or a history that needs less of it"
             )
 
     def _settle(self, model: Model) -> tuple[Simulator, Chunks]:
-        """Return the simulator with a history that fits on all ranks; collective at first."""
+        """Return the simulator with a history that fits on all ranks; at first collective."""
         dtype = model.any.dtype
         if dtype not in self._settled:
             context, simulator = self.context, self._simulator
-            slots = context.threads if context.device.type == "cpu" else len(self.mine)
-            share = share_of_rank(context, max(1, slots), self._beside, limit=self._memory)
+            most_at_once = context.threads if context.device.type == "cpu" else len(self.mine)
+            share = share_of_rank(context, max(1, most_at_once), self._reserved, limit=self._memory)
             shares = context.all_gather(share)
             costs = simulator.costs(self.survey)
             fit = fit_shots(largest_task(simulator, model, self.survey, costs), shares, True)
             wanted = simulator.method.history
             assert not isinstance(wanted, str), "parsed when the stack was made"
-            # Should a model be so fast that steps are divided further, samples stay as far apart
+            # The sampling interval stays, even if a fast model divides steps into more substeps.
             simulator = simulator.with_history(replace(fit.history, interval=wanted.interval))
             self._settled[dtype] = simulator, Chunks(fit.at_once, context)
         return self._settled[dtype]
 
     def embed(self, traces: Tensor, batch: Alike) -> Tensor:
-        """Traces of shots with all receivers of the survey, zero where they do not count."""
+        """Return traces of shots with all receivers of the survey, zero if they do not count."""
         whole = traces.new_zeros(len(traces), *self.survey.shape[1:])
         whole[:, batch.window.trace_mask] = traces
         return whole * torch.from_numpy(batch.counts).to(traces)[..., None]
@@ -181,7 +186,8 @@ class Shots(Stack):
         residual = torch.stack([each.to(simulation.data) for each in residuals])
         residual = residual * torch.from_numpy(batch.counts).to(residual)[..., None]
         residual = residual[:, batch.window.trace_mask].contiguous()
-        found = simulation.backpropagate(carry(residual, simulation, self.survey.dt)).model
+        residual = limit_to_history(residual, simulation, self.survey.dt)
+        found = simulation.backpropagate(residual).model
         return [
             Term(shot, {name: field[place] for name, field in found.items()}, batch.window.slices)
             for place, shot in enumerate(batch.shots)
@@ -189,11 +195,11 @@ class Shots(Stack):
 
 
 class Born(Stack):
-    """The derivative of shots at a model: a change of it -> what it scatters, to first order.
+    """The derivative of shots at a model: a change of the model -> the scattered traces.
 
-    Exactly that of the discrete scheme where the history keeps every step, and in any case the
-    transpose of `adjoint`: of waves sampled in time frequencies beyond the wavelet's are left out
-    on both ways. Each application simulates the shots in the model anew.
+    It is exactly the derivative of the discrete scheme if the history samples every step. It is
+    always the transpose of `adjoint`: for a history with larger intervals, both operators remove
+    frequencies beyond those of the wavelet. Each application simulates the shots again.
     """
 
     def __init__(self, shots: Shots, model: Model) -> None:
@@ -201,13 +207,12 @@ class Born(Stack):
         self.shots, self.model = shots, model
 
     def on(self, context: Context, **ways: Any) -> Self:
-        """The same on these ranks; ways: `gather`, `reduce`, where they are to be others."""
         moved = super().on(context, **ways)
         moved.shots = self.shots.on(context)
         return moved
 
     def vjp(self, x: Model, ys: Any) -> Any:  # noqa: ARG002
-        """The adjoint, as it is linear."""
+        # The stack is linear, so that the derivative does not depend on x.
         return self.adjoint(ys)
 
     def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
@@ -231,7 +236,7 @@ class Born(Stack):
 
     def _scatter(self, x: Model, simulation: Simulation, batch: Alike) -> Tensor:
         parts = {name: part[batch.window.slices] for name, part in x.arrays.items()}
-        return carry(simulation.scatter(parts), simulation, self.shots.survey.dt)
+        return limit_to_history(simulation.scatter(parts), simulation, self.shots.survey.dt)
 
     def _join(self, parts: Mapping[str, Tensor]) -> Model:
         return self.shots._join(parts)

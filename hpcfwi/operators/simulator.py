@@ -1,41 +1,63 @@
-"""The simulation of shots: from a model and a survey to what the wave engines are asked.
+"""The simulation of shots: from a model and a survey to traces, in the memory that a rank has.
 
 A shot may be simulated in a window, which is a part of the model with a part of the receivers, and
-on a coarser grid. The model that is inverted for stays on its own grid; as waves see a linear
-function of it, the gradient is exactly that of the misfit with respect to the finer model.
+on a coarser grid. The inverted model stays on the fine grid. The coarse model is a linear function
+of it, so that the gradient is exactly that of the misfit with respect to the fine model.
 
-Residuals are stripped of the frequencies that a history sampled in time does not carry (decision
-033). `inversion.memory` chooses a history for the memory of the ranks.
+Frequencies that a history sampled in time cannot represent are removed from residuals (decision
+033).
+
+The number of shots that a rank simulates at a time, and their history, are chosen for the largest
+window of a survey; `inversion.memory` determines how much memory a rank may use. If memory runs out
+nevertheless, the same shots are simulated again, fewer at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from math import ceil, pi
+from typing import TypeVar
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.errors import InputError, InversionFailure, say_bytes
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.vectors import AxisMatrix, one_thread
+from hpcfwi.operators.vectors import Coarsening, one_thread
+from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Acquisition, Auto, Method, Simulation
-from hpcfwi.wave.history import History
+from hpcfwi.system import say_free
+from hpcfwi.wave import Acquisition, Method, Simulation
+from hpcfwi.wave.engines import release_buffers
+from hpcfwi.wave.history import (
+    Auto,
+    History,
+    NothingFits,
+    computes_alike,
+    free_on,
+    is_out_of_memory,
+    memory_at_hand,
+)
 from hpcfwi.wave.numerics import FEWEST_POINTS, ON_GRID
 from hpcfwi.wave.simulation import Task, set_up
+
+log = logging.getLogger("hpcfwi")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
     """The part of the model and of the receivers with which a shot is simulated.
 
-    cells: first and last + 1 along each axis of the model; receivers: which receivers of the shot
-    are simulated, None for all.
+    cells: first and last + 1 along each axis of the model; receivers: mask of the receivers of the
+    shot that are simulated, None for all.
     """
 
     cells: tuple[tuple[int, int], ...]
@@ -65,16 +87,17 @@ class Aperture:
     min_offset: float = 0.0
 
     def find_windows(self, grid: Grid, survey: Survey) -> list[Window]:
-        """The window of each shot of a survey, in order; for as many as are simulated together."""
+        """Return the window of each shot, in order; the survey should be a chunk of shots."""
         ends = self.find_cells(grid, survey).tolist()
         cells = [tuple((first, end) for first, end in shot) for shot in ends]
         if self.margin is None:
             return [Window(shot) for shot in cells]
-        heard = np.broadcast_to(self.trace_mask(survey.sources, survey.receivers), survey.shape[:2])
-        return [Window(c, None if h.all() else h.copy()) for c, h in zip(cells, heard, strict=True)]
+        live = self.within_offsets(survey.sources, survey.receivers)
+        masks = np.broadcast_to(live, survey.shape[:2])
+        return [Window(c, None if m.all() else m.copy()) for c, m in zip(cells, masks, strict=True)]
 
     def find_cells(self, grid: Grid, survey: Survey) -> NDArray[np.int64]:
-        """The cells of each shot's window, (shot, axis, 2): first and last + 1 along each axis."""
+        """Return first cells and last + 1 of each shot's window, (shot, axis, 2)."""
         cells = np.empty((survey.n_shots, grid.ndim, 2), dtype=np.int64)
         cells[:] = [(0, n) for n in grid.shape]
         if self.margin is None:
@@ -82,10 +105,10 @@ class Aperture:
         first = 0
         for block in survey.blocks():
             part = slice(first, first + block.n_shots)
-            heard = self.trace_mask(block.sources, block.receivers)
+            live = self.within_offsets(block.sources, block.receivers)
             for axis in range(1, grid.ndim):
                 ends = block.sources[..., axis], block.receivers[..., axis]
-                cells[part, axis] = _around(grid, axis, *ends, heard, self.margin)
+                cells[part, axis] = _around(grid, axis, *ends, live, self.margin)
             first = part.stop
         return cells
 
@@ -94,16 +117,16 @@ class Aperture:
         ends = self.find_cells(grid, survey)
         return np.asarray(np.diff(ends, axis=-1).prod(axis=(1, 2), dtype=np.float64))
 
-    def find_deaf(self, survey: Survey) -> NDArray[np.int64]:
-        """The numbers of the shots of which no trace counts."""
-        deaf = []
+    def find_dead_shots(self, survey: Survey) -> NDArray[np.int64]:
+        """Return the numbers of the shots without a trace that counts."""
+        dead = []
         for block in survey.blocks():
-            heard = self.trace_mask(block.sources, block.receivers)
-            counts = heard if block.mask is None else heard & block.mask
-            deaf.append(np.broadcast_to(~counts.any(axis=-1), block.n_shots))
-        return np.flatnonzero(np.concatenate(deaf))
+            live = self.within_offsets(block.sources, block.receivers)
+            counts = live if block.mask is None else live & block.mask
+            dead.append(np.broadcast_to(~counts.any(axis=-1), block.n_shots))
+        return np.flatnonzero(np.concatenate(dead))
 
-    def trace_mask(
+    def within_offsets(
         self, sources: NDArray[np.float64], receivers: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
         """Return which traces (..., receiver) count, from positions of sources and receivers, m."""
@@ -117,7 +140,7 @@ class Aperture:
 def find_offsets(
     sources: NDArray[np.float64], receivers: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Offsets (..., receiver) from sources (..., ndim) to receivers of each, m."""
+    """Return offsets (..., receiver) from sources (..., ndim) to the receivers of each, m."""
     return np.asarray(np.linalg.norm(receivers[..., 1:] - sources[..., None, 1:], axis=-1))
 
 
@@ -126,10 +149,10 @@ def _around(
     axis: int,
     sources: NDArray[np.float64],
     receivers: NDArray[np.float64],
-    heard: NDArray[np.bool_],
+    live: NDArray[np.bool_],
     margin: float,
 ) -> NDArray[np.int64]:
-    """First cells and last + 1 of shots, (shot, 2): as many whole ones as the margin (m) needs.
+    """Return first cells and last + 1 of shots, (shot, 2), with a margin (m) in whole cells.
 
     sources: (shot,) or (shot, source), receivers: (..., receiver), along the axis, m.
     """
@@ -137,19 +160,19 @@ def _around(
     def place(points: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((points - grid.origin[axis]) / grid.spacing[axis])
 
-    there, emitting = place(receivers), place(sources).reshape(len(sources), -1)
-    nearest = np.where(heard, there, np.inf).min(axis=-1)
-    furthest = np.where(heard, there, -np.inf).max(axis=-1)
-    # Never less than a simulation needs, which is more than interpolation reaches.
+    there, with_wavelet = place(receivers), place(sources).reshape(len(sources), -1)
+    nearest = np.where(live, there, np.inf).min(axis=-1)
+    furthest = np.where(live, there, -np.inf).max(axis=-1)
+    # This is at least the smallest size of a simulation, which exceeds the reach of interpolation.
     reach = max(margin / grid.spacing[axis], FEWEST_POINTS)
-    first = np.floor(np.minimum(nearest, emitting.min(axis=1)) - reach + ON_GRID)
-    last = np.ceil(np.maximum(furthest, emitting.max(axis=1)) + reach - ON_GRID)
+    first = np.floor(np.minimum(nearest, with_wavelet.min(axis=1)) - reach + ON_GRID)
+    last = np.ceil(np.maximum(furthest, with_wavelet.max(axis=1)) + reach - ON_GRID)
     ends = np.maximum(first, 0.0), np.minimum(last + 1.0, grid.shape[axis])
     return np.stack(ends, axis=1).astype(np.int64)
 
 
 def group_shots(windows: list[Window]) -> list[NDArray[np.int64]]:
-    """The numbers of the shots that have each window, for every different one."""
+    """Return the numbers of the shots of each distinct window."""
     groups: dict[object, list[int]] = {}
     for shot, window in enumerate(windows):
         kept = None if window.receivers is None else window.receivers.tobytes()
@@ -157,166 +180,11 @@ def group_shots(windows: list[Window]) -> list[NDArray[np.int64]]:
     return [np.array(shots) for shots in groups.values()]
 
 
-@dataclass(frozen=True)
-class Coarsening:
-    """The map from a grid to a coarser one of the same extent."""
-
-    fine: Grid
-    coarse: Grid
-
-    @classmethod
-    def to(cls, fine: Grid, spacing: float) -> Coarsening | None:
-        """Return the map to a grid of at most this spacing (m), None if that is no coarser."""
-        shape = tuple(
-            min(n, max(FEWEST_POINTS, ceil((n - 1) * h / spacing - 1e-6) + 1))
-            for n, h in zip(fine.shape, fine.spacing, strict=True)
-        )
-        if shape == fine.shape:
-            return None
-        apart = tuple(
-            (n - 1) * h / (m - 1) for n, m, h in zip(fine.shape, shape, fine.spacing, strict=True)
-        )
-        return cls(fine, Grid(shape, apart, fine.origin))
-
-    def restrict(self, model: Model[Tensor]) -> Model[Tensor]:
-        """A model on the coarser grid: each cell a weighted mean of those around it.
-
-        So that its transpose interpolates, and leaves no pattern of the finer grid in a gradient.
-        """
-        return Model(self.coarse, model.map(lambda a: _apply(self._means, a)).arrays)
-
-    def transpose(self, gradient: Model[Tensor]) -> Model[Tensor]:
-        """A gradient with respect to the finer model, from that on the coarser grid."""
-        return Model(self.fine, gradient.map(lambda a: _apply(self._transposes, a)).arrays)
-
-    def refine(self, field: Tensor) -> Tensor:
-        """A field on the coarser grid, interpolated linearly on the finer one."""
-        return _apply(self._spreads, field)
-
-    @cached_property
-    def _means(self) -> list[AxisMatrix]:
-        return [AxisMatrix.of(matrix) for matrix in self._matrices]
-
-    @cached_property
-    def _transposes(self) -> list[AxisMatrix]:
-        return [AxisMatrix.of(matrix.T.tocsr()) for matrix in self._matrices]
-
-    @cached_property
-    def _spreads(self) -> list[AxisMatrix]:
-        return [AxisMatrix.of(matrix) for matrix in self._interpolations]
-
-    @cached_property
-    def _matrices(self) -> list[scipy.sparse.csr_array]:
-        """The matrices of each axis: means, weighted as interpolation spreads a coarse value."""
-        found = []
-        for spread in self._interpolations:
-            weights = scipy.sparse.csr_array(spread.T)
-            found.append(scipy.sparse.csr_array(weights / weights.sum(axis=1)[:, None]))
-        return found
-
-    @cached_property
-    def _interpolations(self) -> list[scipy.sparse.csr_array]:
-        return [
-            _interpolate(np.linspace(0.0, m - 1.0, n), m)
-            for n, m in zip(self.fine.shape, self.coarse.shape, strict=True)
-        ]
-
-
-def _interpolate(places: NDArray[np.float64], n: int) -> scipy.sparse.csr_array:
-    """Linear interpolation of n values at places counted in them: (place, n)."""
-    left = np.minimum(places.astype(int), n - 2)
-    share = places - left
-    weights, columns = np.stack([1.0 - share, share]), np.stack([left, left + 1])
-    rows = np.broadcast_to(np.arange(places.size), columns.shape)
-    entries = (weights.ravel(), (rows.ravel(), columns.ravel()))
-    return scipy.sparse.csr_array(entries, shape=(places.size, n))
-
-
-def _apply(matrices: list[AxisMatrix], field: Tensor) -> Tensor:
-    """A matrix along each axis, in double precision."""
-    values = field.double()
-    for axis, matrix in enumerate(matrices):
-        values = matrix.apply(values, axis)
-    return values.to(field.dtype)
-
-
-# Of a residual's energy, what may lie above the wavelet's band: what that folds into a gradient is
-# some 2 % of it, and the residuals of clean data have a thousandth of it at most.
-TOLERATED = 1e-2
-# Shortest periods at the end of a record that are faded out where energies are weighed: a residual
-# that the record cuts off has all frequencies, though its waves have not.
-FADED = 2.0
-# Of the highest frequency that passes, where the filter begins to fall.
-CORNER = 0.9
-
-
-def limit_residual(residual: Tensor, simulation: Simulation, dt: float) -> Tensor:
-    """A residual (shot, receiver, time) as the history of its simulation can carry it.
-
-    It is returned as it is where the history has every step, or the band is not known, and so is
-    each shot that has no more than `TOLERATED` above it. Results of a shot do not depend on others.
-    dt: of the residual, s.
-    """
-    history = simulation.history
-    if history.interval == 1 or history.frequency is None:
-        return residual
-    shots = list(residual)
-    with one_thread():
-        loud = [share_above(shot, history.frequency, dt) > TOLERATED for shot in shots]
-        if not any(loud):
-            return residual
-        limited = [
-            low_pass(shot, history.frequency, dt) if is_loud else shot
-            for shot, is_loud in zip(shots, loud, strict=True)
-        ]
-    return torch.stack(limited)
-
-
-def carry(traces: Tensor, simulation: Simulation, dt: float) -> Tensor:
-    """Traces (shot, receiver, time) as the history of a simulation can carry them.
-
-    A linear operator, and its own transpose, where `limit_residual` leaves alone what is quiet.
-    """
-    history = simulation.history
-    if history.interval == 1 or history.frequency is None:
-        return traces
-    with one_thread():
-        return torch.stack([low_pass(shot, history.frequency, dt) for shot in traces])
-
-
-def share_above(traces: Tensor, frequency: float, dt: float) -> float:
-    """The share of the energy of traces (..., time) above a frequency (Hz); 0 of silence."""
-    n = traces.shape[-1]
-    fading = min(n, ceil(FADED / (frequency * dt)))
-    window = torch.ones(n, dtype=traces.dtype, device=traces.device)
-    ramp = torch.arange(1, fading + 1, dtype=traces.dtype, device=traces.device) / fading
-    window[-fading:] = 0.5 + 0.5 * torch.cos(pi * ramp)
-    energy = torch.fft.rfft(traces * window).abs().square().double()
-    total = float(energy.sum())
-    above = float(energy[..., _frequencies(n, dt, traces) > frequency].sum())
-    return above / total if total else 0.0
-
-
-def low_pass(traces: Tensor, frequency: float, dt: float) -> Tensor:
-    """Traces (..., time) up to a frequency (Hz), with zero phase: a symmetric operator.
-
-    A cosine falls to it from `CORNER` times it. Silence on both sides of the record is assumed.
-    """
-    n = traces.shape[-1]
-    frequencies = _frequencies(2 * n, dt, traces)
-    fall = ((frequencies / frequency - CORNER) / (1.0 - CORNER)).clamp(0.0, 1.0)
-    gain = 0.5 + 0.5 * torch.cos(pi * fall)
-    return torch.fft.irfft(torch.fft.rfft(traces, 2 * n) * gain, 2 * n)[..., :n]
-
-
-def _frequencies(n: int, dt: float, like: Tensor) -> Tensor:
-    return torch.fft.rfftfreq(n, dt, dtype=like.dtype, device=like.device)
-
-
 class LinearSimulation(Simulation):
-    """Shots simulated in a model, and what a change of it scatters, to first order (Born).
+    """A simulation of shots with the field scattered by a change of the model (Born).
 
-    change: of the model's arrays, by name. Derivatives are those at the model, whatever the change.
+    change: of the model's arrays, by name. Derivatives are those at the model, not at the changed
+    model.
     """
 
     def __init__(self, task: Task, keep: bool, change: Mapping[str, Tensor]) -> None:
@@ -328,13 +196,12 @@ class LinearSimulation(Simulation):
 
 @dataclass(frozen=True)
 class Simulator:
-    """The simulation of shots, without the values of the model and the shots themselves.
+    """The settings by which shots are simulated, without a model and without shots.
 
     grid: that of the waves; method: the same for every shot of the survey, so that the result of a
     shot does not depend on its batch; aperture: the part of the model and of the receivers of a
-    shot; coarsening: from a model's own grid to this one, None if it is the same; background: a
-    model of tensors on this grid around which traces change with models to first order only, None
-    for the wave equation.
+    shot; coarsening: from the grid of models to this one, None if they are the same; background: a
+    model of tensors on this grid at which the traces are linearised, None for the wave equation.
     """
 
     grid: Grid
@@ -345,19 +212,19 @@ class Simulator:
 
     @property
     def cost(self) -> int:
-        """Number of simulations that a shot with its gradient counts for."""
+        """The cost of a shot with its gradient, in simulations with their gradients."""
         return 1 if self.background is None else 2
 
     def restrict(self, model: Model) -> Model:
-        """A model, of tensors, as its waves see it: on their grid."""
+        """Return a model of tensors on the grid of the waves."""
         return model if self.coarsening is None else self.coarsening.restrict(model)
 
     def transpose(self, gradient: Model) -> Model:
-        """The gradient with respect to a model, from that with respect to what waves see of it."""
+        """Return the gradient with respect to a model, given that on the grid of the waves."""
         return gradient if self.coarsening is None else self.coarsening.transpose(gradient)
 
     def refine(self, field: Tensor) -> Tensor:
-        """A field of the waves' grid on that of the model."""
+        """Return a field on the model's grid, given one on the grid of the waves."""
         return field if self.coarsening is None else self.coarsening.refine(field)
 
     def simulate(
@@ -368,9 +235,9 @@ class Simulator:
         illuminate: bool = False,
         window: Window | None = None,
     ) -> Simulation:
-        """Simulate the shots of a (part of a) survey in a model as `restrict` gives it.
+        """Simulate the shots of a survey, or of a part of it, in a model of `restrict`.
 
-        window: where, and with which of their receivers; everything where None.
+        window: the common window of the shots, None for the whole model and all receivers.
         """
         if self.background is None:
             return Simulation(self.set_up(model, survey, window, illuminate), keep)
@@ -398,9 +265,319 @@ class Simulator:
         )
 
     def with_history(self, history: Auto | History) -> Simulator:
-        """The same with another history."""
+        """Return the simulator with another history."""
         return replace(self, method=replace(self.method, history=history))
 
     def costs(self, survey: Survey) -> NDArray[np.float64]:
         """Return the relative cost of each shot: the number of cells in its window."""
         return self.aperture.costs(self.grid, survey)
+
+
+# Share of a residual's energy that may lie above the wavelet's band. It changes the gradient by at
+# most 2 % (decision 033); in residuals of clean data the share is at most 0.001.
+TOLERATED = 1e-2
+# Number of shortest periods that are tapered at the end of a record when energies are compared,
+# because a truncated residual has all frequencies, although its waves do not.
+FADED = 2.0
+# The filter begins to fall at this share of the highest frequency that passes.
+CORNER = 0.9
+
+
+def limit_residual(residual: Tensor, simulation: Simulation, dt: float) -> Tensor:
+    """Return a residual (shot, receiver, time) without frequencies that the history cannot resolve.
+
+    It is returned unchanged if the history samples every step or the band is not known, and so is
+    each shot with a share of at most `TOLERATED` above the band. The result of a shot does not
+    depend on other shots. dt: of the residual, s.
+    """
+    history = simulation.history
+    if history.interval == 1 or history.frequency is None:
+        return residual
+    shots = list(residual)
+    with one_thread():
+        loud = [share_above(shot, history.frequency, dt) > TOLERATED for shot in shots]
+        if not any(loud):
+            return residual
+        limited = [
+            low_pass(shot, history.frequency, dt) if is_loud else shot
+            for shot, is_loud in zip(shots, loud, strict=True)
+        ]
+    return torch.stack(limited)
+
+
+def limit_to_history(traces: Tensor, simulation: Simulation, dt: float) -> Tensor:
+    """Return traces (shot, receiver, time) without frequencies that the history cannot resolve.
+
+    This operator is linear and symmetric, whereas `limit_residual` leaves small shares unchanged.
+    """
+    history = simulation.history
+    if history.interval == 1 or history.frequency is None:
+        return traces
+    with one_thread():
+        return torch.stack([low_pass(shot, history.frequency, dt) for shot in traces])
+
+
+def share_above(traces: Tensor, frequency: float, dt: float) -> float:
+    """Return the share of the energy of traces (..., time) above a frequency (Hz)."""
+    n = traces.shape[-1]
+    fading = min(n, ceil(FADED / (frequency * dt)))
+    window = torch.ones(n, dtype=traces.dtype, device=traces.device)
+    ramp = torch.arange(1, fading + 1, dtype=traces.dtype, device=traces.device) / fading
+    window[-fading:] = 0.5 + 0.5 * torch.cos(pi * ramp)
+    energy = torch.fft.rfft(traces * window).abs().square().double()
+    total = float(energy.sum())
+    above = float(energy[..., _frequencies(n, dt, traces) > frequency].sum())
+    return above / total if total else 0.0
+
+
+def low_pass(traces: Tensor, frequency: float, dt: float) -> Tensor:
+    """Return low-pass filtered traces (..., time); the operator has zero phase and is symmetric.
+
+    The gain decreases as a cosine, from 1 at `CORNER` times the frequency (Hz) to 0 at the
+    frequency. Traces are taken as zero beyond both ends of the record.
+    """
+    n = traces.shape[-1]
+    frequencies = _frequencies(2 * n, dt, traces)
+    fall = ((frequencies / frequency - CORNER) / (1.0 - CORNER)).clamp(0.0, 1.0)
+    gain = 0.5 + 0.5 * torch.cos(pi * fall)
+    return torch.fft.irfft(torch.fft.rfft(traces, 2 * n) * gain, 2 * n)[..., :n]
+
+
+def _frequencies(n: int, dt: float, like: Tensor) -> Tensor:
+    return torch.fft.rfftfreq(n, dt, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class MemoryShare:
+    """The memory of a rank for simulations.
+
+    memory: bytes for its simulations; most_at_once: shots that it simulates at a time if memory
+    suffices; reserved: bytes that it will need for other things; each_shot: bytes of a shot in
+    addition to its waves while it is simulated; room: the largest possible memory for simulations;
+    free_text: free memory and its limit, for messages; empty if a limit was given, and on a GPU.
+    """
+
+    memory: int
+    most_at_once: int
+    reserved: int = 0
+    each_shot: int = 0
+    room: int = sys.maxsize
+    free_text: str = field(default="", compare=False)
+
+    def shot_of(self, at_once: int) -> int:
+        """Return the bytes for the waves of a shot if so many are simulated at once."""
+        return self.memory // min(self.most_at_once, at_once) - self.each_shot
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """The history and the number of shots at a time that fit into the memory of all ranks.
+
+    history: the same on all ranks; shot: bytes of one shot with it; at_once: number of shots that
+    every rank can simulate at a time.
+    """
+
+    history: History
+    shot: int
+    at_once: int
+
+
+def share_of_rank(
+    context: Context,
+    most_at_once: int,
+    reserved: int = 0,
+    each_shot: int = 0,
+    limit: int | None = None,
+) -> MemoryShare:
+    """Return the memory of this rank after the engines have released buffers of earlier batches.
+
+    This is the free memory, less a margin and other needs of ranks, in equal parts for the ranks of
+    a GPU or, on CPUs, of a host. most_at_once, reserved, each_shot: see `MemoryShare`; limit: the
+    memory for simulations, if it is given. Collective.
+    """
+    release_buffers()
+    ranks = [(context.host, reserved)] * context.sharers
+    on_cpu = context.device.type == "cpu"
+    if on_cpu:
+        ranks = context.all_gather((context.host, reserved))
+    here = [otherwise for host, otherwise in ranks if host == context.host]
+    free, most = (
+        max(0, there - sum(here)) // len(here)
+        for there in (memory_at_hand(context.device), free_on(context.device))
+    )
+    free_text = f"; on {context.host} {say_free()}" if limit is None and on_cpu else ""
+    memory = free if limit is None else limit
+    return MemoryShare(memory, most_at_once, reserved, each_shot, most, free_text)
+
+
+def largest_task(
+    simulator: Simulator, model: Model, survey: Survey, costs: NDArray[np.float64]
+) -> Task:
+    """Return the task of the engine for the shot of a survey with the largest window.
+
+    costs: of the shots, see `Simulator.costs`. Raises `InputError` if the engine does not have the
+    requested history.
+    """
+    largest = int(np.argmax(costs))
+    shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
+    (window,) = simulator.aperture.find_windows(simulator.grid, shot)
+    try:
+        return simulator.set_up(seen, shot, window)
+    except ValueError as error:
+        raise InputError("wave.history", str(error), "Change the value.") from error
+
+
+def fit_shots(task: Task, shares: Sequence[MemoryShare], reproducible: bool) -> MemoryFit:
+    """Return the fastest history with which each rank simulates its `most_at_once` shots.
+
+    If there is none, fewer shots are simulated at a time. If results must be reproducible, the
+    history is the fastest with which each rank can simulate a single shot, with as many shots at a
+    time as then fit, because results with another history have other bits.
+
+    task: of the shot with the largest window. Raises `InputError` if not even that shot fits, or if
+    a given limit exceeds the memory.
+    """
+    fastest: History | None = None
+    if reproducible:
+        with suppress(NothingFits):
+            fastest = _choose_history(task, min(share.shot_of(1) for share in shares))
+    for at_once in range(max(share.most_at_once for share in shares), 0, -1):
+        memory = min(share.shot_of(at_once) for share in shares)
+        try:
+            history = _choose_history(task, memory)
+        except NothingFits as error:
+            needed = error.needed
+            continue
+        needed = task.footprint(history)
+        if fastest is not None and not computes_alike(history, fastest):
+            continue
+        if needed <= memory:
+            fit = MemoryFit(history, needed, at_once)
+            _check_room(fit, shares)
+            return fit
+    reserved = max(share.reserved + share.each_shot for share in shares)
+    more = f" besides {say_bytes(reserved)} for engine, models, sums and data" if reserved else ""
+    free_text = min(shares, key=lambda share: share.shot_of(1)).free_text
+    raise InputError(
+        "wave.memory",
+        f"the simulation of one shot takes {say_bytes(needed)}, but a rank may take only "
+        f"{say_bytes(max(0, memory))}{more}{free_text}",
+        "Give more memory or start fewer ranks per node, or choose a wave.history that needs less "
+        "memory, a wave.aperture or a larger model.spacing.",
+    )
+
+
+def _check_room(fit: MemoryFit, shares: Sequence[MemoryShare]) -> None:
+    """Raise `InputError` if a given limit exceeds the memory."""
+    for rank, share in enumerate(shares):
+        shots = min(share.most_at_once, fit.at_once)
+        needed = shots * (fit.shot + share.each_shot)
+        if needed > share.room:
+            raise InputError(
+                "wave.memory",
+                f"{shots} shot{'s' * (shots > 1)} at a time take {say_bytes(needed)}, but rank "
+                f"{rank} has room for {say_bytes(share.room)} besides "
+                f"{say_bytes(share.reserved)} for engine, models, sums and data",
+                "Give a smaller wave.memory or more memory, or start fewer ranks per node.",
+            )
+
+
+def _choose_history(task: Task, memory: int) -> History:
+    """Return the history of a shot; memory: bytes that it may take, unless it is given."""
+    if isinstance(task.asked, Auto):
+        task = replace(task, asked=replace(task.asked, memory=max(1, memory)))
+    return task.choose_history()
+
+
+Work = Callable[[NDArray[np.int64], Survey, Window], list[T]]
+"""A function of the places of some shots, their survey and their common window.
+
+It returns a value for each of the shots.
+"""
+
+
+class Chunks:
+    """The chunks in which a rank simulates shots, as large as memory allows.
+
+    size: shots of a chunk, which this rank halves for the rest of the stage whenever memory runs
+    out.
+    """
+
+    def __init__(self, size: int, context: Context) -> None:
+        self.size, self._context = size, context
+        self._exhausted: str | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """True if memory did not suffice for a single shot on this rank."""
+        return self._exhausted is not None
+
+    def for_each_shot(
+        self, survey: Survey, simulator: Simulator, work: Work[T]
+    ) -> Iterator[tuple[int, T]]:
+        """Yield the result of `work` for each shot of a survey, with its place in it.
+
+        Shots of a chunk that have the same window are worked on together. A chunk that runs out of
+        memory is tried again after the engines have released their buffers, and then in halves. If
+        a single shot runs out of memory, the iteration ends early: call `check` after it.
+        """
+        first, has_released = 0, False
+        while first < survey.n_shots:
+            places = np.arange(first, min(first + self.size, survey.n_shots))
+            try:
+                results = _work_by_window(places, survey, simulator, work)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                complaint = str(error)
+            else:
+                self._context.heartbeat.beat()
+                yield from results
+                first, has_released = first + places.size, False
+                continue
+            # Here the error has been released, with the objects in the frames of its traceback.
+            gc.collect()
+            held = release_buffers() and not has_released
+            if self._context.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if held:
+                has_released = True
+            elif places.size > 1:
+                self._halve(places.size)
+            else:
+                self._exhausted = complaint
+                return
+
+    def check(self) -> None:
+        """Raise `InversionFailure` on all ranks if a single shot did not fit; collective."""
+        complaints = self._context.all_gather((self._exhausted, self._context.host))
+        for rank, (complaint, host) in enumerate(complaints):
+            if complaint is not None:
+                raise InversionFailure(
+                    f"rank {rank} on {host} ran out of memory with one shot at a time "
+                    f"({complaint.splitlines()[0] if complaint else 'no details'}): give it more, "
+                    "start fewer ranks per node, or set a smaller wave.memory, which selects a "
+                    "history that needs less; then run the same command again"
+                )
+
+    def _halve(self, tried: int) -> None:
+        self.size = tried // 2
+        log.warning(
+            "Rank %d on %s ran out of memory with %d shots at a time: continuing with %d",
+            self._context.rank,
+            self._context.host,
+            tried,
+            self.size,
+        )
+
+
+def _work_by_window(
+    places: NDArray[np.int64], survey: Survey, simulator: Simulator, work: Work[T]
+) -> list[tuple[int, T]]:
+    results: list[tuple[int, T]] = []
+    windows = simulator.aperture.find_windows(simulator.grid, survey.select(places))
+    for group in group_shots(windows):
+        alike = places[group]
+        found = work(alike, survey.select(alike), windows[group[0]])
+        results += zip(alike.tolist(), found, strict=True)
+    return results

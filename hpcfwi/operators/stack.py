@@ -1,13 +1,13 @@
-"""Stacks: operators with one input, side by side, each simulated on one of the ranks.
+"""Stacks of operators with one input, whose members are distributed over the ranks.
 
-A stack knows its ranks. On one rank it is the serial operator; `distribute` gives the same on
-several. A member is an operator of ours, somebody else's, or a plain function. Members are dealt in
-turn: the n-th is rank n % size's. Sums have the same bits on any number of ranks. Methods are
-collective: all ranks call them with the same arguments.
+A stack has a `Context` of ranks. On one rank it is the serial operator; `distribute` returns the
+same stack on several ranks. A member is an operator of this or another library, or a plain
+function. Member n belongs to rank n % size. Sums have the same bits on any number of ranks. Methods
+are collective: all ranks call them with the same arguments.
 
-A linear stack is also a matrix of flat NumPy vectors, which other people's solvers take: ranks run
-the solver side by side, each the whole of it, and share only the products with the matrix. A
-`Fidelity` is the distance of a stack's outputs from observed data: one number, and its gradient.
+A linear stack is also a matrix for flat NumPy vectors, for the solvers of other libraries: every
+rank runs the whole solver, and only the products with the matrix are distributed. A `Fidelity` is
+the distance of a stack's outputs from observed data, with its gradient.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hpcfwi.operators.vectors import (
     unflatten,
 )
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.exact import References, Sums, renew_references
+from hpcfwi.parallel.exact import Magnitudes, Sums, update_magnitudes
 
 EXPECTED = (
     "apply and adjoint, or A and A_adjoint or A_vjp, or a function of tensors that torch can "
@@ -54,8 +54,8 @@ EXPECTED = (
 class Member:
     """An operator of a stack.
 
-    apply: x -> y; vjp: (x, v) -> the transpose of its derivative at x, applied to v; adjoint: y ->
-    x, None if it is not linear.
+    apply: x -> y; vjp: (x, v) -> the transpose of its derivative at x, applied to v; adjoint:
+    y -> x, or None if it is not linear.
     """
 
     apply: Callable[[Any], Tensor]
@@ -64,9 +64,9 @@ class Member:
 
 
 def as_member(thing: Any) -> Member:
-    """A member of a stack: `EXPECTED` says what it can be made of.
+    """Return a member of a stack, made from one of the objects in `EXPECTED`.
 
-    Raises TypeError where it is nothing of these.
+    Raises TypeError for another object.
     """
     if isinstance(thing, Member):
         return thing
@@ -89,11 +89,12 @@ def _adapt(
 
 
 def pull_back(function: Callable[[Any], Tensor], x: Any, v: Tensor) -> Any:
-    """The transpose of a function's derivative at x, applied to v: by torch's autograd."""
+    """Apply the transpose of a function's derivative at x to v, by torch's autograd."""
     leaves = {name: part.detach().requires_grad_() for name, part in parts_of(x).items()}
     with torch.enable_grad():
         y = function(join(leaves, x))
-        # Of a number: torch imports sympy, a second of every rank, where it is given a vector
+        # This is the gradient of a scalar, because for a vector torch imports sympy, which takes
+        # 1 s on every rank.
         found = torch.autograd.grad(
             torch.vdot(v.to(y).flatten(), y.flatten()).real, [*leaves.values()], allow_unused=True
         )
@@ -120,13 +121,14 @@ class Term:
 
 
 class Stack(ABC):
-    """Operators with one input, of which each rank has its share.
+    """Operators with one input, which are distributed over ranks.
 
-    gather: how outputs are brought to all ranks, see `vectors`; False: each has its own members'
-    only, and gives only these to what takes outputs. reduce: whether what members give for the
-    input is added up, or averaged over them; None: a list of its own, on each rank.
+    gather: the strategy by which outputs are sent to all ranks, see `vectors`; with False, each
+    rank gets and gives only the outputs of its own members. reduce: "sum" or "mean" over the
+    members, for adjoints and gradients; with None, each rank gets a list with those of its own
+    members.
 
-    Subclasses say what a member does, of as many as they like at a time.
+    Subclasses compute the results of members, any number of them at a time.
     """
 
     def __init__(
@@ -137,13 +139,13 @@ class Stack(ABC):
         reduce: Reduce = "sum",
     ) -> None:
         if count < 1:
-            raise ValueError("a stack has no members; expected one at least")
+            raise ValueError("a stack has no members; expected at least one")
         self._count = count
         self.context = context or Context.alone(threads=torch.get_num_threads())
         self.gather, self.reduce = _check_gather(gather), _check_reduce(reduce)
 
     def on(self, context: Context, **ways: Any) -> Self:
-        """The same on these ranks; ways: `gather`, `reduce`, where they are to be others."""
+        """Return the same stack on these ranks; ways: new values of `gather` and `reduce`."""
         moved = copy(self)
         moved.__dict__.pop("mine", None)
         moved.context = context
@@ -163,7 +165,7 @@ class Stack(ABC):
 
     @abstractmethod
     def _push(self, x: Any, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The outputs of some members, with their numbers."""
+        """Yield the outputs of some members, with their numbers."""
 
     @abstractmethod
     def _pull(self, x: Any, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
@@ -174,32 +176,32 @@ class Stack(ABC):
         numbers: Sequence[int],  # noqa: ARG002
         y_of: Callable[[int], Tensor],  # noqa: ARG002
     ) -> Iterator[Term]:
-        """Yield the terms of the adjoints of some members; raises TypeError if they have none."""
+        """Yield the terms of the adjoints of some members; raise TypeError if they have none."""
         raise TypeError(
             f"{type(self).__name__} is not linear and has no adjoint; expected vjp, or the adjoint "
             "of its linearisation"
         )
 
     def _join(self, parts: Mapping[str, Tensor]) -> Any:
-        """An input, of parts that have been added up."""
+        """Return an input from its summed parts."""
         return parts[WHOLE]
 
     def _shape(self, part: Tensor) -> tuple[int, ...]:
-        """Return the shape of a sum from that of a term."""
+        """Return the shape of the sum that a term belongs to."""
         return tuple(part.shape)
 
     def _pack(self, outputs: Sequence[Tensor]) -> Any:
-        """Outputs of members as users have them."""
+        """Return the outputs of members in the form that callers get."""
         return list(outputs)
 
     def __call__(self, x: Any) -> Any:
-        """The outputs of all members; differentiable in x, also across ranks."""
+        """Return the outputs of all members; see `apply`."""
         return self.apply(x)
 
     def apply(self, x: Any) -> Any:
-        """The outputs of all members; differentiable in x, also across ranks.
+        """Return the outputs of all members, differentiable in x, also across ranks.
 
-        Only x is stored for a gradient: members are simulated again.
+        Only x is stored for the gradient; members are computed again in the backward pass.
         """
         parts = parts_of(x)
         if torch.is_grad_enabled() and any(part.requires_grad for part in parts.values()):
@@ -208,7 +210,7 @@ class Stack(ABC):
 
     @torch.no_grad()
     def push(self, x: Any) -> dict[int, Tensor]:
-        """The outputs of this rank's members, by their numbers."""
+        """Return the outputs of this rank's members, by their numbers."""
         return dict(self._push(x, self.mine))
 
     def _outputs(self, x: Any) -> list[Tensor]:
@@ -218,7 +220,7 @@ class Stack(ABC):
         return gather_outputs(mine, self._count, self.context, self.gather)
 
     def vjp(self, x: Any, ys: Any) -> Any:
-        """The transpose of the derivative at x, applied to something like the outputs."""
+        """Apply the transpose of the derivative at x to a cotangent of the outputs."""
         y_of = self.find(ys)
         return self.pull(x, lambda number, _: y_of(number))
 
@@ -227,20 +229,20 @@ class Stack(ABC):
         return self._reduce(lambda: self._pull(x, self.mine, cotangent))
 
     def adjoint(self, ys: Any) -> Any:
-        """The transpose, applied to something like the outputs; raises TypeError if not linear."""
+        """Apply the transpose to data in the form of outputs; raise TypeError if not linear."""
         y_of = self.find(ys)
         return self._reduce(lambda: self._back(self.mine, y_of))
 
     def normal(self, x: Any) -> Any:
-        """The adjoint of what members make of x; no output leaves its rank."""
+        """Apply the operator and then its adjoint to x; outputs stay on their rank."""
         return self._reduce(lambda: self._pull(x, self.mine, _same))
 
     def norm(
         self, start: Any = None, tolerance: float = 1e-3, iterations: int = ITERATIONS
     ) -> float:
-        """The largest singular value of the whole stack; see `solvers.find_norm`.
+        """Return the largest singular value of the whole stack; see `vectors.find_norm`.
 
-        start: an input, of which only shape and type matter.
+        start: an example of an input, of which only the shape and type are used.
         """
         start = randomize(self._known(start))
         return find_norm(self._summed.normal, start, tolerance, iterations)
@@ -248,45 +250,46 @@ class Stack(ABC):
     def pseudoinverse(
         self, ys: Any, tolerance: float = TOLERANCE, iterations: int = ITERATIONS
     ) -> Any:
-        """The least-squares solution for something like the outputs; see `solvers.solve_normal`."""
+        """Return the least-squares solution for given outputs; see `vectors.solve_normal`."""
         summed = self._summed
         return solve_normal(summed.normal, summed.adjoint(ys), tolerance, iterations)
 
     def is_linear(self) -> bool:
-        """True if it has an adjoint; collective."""
+        """Return True if the stack has an adjoint; collective."""
         return type(self)._back is not Stack._back
 
     def as_scipy(self, like: Any = None) -> Any:
-        """A `scipy.sparse.linalg.LinearOperator` of flat vectors; see `matrix.Matrix`.
+        """Return a `scipy.sparse.linalg.LinearOperator` of flat vectors; see `Matrix`.
 
-        like: an input, of which only shape and type matter; a linearisation needs none.
+        like: an example of an input, of which only the shape and type are used; a linearisation
+        needs none.
         """
         return Matrix(self, self._known(like)).as_scipy()
 
     def as_pylops(self, like: Any = None) -> Any:
-        """A `pylops.LinearOperator`; else as `as_scipy`. Raises ImportError without PyLops."""
+        """Return a `pylops.LinearOperator`; see `as_scipy`. Raises ImportError without PyLops."""
         return Matrix(self, self._known(like)).as_pylops()
 
     def _known(self, like: Any) -> Any:
-        """An input, given or known."""
+        """Return an example of an input: the given one, or one that the stack has."""
         if like is None:
             raise TypeError(
-                "no input was given, and this stack does not know what they look like; expected "
-                "one, of which shape and type matter"
+                "no input was given, and this stack does not know the shape of its inputs; "
+                "expected an example with the right shape and type"
             )
         return like
 
     def _describe_outputs(self, x: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """The shapes and types of all outputs; collective."""
+        """Return the shapes and types of all outputs; collective."""
         return [(tuple(y.shape), y.dtype) for y in self._outputs(x)]
 
     @property
     def _summed(self) -> Self:
-        """The same where what members give is added up."""
+        """The same stack with summed results."""
         return self if self.reduce == "sum" else self.on(self.context, reduce="sum")
 
     def find(self, ys: Any) -> Callable[[int], Tensor]:
-        """Return a function from a member's number to its part of ys; checks their number."""
+        """Return a function from a member's number to its part of ys; check the length of ys."""
         expected = len(self.mine) if self.gather is False else self._count
         if len(ys) != expected:
             whose = "this rank's members" if self.gather is False else "all members"
@@ -311,18 +314,18 @@ class Stack(ABC):
         return whole
 
     def _add_up(self, make: Callable[[], Iterator[Term]]) -> dict[str, Tensor]:
-        """The sums of all ranks' terms; collective.
+        """Return the sums of the terms of all ranks; collective.
 
-        They take their resolution from the first member's, which is rank 0's, and where that is
-        far from the largest they are made again.
+        Their resolution is set from the first member, on rank 0. If that differs much from the
+        largest term, all terms are computed again.
         """
         context, terms = self.context, make()
         first = next(terms, None)
         known = context.broadcast(None if first is None else self._describe(first))
         assert known is not None, "rank 0 has the first member"
-        shapes, types, references = known
+        shapes, types, magnitudes = known
         while True:
-            sums, odd = Sums(shapes, references, self._count, context.device), []
+            sums, odd = Sums(shapes, magnitudes, self._count, context.device), []
             for term in terms if first is None else chain([first], terms):
                 if all(bool(part.isfinite().all()) for part in term.parts.values()):
                     sums.add(_as_reals(term.parts), term.where)
@@ -331,35 +334,35 @@ class Stack(ABC):
             ranks = context.all_gather((sums.largest, odd))
             every = sorted(number for _, numbers in ranks for number in numbers)
             if every:
-                context.raise_alike(
+                context.raise_on_all_ranks(
                     ValueError(
                         f"the members {every[:10]} of a stack give values that are not finite, "
                         "which cannot be added up; expected finite input, and steps that are stable"
                     )
                 )
-            holds, references = sums.judge(largest for largest, _ in ranks)
+            holds, magnitudes = sums.check_scales(largest for largest, _ in ranks)
             if holds:
                 return {n: _as_type(part, types[n]) for n, part in sums.totals(context)}
             terms, first = make(), None
 
     def _describe(
         self, term: Term
-    ) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype], References]:
-        """Return the shapes and types of sums, and the size of terms, for all ranks."""
+    ) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype], Magnitudes]:
+        """Return the shapes and types of the sums, and the size of the terms, for all ranks."""
         types = {name: part.dtype for name, part in term.parts.items()}
         pairs = {
             name: (*self._shape(part), *((2,) if part.is_complex() else ()))
             for name, part in term.parts.items()
         }
         largest = {name: float(part.abs().max()) for name, part in term.parts.items()}
-        return pairs, types, renew_references({}, largest)
+        return pairs, types, update_magnitudes({}, largest)
 
 
 class MemberStack(Stack):
-    """A stack of operators that are there one by one.
+    """A stack of separate operators.
 
-    members: what `members.as_member` takes, or the factory of them by number, which is only asked
-    for those of this rank.
+    members: objects for `as_member`, or a function that makes the one of a number, which is only
+    called for members of this rank.
     """
 
     def __init__(
@@ -372,14 +375,14 @@ class MemberStack(Stack):
     ) -> None:
         if count is None:
             if callable(members):
-                raise TypeError("a factory of members was given without their number")
+                raise TypeError("found a factory of members without count; expected their number")
             count = len(members)
         super().__init__(count, context, gather, reduce)
         self._make = members if callable(members) else members.__getitem__
         self._made: dict[int, Member] = {}
 
     def __getitem__(self, number: int) -> Member:
-        """A member, made when it is asked for first."""
+        """Return a member, which is made when it is first used."""
         if number not in self._made:
             self._made[number] = as_member(self._make(number))
         return self._made[number]
@@ -394,7 +397,6 @@ class MemberStack(Stack):
             yield Term(number, parts_of(member.vjp(x, v)))
 
     def is_linear(self) -> bool:
-        """True if all members have an adjoint; collective."""
         mine = all(self[number].adjoint is not None for number in self.mine)
         return all(self.context.all_gather(mine))
 
@@ -409,7 +411,7 @@ class MemberStack(Stack):
 
 
 class _Forward(torch.autograd.Function):
-    """The outputs of a stack, of an input given by its parts."""
+    """The outputs of a stack as a function of the parts of an input."""
 
     @staticmethod
     def forward(ctx: Any, stack: Stack, like: Any, *parts: Tensor) -> tuple[Tensor, ...]:
@@ -453,19 +455,20 @@ def _as_type(total: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Matrix:
-    """The stack's members one below the other.
+    """The matrix of a stack, with the members' matrices one below the other.
 
-    like: an input. A vector is its arrays, one after the other, each row by row; what comes out are
-    the members' outputs in order. Complex where inputs or outputs are.
+    like: an example of an input. A vector consists of the arrays of an input, one after the other,
+    each row by row; a result consists of the outputs of the members in order. It is complex if
+    inputs or outputs are.
 
-    Raises TypeError where the stack is not linear, ValueError where ranks have their own outputs
-    only, or come with different vectors.
+    Raises TypeError if the stack is not linear, and ValueError if ranks have only their own
+    outputs, or if they call it with different vectors.
     """
 
     def __init__(self, stack: Stack, like: Any) -> None:
         if stack.gather is False:
             raise ValueError(
-                "gather is False, and a solver's vectors are whole on every rank; expected "
+                "gather is False, but a solver needs complete vectors on every rank; expected "
                 "'concatenated', 'naive' or 'broadcast'"
             )
         if not stack.is_linear():
@@ -474,7 +477,7 @@ class Matrix:
                 "linearisation of shots"
             )
         self._stack, self._like = stack._summed, like
-        # Of their shapes and types, without their memory
+        # These tensors have the shapes and types of the outputs, without their memory.
         self._outputs = [
             torch.empty((), dtype=dtype, device=stack.context.device).expand(shape)
             for shape, dtype in stack._describe_outputs(like)
@@ -500,13 +503,13 @@ class Matrix:
         return found.real if self._real else found
 
     def as_scipy(self) -> Any:
-        """A `scipy.sparse.linalg.LinearOperator`."""
+        """Return a `scipy.sparse.linalg.LinearOperator`."""
         return scipy.sparse.linalg.LinearOperator(
             self.shape, matvec=self.apply, rmatvec=self.adjoint, dtype=self.dtype
         )
 
     def as_pylops(self) -> Any:
-        """A `pylops.LinearOperator`, which knows the shape of an input, and of outputs."""
+        """Return a `pylops.LinearOperator` with the shapes of inputs and outputs."""
         try:
             import pylops
         except ImportError as error:
@@ -521,17 +524,17 @@ class Matrix:
         if context.size > 1:
             ranks = context.all_gather(crc32(vector.tobytes()))
             if len(set(ranks)) > 1:
-                context.raise_alike(
+                context.raise_on_all_ranks(
                     ValueError(
-                        "ranks have come with different vectors to a product that they share; "
-                        "expected the same solver on all, with the same start where it would take "
-                        "a random one, and as many threads"
+                        "ranks have called a collective product with different vectors; expected "
+                        "the same solver on all ranks, with the same start instead of a random "
+                        "one, and the same number of threads"
                     )
                 )
 
 
 def _stack_shapes(arrays: Iterable[Tensor]) -> tuple[int, ...]:
-    """Return the shape of stacked arrays, flat if their shapes differ."""
+    """Return the shape of stacked arrays; it is flat if their shapes differ."""
     shapes = [tuple(array.shape) for array in arrays]
     if len(shapes) == 1:
         return shapes[0]
@@ -539,20 +542,20 @@ def _stack_shapes(arrays: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 Distance = Callable[[Tensor, Tensor], Tensor]
-"""A differentiable function of a member's output and its observation: one number."""
+"""A differentiable function of a member's output and its observed data that returns a number."""
 
 
 def half_squares(output: Tensor, observed: Tensor) -> Tensor:
-    """Half the sum of the squared differences."""
+    """Return half the sum of the squared differences."""
     return 0.5 * (output - observed).abs().square().sum()
 
 
 class Fidelity:
-    """The distances between a stack's outputs and what was observed, added up or averaged.
+    """The sum or mean of distances between a stack's outputs and observed data.
 
-    observed: something like the outputs, as the stack's own methods take it; distance: of one
-    member; what comes of it is a sum or a mean as the stack's `reduce` says. Methods are
-    collective. Results have the same bits on any number of ranks.
+    observed: data in the form of the outputs of the stack; distance: of one member. The stack's
+    `reduce` selects the sum or the mean. Methods are collective, and results have the same bits on
+    any number of ranks.
     """
 
     def __init__(self, stack: Stack, observed: Any, distance: Distance = half_squares) -> None:
@@ -562,11 +565,11 @@ class Fidelity:
         self._observed, self._observed_of = observed, stack.find(observed)
 
     def on(self, context: Context, **ways: Any) -> Self:
-        """The same on these ranks; ways: as `Stack.on` has them."""
+        """Return the same fidelity on these ranks; ways: see `Stack.on`."""
         return type(self)(self.stack.on(context, **ways), self._observed, self.distance)
 
     def fn(self, x: Any) -> float:
-        """The distance of what is made of x."""
+        """Return the distance of the outputs for x."""
         mine = {number: self._measure(number, y) for number, y in self.stack.push(x).items()}
         every = [each for rank in self.stack.context.all_gather(mine) for each in rank.values()]
         return fsum(every) / (len(self.stack) if self.stack.reduce == "mean" else 1)
@@ -589,7 +592,7 @@ class Fidelity:
 Thing = TypeVar("Thing", Stack, Fidelity)
 
 Factory = Callable[[int, torch.device, Any], Any]
-"""A function of a member's number, this rank's device and shared data that makes the member."""
+"""A function that makes a member from its number, this rank's device and shared data."""
 
 
 @overload
@@ -608,14 +611,14 @@ def distribute(thing: Callable[..., Tensor], context: Context, **ways: Any) -> T
 def distribute(
     thing: Any, context: Context, *, count: int | None = None, shared: Any = None, **ways: Any
 ) -> Any:
-    """The same on several ranks; collective methods, and results on every rank.
+    """Distribute operators over ranks: methods are collective, and every rank gets the results.
 
-    thing: a stack (`Shots`, `Born`, ...), a list of operators, a `Fidelity`, or a
-    factory (number, device, shared) -> operator with `count`, which each rank asks for its own
-    members only; any other function is a map of images. ways: of a map `patch`, `overlap`, `batch`,
-    `strategy` and `axes`, see `Tiles`; else `gather` and `reduce`, see `Stack`.
+    thing: a stack (`Shots`, `Born`, ...), a list of operators, a `Fidelity`, or, with `count`, a
+    factory (number, device, shared) -> operator, which each rank calls for its own members only.
+    Any other function is a map of images. ways: for a map `patch`, `overlap`, `batch`, `strategy`
+    and `axes`, see `Tiles`; otherwise `gather` and `reduce`, see `Stack`.
 
-    Raises TypeError where it is nothing of these.
+    Raises TypeError for other objects.
     """
     if isinstance(thing, Stack | Fidelity):
         return thing.on(context, **ways)
@@ -634,7 +637,7 @@ def distribute(
 
 
 def _is_list(thing: Any) -> bool:
-    """Return True if it is a list of operators, or a stack of another library."""
+    """Return True if the thing is a list of operators, or a stack of another library."""
     return isinstance(thing, Sequence) or all(
         hasattr(thing, name) for name in ("A", "__len__", "__getitem__")
     )

@@ -1,6 +1,6 @@
-"""A map of images, such as a denoiser, applied to tiles of them that ranks share.
+"""A map of images, such as a denoiser, applied to tiles of the images that are spread over ranks.
 
-Nothing is known here of the map and the contents of the images.
+The map and the contents of the images are arbitrary.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Named = Literal["overlap", "basic"]
 class Tile:
     """A part of an image.
 
-    window: of the image, what the map is given; kept: of the image, where what it makes of that
-    counts; weights: how much, one array for each axis of `kept`, of which a point's weight is the
-    product. Weights are divided by their sum over all tiles.
+    window: part of the image that is the input of the map; kept: part of the image in which the
+    output is used; weights: of the output, an array for each axis of `kept`, whose product is the
+    weight of a point. Weights are divided by their sum over all tiles.
     """
 
     window: Where
@@ -40,7 +40,7 @@ class Tiling(ABC):
 
     @abstractmethod
     def cut(self, shape: tuple[int, ...]) -> list[Tile]:
-        """The tiles of an image of this shape; each of its points counts in one at least."""
+        """Return the tiles of an image of this shape; each of its points is in at least one."""
 
     def take(self, image: Tensor, tile: Tile) -> Tensor:
         """Return the input of the map from images (..., y, x): the window of a tile."""
@@ -54,21 +54,20 @@ class Tiling(ABC):
 
 
 class Overlap(Tiling):
-    """Tiles of `patch` points along each axis, around which the map sees `overlap` more.
+    """Tiles of `patch` points along each axis, whose windows have `overlap` more around them.
 
-    On each side of where two tiles meet, both count over an eighth of the overlap, with weights
-    that go from one to the other along a line, so that what reaches farther than the overlap makes
-    no edges. The map sees `overlap` points beyond that: where no value of its result depends on
-    more, tiles agree wherever they count, and any weights that add up to one leave that as it is.
+    Near the border of two tiles, both are used within an eighth of the overlap on each side, with
+    linear weights, so that dependences beyond the overlap cause no edges. The window extends
+    `overlap` points further: if no value of the result depends on points farther away, tiles agree
+    wherever both are used, and the weights have no effect.
 
-    All windows have the same shape; those at the edges are moved into the image, which only shows
-    the map more of it.
+    All windows have the same shape; those at the edges are moved into the image.
     """
 
     def __init__(self, patch: int, overlap: int) -> None:
         if patch < 1 or overlap < 0:
             raise ValueError(
-                f"patch is {patch} and overlap {overlap}; expected at least one point and none"
+                f"patch is {patch} and overlap {overlap}; expected at least 1 and 0 points"
             )
         self.patch, self.overlap, self.seam = patch, overlap, overlap // 8
 
@@ -93,18 +92,18 @@ class Overlap(Tiling):
 
 
 class Tiles:
-    """A map of images, tile by tile: collective, the whole result on every rank, and no gradient.
+    """A map of images that is applied tile by tile, with the whole result on every rank.
 
-    function: images -> images of the same size, (..., y, x), or with axes=3 (..., z, y, x), like
-    what it is given here; of axes before these the first is that of the images. batch: how many
-    tiles it is given at a time, put beside each other along that axis; None: all of a rank's.
-    strategy: "overlap" for `Overlap`, "basic" for the same without any, or a `Tiling`. What else
-    it is called with is passed on; tensors with as many rows as there are images get as many rows
-    as there are tiles.
+    function: images -> images of the same size, (..., y, x), or with axes=3 (..., z, y, x); the
+    first of the axes before these counts the images. batch: number of tiles at a time, which are
+    concatenated along that axis; None for all tiles of a rank. strategy: "overlap" for `Overlap`,
+    "basic" for the same without an overlap, or a `Tiling`. Other arguments of a call are passed to
+    the function; tensors with a row for each image are repeated for each tile. Calls are collective
+    and have no gradient.
 
-    Results have the same bits on any number of ranks where the map gives an image the same ones
-    whatever lies beside it, as it must with batch=1. A rank holds its own tiles, and all that are
-    kept: little more than the image.
+    Results have the same bits on any number of ranks if the result of an image does not depend on
+    other images in a batch, as with batch=1. A rank holds the windows of its tiles and the kept
+    parts of all tiles, which are little more than the image.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Tiles:
         return _blend(self._gather(mine, tiles), tiles, shape)
 
     def _group(self, taken: Mapping[int, Tensor]) -> Iterator[list[int]]:
-        """The numbers of tiles that the map is given together: of one shape."""
+        """Yield groups of tiles of the same shape, to which the map is applied together."""
         alike: dict[torch.Size, list[int]] = {}
         for number, tile in taken.items():
             alike.setdefault(tile.shape, []).append(number)
@@ -175,8 +174,8 @@ class Tiles:
         expected = _size_of(tile.kept)
         if tuple(kept.shape[-self.axes :]) != expected:
             raise ValueError(
-                f"a map has made {tuple(made.shape)} of a tile, of which {tuple(kept.shape)} is "
-                f"kept; expected the tile's own size, of which {expected} would be"
+                f"a map has returned {tuple(made.shape)} for a tile, of which {tuple(kept.shape)} "
+                f"is kept; expected the tile's size, of which {expected} is kept"
             )
         return kept.contiguous()
 
@@ -197,16 +196,16 @@ class Tiles:
         pieces = [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
         for number, piece in mine.items():
             pieces[number].copy_(piece)
-        # As bytes, of which zeros change none: those of all but one rank
+        # Only one rank has nonzero bytes of a tile, so that the sum of bytes copies them.
         context.sum(together.view(torch.uint8))
         return pieces
 
 
 def _blend(pieces: Sequence[Tensor], tiles: Sequence[Tile], shape: tuple[int, ...]) -> Tensor:
-    """The means of what tiles say of each point, with their weights.
+    """Return the weighted means of the tiles at each point.
 
-    Each tile moves those before it by its share of the difference: nothing is rounded where they
-    agree.
+    Each tile moves the result by its share of the difference, so that nothing is rounded where
+    tiles agree.
     """
     first, axes = pieces[0], len(shape)
     blended = first.new_zeros((*first.shape[:-axes], *shape))
@@ -223,7 +222,7 @@ def _blend(pieces: Sequence[Tensor], tiles: Sequence[Tile], shape: tuple[int, ..
 
 
 def _last(where: Where) -> Any:
-    """The index of a part along the last axes."""
+    """Return the index of a part along the last axes."""
     return (..., *where)
 
 

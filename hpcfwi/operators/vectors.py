@@ -1,10 +1,10 @@
 """Arithmetic of the vectors that operators take and return: tensors, or models of tensors.
 
 The arrays of a model are the parts of one vector. Sums, products with a matrix along an axis and
-solvers compute where the array is, with the same bits on every rank and card: no sum has an order
-that depends on a device or on a number of threads. Different parts of an array on different ranks
-are added up in `parallel.exact`. The last section brings the results of the ranks' operators
-together on every rank.
+solvers compute on the device of the array, with the same bits on every rank and card: the order of
+sums does not depend on a device or on the number of threads. `parallel.exact` adds up arrays of
+different ranks. A `Coarsening` maps models to a coarser grid. The last section gathers the outputs
+of the operators of all ranks on every rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import ceil, fsum, log2, prod, sqrt
 from typing import Any, Literal, Self, TypeVar
 
@@ -22,22 +22,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.model import Model
+from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
+from hpcfwi.wave.numerics import FEWEST_POINTS
 
 Vector = TypeVar("Vector", Tensor, Model)
 
-# The name of a tensor that is all of a vector
+# Name of the part of a vector that is a single tensor.
 WHOLE = "whole"
 
 
 def parts_of(vector: Tensor | Model) -> dict[str, Tensor]:
-    """The tensors of a vector, by name."""
+    """Return the tensors of a vector, by name."""
     return {WHOLE: vector} if isinstance(vector, Tensor) else dict(vector.arrays)
 
 
 def join(parts: Mapping[str, Tensor], like: Vector) -> Vector:
-    """A vector of the same kind as another, from its parts."""
+    """Return a vector of the same kind as another, from its parts."""
     return parts[WHOLE] if isinstance(like, Tensor) else Model(like.grid, parts)
 
 
@@ -52,13 +53,13 @@ def combine(function: Callable[..., Tensor], like: Vector, *others: Vector) -> V
 
 
 def flatten(vector: Tensor | Model) -> NDArray[Any]:
-    """All values of a vector, one part after the other, for NumPy."""
+    """Return all values of a vector, one part after the other, for NumPy."""
     parts = parts_of(vector).values()
     return np.concatenate([part.detach().resolve_conj().cpu().numpy().ravel() for part in parts])
 
 
 def unflatten(values: NDArray[Any], like: Vector) -> Vector:
-    """The vector of these values, like another; real where that is real."""
+    """Return the vector of these values in the form of another; it is real if that is real."""
     ends = np.cumsum([part.numel() for part in parts_of(like).values()])
     rows = iter(np.split(values.ravel(), ends[:-1]))
 
@@ -71,9 +72,9 @@ def unflatten(values: NDArray[Any], like: Vector) -> Vector:
 
 
 def dot(a: Tensor | Model, b: Tensor | Model) -> float:
-    """The scalar product, in double precision, with the same bits on every rank; of a real kind.
+    """Return the real scalar product in double precision, with the same bits on every rank.
 
-    Complex numbers count as pairs.
+    Complex numbers are treated as pairs of real numbers.
     """
     pairs = zip(parts_of(a).values(), parts_of(b).values(), strict=True)
     return fsum(
@@ -82,32 +83,32 @@ def dot(a: Tensor | Model, b: Tensor | Model) -> float:
 
 
 def length(vector: Tensor | Model) -> float:
-    """The Euclidean norm."""
+    """Return the Euclidean norm."""
     return sqrt(dot(vector, vector))
 
 
 def go_along(values: Tensor, direction: Tensor, by: float) -> Tensor:
-    """Values further along a direction, rounded once to their precision.
+    """Return values plus a multiple of a direction, rounded once to their precision.
 
-    A product and then a sum: `torch.add` with `alpha` rounds once or twice, as a cell lies to the
-    threads.
+    This is a product and then a sum, because `torch.add` with `alpha` rounds once or twice,
+    depending on the place of a cell.
     """
     wide = torch.complex128 if values.is_complex() else torch.float64
     return (values.to(wide) + direction.to(wide) * by).to(values.dtype)
 
 
 def check_like(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless arrays have the names and the shapes of others, and are real."""
+    """Raise ValueError unless arrays are real and have the names and shapes of others."""
     if found.keys() != expected.keys():
         raise ValueError(f"the arrays are {[*found]}, expected {[*expected]}")
     for name, array in found.items():
         if array.shape != expected[name].shape or not array.is_floating_point():
             is_shape, shape = tuple(array.shape), tuple(expected[name].shape)
-            raise ValueError(f"{name} is {is_shape} of {array.dtype}, expected {shape}")
+            raise ValueError(f"{name} is {is_shape} of {array.dtype}; expected real {shape}")
 
 
 def randomize(like: Vector) -> Vector:
-    """Random numbers like a vector, the same on every rank."""
+    """Return random numbers in the form of a vector, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     return combine(
         lambda part: torch.randn(part.shape, generator=generator, dtype=part.dtype).to(part.device),
@@ -120,18 +121,19 @@ def _as_reals(part: Tensor) -> Tensor:
     return torch.view_as_real(values) if values.is_complex() else values
 
 
-# Of the 63 bits of a whole number one is spared, as rounding may go up.
+# Bits of an integer that are used; of the 63, one is left free because values may be rounded up.
 BITS = 62
-# Each has the bits that the one before leaves over: two have twice as many as a float64.
+# Each fold takes the bits that the previous one has left; two have about twice those of a float64.
 FOLDS = 2
-# What is smaller counts as 0, as the powers of two below it end.
+# Smaller values count as 0, because their smallest unit would underflow.
 TINY = 2.0**-960
 
 
 def add_up(values: Tensor, over: tuple[int, ...] | None = None) -> Tensor:
-    """The sum of real values over some axes, or all of them, in float64 and on their device.
+    """Sum real values over some axes, or all of them, in float64 and on their device.
 
-    On a CPU by NumPy, in an order of its own whatever the threads; elsewhere as `add_whole`.
+    On a CPU, NumPy adds them, in an order that does not depend on threads; on other devices,
+    `add_whole` does.
     """
     over = tuple(range(values.ndim)) if over is None else over
     if not values.is_cpu:
@@ -140,12 +142,12 @@ def add_up(values: Tensor, over: tuple[int, ...] | None = None) -> Tensor:
 
 
 def add_whole(values: Tensor, over: tuple[int, ...]) -> Tensor:
-    """The sum over some axes by whole numbers, which has the same bits in any order.
+    """Sum values over some axes as whole numbers, with the same bits in any order.
 
-    Values are divided by a power of two, which the largest of all sets, and rounded; what that
-    leaves over is added up in the same way (Demmel and Nguyen 2013, section 4, with whole numbers
-    in place of their bins). The host does not wait for a device. Of values that are not finite the
-    sum is none either.
+    Values are divided by a power of two, which depends on the largest one, and rounded; the
+    remainders are added up in the same way (Demmel and Nguyen 2013, section 4, with whole numbers
+    in place of their bins). The host does not wait for a device. The sum is not finite if a value
+    is not.
     """
     left = values.detach().double()
     count = prod(left.shape[axis] for axis in over)
@@ -165,7 +167,7 @@ def add_whole(values: Tensor, over: tuple[int, ...]) -> Tensor:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Several would divide a sum, or a Fourier transform, by how many they are."""
+    """Compute on one thread, because sums and transforms depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -179,7 +181,7 @@ BLOCK = 2**15  # cells
 
 @dataclass(frozen=True)
 class AxisMatrix:
-    """columns, weights: of the entries of each row, (row, entry); weights beyond its own are 0."""
+    """A matrix along an axis: columns and weights of the entries of each row, (row, entry)."""
 
     columns: NDArray[np.int64]
     weights: NDArray[np.float64]
@@ -192,13 +194,13 @@ class AxisMatrix:
         entries = np.arange(matrix.nnz) - matrix.indptr[rows]
         columns = np.zeros((counts.size, counts.max()), dtype=np.int64)
         weights = np.zeros(columns.shape)
-        # Short rows are padded with weight 0 on their first column: another cell may not be finite
+        # Short rows are padded with weight 0 on their first column: other cells may not be finite.
         columns[:] = matrix.indices[matrix.indptr[:-1], None]
         columns[rows, entries], weights[rows, entries] = matrix.indices, matrix.data
         return cls(columns, weights)
 
     def apply(self, values: Tensor, axis: int) -> Tensor:
-        """The matrix times the vectors along one of two or three axes, in the array's precision."""
+        """Multiply the vectors along an axis by the matrix, in the array's precision."""
         tables = (np.ascontiguousarray(table.T) for table in (self.columns, self.weights))
         columns, weights = (torch.from_numpy(table).to(values.device) for table in tables)
         like = [-1 if other == axis else 1 for other in range(values.ndim)]
@@ -209,15 +211,15 @@ class AxisMatrix:
             where = (slice(None),) * across + (block,)
             given, sums = values[where], total[where]
             for column, factor in zip(columns, factors, strict=True):
-                # A product and then a sum: `addcmul` may round once or twice, as a cell lies
+                # `addcmul` would round once or twice, depending on a cell's place.
                 sums += given.index_select(axis, column).mul_(factor)
         return total
 
 
 def find_blocks(values: Tensor, axis: int) -> list[slice]:
-    """Parts of an axis: what is computed with so many cells stays in a processor's cache.
+    """Return parts of an axis whose intermediate results stay in the cache of a processor.
 
-    All of it on another device, where each part would be a launch.
+    On other devices there is a single part, because each part needs a kernel launch.
     """
     length = values.shape[axis]
     size = max(1, BLOCK * length // max(1, values.numel()))
@@ -226,14 +228,97 @@ def find_blocks(values: Tensor, axis: int) -> list[slice]:
     return [slice(first, first + size) for first in range(0, length, size)]
 
 
+@dataclass(frozen=True)
+class Coarsening:
+    """The map from a grid to a coarser one of the same extent."""
+
+    fine: Grid
+    coarse: Grid
+
+    @classmethod
+    def to(cls, fine: Grid, spacing: float) -> Coarsening | None:
+        """Return the map to a grid of at most this spacing (m), or None if that is not coarser."""
+        shape = tuple(
+            min(n, max(FEWEST_POINTS, ceil((n - 1) * h / spacing - 1e-6) + 1))
+            for n, h in zip(fine.shape, fine.spacing, strict=True)
+        )
+        if shape == fine.shape:
+            return None
+        apart = tuple(
+            (n - 1) * h / (m - 1) for n, m, h in zip(fine.shape, shape, fine.spacing, strict=True)
+        )
+        return cls(fine, Grid(shape, apart, fine.origin))
+
+    def restrict(self, model: Model[Tensor]) -> Model[Tensor]:
+        """Return a model on the coarser grid, whose cells are weighted means of those around them.
+
+        The transpose therefore interpolates, without a pattern of the coarser grid in gradients.
+        """
+        return Model(self.coarse, model.map(lambda a: _apply(self._means, a)).arrays)
+
+    def transpose(self, gradient: Model[Tensor]) -> Model[Tensor]:
+        """Return the gradient with respect to the finer model, given that on the coarser grid."""
+        return Model(self.fine, gradient.map(lambda a: _apply(self._transposes, a)).arrays)
+
+    def refine(self, field: Tensor) -> Tensor:
+        """Interpolate a field on the coarser grid linearly to the finer one."""
+        return _apply(self._spreads, field)
+
+    @cached_property
+    def _means(self) -> list[AxisMatrix]:
+        return [AxisMatrix.of(matrix) for matrix in self._matrices]
+
+    @cached_property
+    def _transposes(self) -> list[AxisMatrix]:
+        return [AxisMatrix.of(matrix.T.tocsr()) for matrix in self._matrices]
+
+    @cached_property
+    def _spreads(self) -> list[AxisMatrix]:
+        return [AxisMatrix.of(matrix) for matrix in self._interpolations]
+
+    @cached_property
+    def _matrices(self) -> list[scipy.sparse.csr_array]:
+        """The matrices along each axis whose rows are means, with the weights of interpolation."""
+        found = []
+        for spread in self._interpolations:
+            weights = scipy.sparse.csr_array(spread.T)
+            found.append(scipy.sparse.csr_array(weights / weights.sum(axis=1)[:, None]))
+        return found
+
+    @cached_property
+    def _interpolations(self) -> list[scipy.sparse.csr_array]:
+        return [
+            _interpolate(np.linspace(0.0, m - 1.0, n), m)
+            for n, m in zip(self.fine.shape, self.coarse.shape, strict=True)
+        ]
+
+
+def _interpolate(places: NDArray[np.float64], n: int) -> scipy.sparse.csr_array:
+    """Return the matrix (place, n) that interpolates n values linearly at places, in cells."""
+    left = np.minimum(places.astype(int), n - 2)
+    share = places - left
+    weights, columns = np.stack([1.0 - share, share]), np.stack([left, left + 1])
+    rows = np.broadcast_to(np.arange(places.size), columns.shape)
+    entries = (weights.ravel(), (rows.ravel(), columns.ravel()))
+    return scipy.sparse.csr_array(entries, shape=(places.size, n))
+
+
+def _apply(matrices: list[AxisMatrix], field: Tensor) -> Tensor:
+    """Apply a matrix along each axis, in double precision."""
+    values = field.double()
+    for axis, matrix in enumerate(matrices):
+        values = matrix.apply(values, axis)
+    return values.to(field.dtype)
+
+
 def find_norm(
     normal: Callable[[Vector], Vector], start: Vector, tolerance: float, iterations: int
 ) -> float:
-    """The largest singular value of A, from x -> A^T A x, by power iteration.
+    """Return the largest singular value of A, from x -> A^T A x, by power iteration.
 
-    start: not orthogonal to the singular vector; it ends where the value changes by less than
-    `tolerance` of itself, or after so many iterations. It is never too large.
-    Golub and Van Loan (2013), section 7.3.1.
+    start: a vector that is not orthogonal to the singular vector. The iteration ends when the value
+    changes by less than `tolerance` of itself, or after so many iterations. The result is never too
+    large (Golub and Van Loan 2013, section 7.3.1).
     """
     x, found = start, 0.0
     size: float = length(start)
@@ -243,7 +328,7 @@ def find_norm(
         x = combine(lambda part, by=size: part / by, x)
         x = normal(x)
         before, size = size, length(x)
-        # The first is the start's own length
+        # The first norm is that of the start, not an estimate.
         change, found = abs(sqrt(size) - found), sqrt(size)
         if before and change <= tolerance * found:
             break
@@ -253,10 +338,10 @@ def find_norm(
 def solve_normal(
     normal: Callable[[Vector], Vector], right: Vector, tolerance: float, iterations: int
 ) -> Vector:
-    """The solution of A^T A x = right of least length, by conjugate gradients from x = 0.
+    """Return the solution of A^T A x = right with the least norm, by conjugate gradients.
 
-    It ends where the residual is `tolerance` of the right side, or after so many iterations.
-    Hestenes and Stiefel (1952), section 3.
+    The iteration starts at x = 0, and ends when the norm of the residual is `tolerance` times that
+    of the right side, or after so many steps (Hestenes and Stiefel 1952, section 3).
     """
     x = combine(lambda part: part * 0, right)
     left = conjugate = right
@@ -284,13 +369,13 @@ Outputs = Mapping[int, Tensor]
 
 
 def gather_outputs(outputs: Outputs, count: int, context: Context, strategy: str) -> list[Tensor]:
-    """The outputs of all `count` operators, in order, on every rank; collective.
+    """Return the outputs of all `count` operators, in order, on every rank; collective.
 
-    strategy: "concatenated" has one collective for all of them, which must have the same shape and
-    type; "naive" sends them as pickled objects; "broadcast" sends one operator's after the other,
-    and never holds what is sent twice. The operator n is rank n % size's.
+    strategy: "concatenated" uses one collective for all outputs, which must have the same shape and
+    type; "naive" sends them as pickled objects; "broadcast" sends them one operator after the
+    other, without a second copy. Operator n belongs to rank n % size.
 
-    Raises ValueError on all ranks where the shapes do not suit the strategy.
+    Raises ValueError on all ranks if the shapes do not suit the strategy.
     """
     return STRATEGIES[strategy](outputs, count, context)
 
@@ -301,9 +386,9 @@ def _gather_concatenated(outputs: Outputs, count: int, context: Context) -> list
     mine = {(tuple(y.shape), y.dtype) for y in outputs.values()}
     kinds = {kind for kinds in context.all_gather(mine) for kind in kinds}
     if len(kinds) > 1:
-        context.raise_alike(
+        context.raise_on_all_ranks(
             ValueError(
-                f"operators give outputs of {len(kinds)} shapes or types, of which "
+                f"operators give outputs of {len(kinds)} shapes or types, such as "
                 f"{sorted(map(str, kinds))[:2]}, and gather is 'concatenated'; expected the same "
                 "for all: use gather='broadcast'"
             )
@@ -312,7 +397,7 @@ def _gather_concatenated(outputs: Outputs, count: int, context: Context) -> list
     together = torch.zeros((count, *shape), dtype=dtype, device=context.device)
     for number, y in outputs.items():
         together[number] = y
-    # As bytes, of which zeros change none: those of all but one rank
+    # Only one rank has nonzero bytes of an output, so that the sum of bytes copies them.
     return list(context.sum(together.view(torch.uint8)).view(dtype))
 
 

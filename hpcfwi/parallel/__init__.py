@@ -1,10 +1,20 @@
-"""Ranks: what they know, add up and share. Nothing here knows of waves, or of files of data.
+"""Ranks: start, communication, division of work, and failures.
 
-`launch` leads from a started process to a `Context`, which is what a rank knows of itself, with the
-collectives (`context`). `rendezvous` is how ranks find each other, `transport` how they exchange
-what is no tensor, `store` a dictionary for ranks that cannot speak in collectives. `exact` has sums
-whose bits do not depend on their order; `replicas` has arrays that all ranks have, or all of one
-host; `shards` decides which rank keeps or computes what. `watch` deals with signals and, by
-`liveness`, with hangs. `failure` ends a job whose ranks raise, `recovery` goes on without ranks
-that have died, and `supervisor` starts a failed job again, from outside.
+`launch` makes a `Context` for a started process: its rank, its device and the collectives
+(`context`). `launchers` detects the program that started the process. `rendezvous` connects the
+ranks, `transport` exchanges objects that are not tensors, and `store` is a dictionary for
+communication outside of collectives. `exact` has sums whose bits do not depend on the order of the
+terms, `replicas` compares arrays that every rank has and shares arrays between the ranks of a host,
+and `shards` divides arrays and shots between ranks. `watch` handles signals and, with `liveness`,
+hangs. Nothing here depends on waves or data files.
+
+What happens, and where:
+
+- All ranks raise the same exception: one message, exit code by its class (`failure`).
+- One rank raises an exception: its message, and the job is aborted (`failure`).
+- A rank dies: the launcher ends the job. Under Open MPI 5 with fault tolerance the other ranks
+  repeat the interrupted work (`recovery`).
+- A rank hangs: the job ends with exit code 1 (`watch`).
+- A signal arrives: a checkpoint, then exit code 3 (`watch`).
+- A job has failed: `run.restarts` starts it again from outside.
 """

@@ -1,9 +1,10 @@
-"""Context: what a rank knows of itself, and the collectives that the program uses.
+"""The context of a rank: its number, device and host, and the collectives of the program.
 
-It is made once, by `launch`, and handed down; only `recovery` changes it, where ranks die and the
-others go on. A collective (every method but `close`) is called on all ranks in the same order, or
-on none: a rank that leaves one out makes the others wait. `failure` says what happens when a rank
-fails.
+`launch` makes the context, which is passed to all functions that need it. Only `recovery` changes
+it, when ranks die and the others continue. The methods are collectives: all ranks must call them in
+the same order, because the others would wait for a rank that leaves one out. The exceptions are
+`bring_to_root`, which only rank 0 and the sender call, `raise_on_all_ranks` and `close`.
+`failure` describes what happens when a rank fails.
 """
 
 from __future__ import annotations
@@ -23,29 +24,30 @@ from numpy.typing import NDArray
 
 from hpcfwi.parallel.liveness import Heartbeat
 from hpcfwi.parallel.store import Store
-from hpcfwi.parallel.transport import MpiObjects, SignedObjects, complete, hand_to_root
+from hpcfwi.parallel.transport import MpiObjects, SignedObjects, hand_to_root, run_collective
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
 
-BLOCK = 2**22  # cells that are added up at a time where ranks have pieces: 32 MB of whole numbers
+BLOCK = 2**22  # cells that `sum_pieces` adds up at a time: 32 MB of 64-bit integers
 
 
 @dataclass
 class Context:
-    """The knowledge of one of `size` ranks, with its collectives.
+    """The number, device and host of one of `size` ranks, with its collectives.
 
-    local_rank: its number among the ranks of its host; device: that of its tensors; sharers: number
-    of ranks with the same GPU; threads: those of torch and Numba; comm: the communicator of all
-    ranks, for parallel files and for ending the job, None if MPI does not know the ranks
-    (torchrun, `alone`); store: a dictionary for ranks that cannot trust collectives any more, None
-    for a single rank; hosts: of all ranks, by rank; heartbeat: this rank's signs of life, for ranks
-    that wait for it.
+    local_rank: number of the rank among those of its host; device: device of its tensors; sharers:
+    number of ranks with the same GPU; threads: number of threads of torch and Numba; comm: MPI's
+    communicator of all ranks, for parallel files and for ending the job, None if MPI does not know
+    the ranks (torchrun, `alone`); store: a dictionary for communication outside of collectives,
+    None for a single rank; hosts: the host of each rank; heartbeat: this rank's signs of life,
+    for ranks that wait for it.
 
-    fault_tolerant: True if the job outlives its ranks, so that the others may continue; a file must
-    then not be opened by all ranks together, as it could not be closed without a dead one.
+    fault_tolerant: True if the job survives the death of a rank, so that the others may continue.
+    Then gloo replaces NCCL and carries objects too, each rank opens files by itself and writes them
+    in the foreground, and ranks exit without `MPI_Finalize`, which may hang after a death.
     """
 
     rank: int
@@ -63,7 +65,7 @@ class Context:
 
     @classmethod
     def alone(cls, device: str = "cpu", threads: int = 1) -> Context:
-        """A single rank that no launcher started; its collectives have nothing to do."""
+        """Return the context of a single rank without a launcher; its collectives do nothing."""
         return cls(0, 1, 0, socket.gethostname(), torch.device(device), threads)
 
     @property
@@ -71,25 +73,27 @@ class Context:
         return self.rank == 0
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of the ranks' tensors: in place, contiguous, on the CPU or on `device`.
+        """Return the sum of the ranks' tensors, which replaces each of them.
 
-        Every rank ends with the same bits, but in floating point they depend on `size`.
+        The tensors are contiguous and on the CPU or on `device`. All ranks get the same bits, which
+        depend on `size` for floating-point numbers.
         """
         if self.size > 1:
             with self.heartbeat.waiting():
-                complete(dist.all_reduce, tensor, comm=self._mortals)
+                run_collective(dist.all_reduce, tensor, comm=self._comm_reporting_deaths)
                 _wait_for_gpu(tensor)
         return tensor
 
     def sum_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """This rank's piece of the sum of the ranks' tensors, which come in one piece a rank.
+        """Return this rank's piece of the sum of the ranks' tensors (a reduce-scatter).
 
-        Each of the same shape on all of them, contiguous, on the CPU or on `device`; they stay as
-        they are.
+        pieces: one for each rank. Each has the same shape on all ranks and is contiguous, on the
+        CPU or on `device`. They are not changed.
         """
-        # All-reduces of a block of all pieces at a time, of which each rank takes what is its own:
-        # twice a reduce-scatter's traffic. gloo has none, torch's for gloo does not tell of a
-        # death, and one reduce for each piece takes n (n - 1) messages of each of n ranks.
+        # Blocks of all pieces are all-reduced, and each rank takes its part. This is twice the
+        # traffic of a reduce-scatter, which gloo lacks. Torch's reduce-scatter for gloo does not
+        # report a death, and with one reduce for each piece each of n ranks would send n (n - 1)
+        # messages.
         if self.size == 1:
             return pieces[0].clone()
         flat = [piece.reshape(-1) for piece in pieces]
@@ -98,7 +102,7 @@ class Context:
         with self.heartbeat.waiting():
             for first in range(0, begins[-1], BLOCK):
                 block = _take_block(flat, begins, first)
-                complete(dist.all_reduce, block, comm=self._mortals)
+                run_collective(dist.all_reduce, block, comm=self._comm_reporting_deaths)
                 lowest, end = max(first, begin), min(first + BLOCK, begin + mine.numel())
                 if lowest < end:
                     mine[lowest - begin : end - begin] = block[lowest - first : end - first]
@@ -106,23 +110,23 @@ class Context:
         return mine.view(pieces[self.rank].shape)
 
     def gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
-        """The ranks' tensors, (rank, ...), all of one shape; contiguous, where those of `sum` are.
+        """Return the tensors of all ranks, (rank, ...).
 
-        For objects there is `all_gather`.
+        They are contiguous and have the same shape. For other objects there is `all_gather`.
         """
         if self.size == 1:
             return piece[None]
         pieces = piece.new_empty((self.size, *piece.shape))
         with self.heartbeat.waiting():
-            complete(dist.all_gather, list(pieces), piece, comm=self._mortals)
+            run_collective(dist.all_gather, list(pieces), piece, comm=self._comm_reporting_deaths)
             _wait_for_gpu(pieces)
         return pieces
 
     def bring_to_root(self, array: NDArray[Any], source: int) -> None:
         """Fill rank 0's array with that of the rank `source`, of the same size and type.
 
-        Both are contiguous; those of other ranks stay as they are, and these do not wait. Rank 0
-        has room for one array, whatever the number of those that ranks bring one after the other.
+        Both are contiguous. The other ranks' arrays are not changed, and these ranks do not wait.
+        Rank 0 needs memory for one array only, even if one rank after another brings its array.
         """
         if source == 0 or self.rank not in (0, source):
             return
@@ -135,7 +139,7 @@ class Context:
                 dist.send(torch.from_numpy(array), 0)
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """A rank's value, which can be anything that pickles; the other ranks' is ignored."""
+        """Return the value of the rank `source` on all ranks; any object that pickles."""
         if self.size == 1:
             return value
         with self.heartbeat.waiting():
@@ -143,22 +147,22 @@ class Context:
         return sent
 
     def all_gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank; anything that pickles."""
+        """Return the values of all ranks, by rank; any objects that pickle."""
         if self.size == 1:
             return [value]
         with self.heartbeat.waiting():
             return self._objects.all_gather(value)
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
-        # Not dist.barrier, which on GPUs would go through NCCL and synchronise the device.
+        """Wait until every rank has called this."""
+        # dist.barrier would use NCCL on GPUs, and synchronise the device
         self.sum(torch.zeros(1))
 
     def from_root(self, call: Callable[[], T]) -> T:
         """Run a function on rank 0 and return its result on every rank; collective.
 
-        The result must pickle. An exception of the function is raised on every rank, so that none
-        waits for a rank that has failed. One that does not pickle becomes a RuntimeError.
+        The result must pickle. An exception of the function is raised on every rank, so that no
+        rank waits for rank 0. An exception that does not pickle becomes a RuntimeError.
         """
         if self.size == 1:
             return call()
@@ -173,45 +177,52 @@ class Context:
         value, error = self.broadcast((value, error))
         if error is not None:
             try:
-                self.raise_alike(error)
+                self.raise_on_all_ranks(error)
             finally:
                 del error
         return value  # type: ignore[return-value]  # T may itself be an optional type
 
-    def raise_alike(self, error: BaseException) -> NoReturn:
-        """Raise an error that every rank raises here, so that none waits to see who else does."""
-        vars(error)["raised_alike"] = True
+    def raise_on_all_ranks(self, error: BaseException) -> NoReturn:
+        """Raise an error that every rank raises here.
+
+        The error is marked, so that `failure` need not compare the errors of ranks, which takes up
+        to 2 s.
+        """
+        vars(error)["raised_on_all_ranks"] = True
         try:
             raise error
         finally:
-            # An error that its own frames refer to stays until garbage is collected, and with it
-            # the files that these frames hold, which ranks must close together.
+            # A reference of a frame to its own error would keep the frames alive until garbage is
+            # collected, and with them open files, which the ranks must close together.
             del error
 
     @property
     def _objects(self) -> MpiObjects | SignedObjects:
-        # torch's group tells at once of a rank that has died; MPI may let the others wait.
+        # torch's group reports a death at once, while MPI may let the other ranks wait.
         if self.comm is not None and not self.fault_tolerant:
             return MpiObjects(cast("MPI.Intracomm", self.comm))
         assert self.store is not None, "several ranks have a store"
-        return SignedObjects(self.rank, self.size, self.store, self._mortals)
+        return SignedObjects(self.rank, self.size, self.store, self._comm_reporting_deaths)
 
     @property
-    def _mortals(self) -> MPI.Comm | None:
-        """The ranks, where one that dies must not keep the others waiting."""
+    def _comm_reporting_deaths(self) -> MPI.Comm | None:
+        """The communicator if the job survives the death of a rank, otherwise None."""
         return self.comm if self.fault_tolerant else None
 
     def close(self) -> None:
-        """Leave the process group, if still in it; no collective can follow."""
+        """Leave the process group if this has not been done; no collective can follow."""
         if dist.is_initialized():
             group = weakref.ref(dist.group.WORLD)
             dist.destroy_process_group()
             if group() is not None:
-                gc.collect()  # the frames of errors referred to it, and kept its connections open
+                gc.collect()  # frames of errors still refer to it, and keep its connections open
 
 
 def _take_block(flat: list[torch.Tensor], begins: list[int], first: int) -> torch.Tensor:
-    """A copy of the cells from `first` on of arrays that follow each other and begin there."""
+    """Return a copy of the cells from `first` to before `first + BLOCK` of concatenated arrays.
+
+    flat: the arrays, (cell,); begins: the first cell of each in the concatenation.
+    """
     parts = (
         piece[max(0, first - begin) : max(0, first + BLOCK - begin)]
         for piece, begin in zip(flat, begins, strict=False)
@@ -220,13 +231,13 @@ def _take_block(flat: list[torch.Tensor], begins: list[int], first: int) -> torc
 
 
 def _wait_for_gpu(tensor: torch.Tensor) -> None:
-    """NCCL has only queued a collective: who waits for it should be seen to wait."""
+    """Wait for a collective of NCCL, which only queues it, so that the heartbeat shows the wait."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def portable(error: Exception) -> Exception:
-    """The exception itself where it survives a journey between ranks, else one that tells it."""
+    """Return the exception if it can be pickled, otherwise a RuntimeError with its message."""
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,9 +1,8 @@
-"""Sums of arrays whose bits depend on neither order nor number of ranks.
+"""Sums of arrays whose bits depend neither on the order of the terms nor on the number of ranks.
 
 Floating-point addition rounds after every term, so that its result depends on the order. Here
-each term is rounded once, to whole multiples of a power of two that does not depend on how terms
-are shared, and the whole numbers are added exactly (docs/decisions/019-exact-sums.md). What is
-added, and where the reference comes from, is not known here.
+each term is rounded once, to an integer multiple of a power of two that does not depend on the
+distribution of the terms, and the integers are added exactly (docs/decisions/019-exact-sums.md).
 """
 
 from __future__ import annotations
@@ -15,33 +14,34 @@ import torch
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.shards import WHOLE, Slabs
+from hpcfwi.parallel.shards import WHOLE, Shards
 
-References = Mapping[str, float]
-"""Largest magnitudes of terms, by the sums' names; 0 if not known."""
+Magnitudes = Mapping[str, float]
+"""Largest magnitudes of terms, by the names of sums; 0 if not known."""
 
-NO_REFERENCES: References = {}
+NO_MAGNITUDES: Magnitudes = {}
 
-# Of the 63 bits of a whole number one is spared, as rounding may go up.
+# One of the 63 bits of an integer is not used, because rounding may increase a number.
 BITS = 62
-# Powers of two by which the largest term may be above the reference, or below it.
+# The largest term may exceed the reference by a factor 2^ABOVE, or be smaller by 2^BELOW.
 ABOVE, BELOW = 16, 8
-# Cells that are rounded at a time: what is between stays in a cache.
+# Number of cells that are rounded at a time, so that intermediate results stay in the cache.
 BLOCK = 2**16
-# The inverse of a smaller power of two is no number in double precision.
+# The inverse of a smaller power of two overflows double precision.
 SMALLEST = -1000
 
 
 class ExactSum:
-    """A sum over ranks of at most `terms` arrays, as whole multiples of a power of two.
+    """A sum over ranks of at most `terms` arrays, in integer multiples of a power of two.
 
-    shape: of the sum; reference: about the largest magnitude of the terms, the same on all ranks;
-    largest: that of this rank's terms so far. Where the reference was too far off, `holds` is
-    False, and the sum is to be made again with the largest magnitude of all ranks as its reference.
+    shape: shape of the sum; reference: an estimate of the largest magnitude of the terms, the same
+    on all ranks; largest: the largest magnitude of this rank's terms so far. If the reference is
+    too far from it, `holds` returns False, and the sum must be repeated with the largest magnitude
+    on all ranks as its reference.
 
-    A term is off by at most 2^-45 terms times the reference: for a thousand terms that is a
-    thousandth of what an addition in single precision may lose of a sum as large as the reference.
-    The total is a float64.
+    The error of a term is at most 2^-45 times the number of terms times the reference. For a
+    thousand terms this is a thousandth of the error of an addition in single precision to a sum as
+    large as the reference. The total has the type float64.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class ExactSum:
         return float(self._largest)
 
     def add(self, term: Tensor, where: tuple[slice, ...] = ()) -> None:
-        """Add a finite array to a part of the sum; one beyond the limit leaves the sum as it is.
+        """Add a finite array to a part of the sum, unless it exceeds the limit.
 
-        The host does not wait for a device to see which it is.
+        The host does not wait for the device to learn whether it was added.
         """
         lowest, highest = torch.aminmax(term)
         largest = torch.maximum(-lowest, highest).double()
@@ -76,22 +76,25 @@ class ExactSum:
             units += scaled.round_().to(torch.int64)
 
     def holds(self, largest: float) -> bool:
-        """Return True if no term was beyond the limit, and not all so small that bits were lost."""
+        """Return True if no term exceeded the limit, and the terms were not too small to be exact.
+
+        largest: the largest magnitude of the terms of all ranks.
+        """
         return largest == 0.0 or ldexp(self._reference, -BELOW) <= largest <= self._limit
 
-    def total(self, context: Context, slabs: Slabs = WHOLE) -> Tensor:
-        """The sum over all ranks, the same bits on each; collective.
+    def total(self, context: Context, shards: Shards = WHOLE) -> Tensor:
+        """Return the sum over all ranks, with the same bits on each; collective.
 
-        slabs: in which it arrives, before they are put together.
+        shards: the division of the array in which the ranks compute the sum before they gather it.
         """
-        if slabs.count == 1:
+        if shards.count == 1:
             return context.sum(self._units.clone()).to(torch.float64).mul_(self._unit)
-        part = slabs.sum(self._units).to(torch.float64).mul_(self._unit)
-        return slabs.gather(part, self._units.shape)
+        part = shards.sum(self._units).to(torch.float64).mul_(self._unit)
+        return shards.gather(part, self._units.shape)
 
 
 class PlainSum:
-    """A sum in single precision, whose bits depend on the order and the ranks."""
+    """A sum in single precision, whose bits depend on the order and the number of ranks."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self._sum = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -102,38 +105,39 @@ class PlainSum:
         self._sum[where] += term
 
     def holds(self, largest: float) -> bool:  # noqa: ARG002
-        """Always: a floating point has no limit that matters."""
+        """Return True, because floating-point numbers have no limit that matters."""
         return True
 
-    def total(self, context: Context, slabs: Slabs = WHOLE) -> Tensor:  # noqa: ARG002
-        """The sum over all ranks; collective."""
+    def total(self, context: Context, shards: Shards = WHOLE) -> Tensor:  # noqa: ARG002
+        """Return the sum over all ranks; collective."""
         return context.sum(self._sum.clone())
 
 
 class Sums:
-    """Sums over ranks that get their terms together, by name.
+    """Several sums over ranks, by name, whose terms are added together.
 
-    shapes: of each; references, terms: as `ExactSum` has them; exact: or plain ones.
+    shapes: shapes of the sums; magnitudes, terms: see `ExactSum`; exact: True for an `ExactSum` of
+    each, False for a `PlainSum`.
     """
 
     def __init__(
         self,
         shapes: Mapping[str, tuple[int, ...]],
-        references: References,
+        magnitudes: Magnitudes,
         terms: int,
         device: torch.device,
         exact: bool = True,
     ) -> None:
-        self._references = references
+        self._magnitudes = magnitudes
         self._sums: dict[str, ExactSum | PlainSum] = {
-            name: ExactSum(shape, references.get(name, 0.0), terms, device)
+            name: ExactSum(shape, magnitudes.get(name, 0.0), terms, device)
             if exact
             else PlainSum(shape, device)
             for name, shape in shapes.items()
         }
 
     def add(self, terms: Mapping[str, Tensor | None], where: tuple[slice, ...] = ()) -> None:
-        """Add finite arrays to a part of the sums of their names; those without a sum are not."""
+        """Add finite arrays to a part of the sums of these names; unknown names are ignored."""
         for name, total in self._sums.items():
             term = terms.get(name)
             if term is not None:
@@ -144,25 +148,25 @@ class Sums:
         """The largest magnitudes of this rank's terms so far."""
         return {name: total.largest for name, total in self._sums.items()}
 
-    def judge(self, ranks: Iterable[Mapping[str, float]]) -> tuple[bool, References]:
-        """Return whether all sums hold, and the references for the next ones, or for a repetition.
+    def check_scales(self, ranks: Iterable[Mapping[str, float]]) -> tuple[bool, Magnitudes]:
+        """Return True if all sums hold, and the magnitudes for the next sums or a repetition.
 
-        ranks: `largest` of all of them.
+        ranks: `largest` of all ranks.
         """
         every = list(ranks)
         largest = {name: max(rank[name] for rank in every) for name in self._sums}
         holds = all(total.holds(largest[name]) for name, total in self._sums.items())
-        return holds, renew_references(self._references, largest)
+        return holds, update_magnitudes(self._magnitudes, largest)
 
-    def totals(self, context: Context, slabs: Slabs = WHOLE) -> Iterator[tuple[str, Tensor]]:
-        """The sums over all ranks with their names, the same bits on each; collective.
+    def totals(self, context: Context, shards: Shards = WHOLE) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and sums over all ranks, with the same bits on each; collective.
 
-        slabs: in which exact ones arrive.
+        shards: see `ExactSum.total`.
         """
         for name, total in self._sums.items():
-            yield name, total.total(context, slabs)
+            yield name, total.total(context, shards)
 
 
-def renew_references(references: References, largest: Mapping[str, float]) -> References:
-    """The largest magnitudes, or what they were where there is nothing new."""
-    return {**references, **{name: most for name, most in largest.items() if most}}
+def update_magnitudes(magnitudes: Magnitudes, largest: Mapping[str, float]) -> Magnitudes:
+    """Return the largest magnitudes, or the earlier magnitudes for sums without terms."""
+    return {**magnitudes, **{name: most for name, most in largest.items() if most}}

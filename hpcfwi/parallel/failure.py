@@ -1,12 +1,12 @@
 """The end of a job when a rank fails: promptly, on all ranks, with one message.
 
-Ranks that fail for the same reason, such as a bad input that all of them have read, leave
-together with an ordinary exit. A rank that fails by itself, while others may wait for it in a
-collective for ever, takes the job down with it. If all have raised an error together, the
-context knows. Otherwise the two cases are told apart by the note that the first rank leaves in its
-store, and by how many ranks report the same. The first one speaks, because the others' troubles
-are likely to be consequences of it. `recovery` is how ranks go on without one that has died; this
-module ends the job where they cannot.
+Ranks that fail for the same reason, such as a bad input that all of them have read, exit together
+in the ordinary way. A rank that fails alone aborts the job, because the others may wait for it in a
+collective for ever. An error of `Context.raise_on_all_ranks` is known to be on all ranks. Otherwise
+the first rank leaves a note in the store, and the number of ranks that report the same
+error distinguishes the two cases. The first rank prints its message, because the errors of the
+others are probably consequences. `recovery` lets ranks continue without one that has died; this
+module ends the job if they cannot.
 """
 
 from __future__ import annotations
@@ -30,46 +30,45 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-COMPANY_WAIT = 2.0  # s that the first rank to fail waits for all others to fail alike
-END_WAIT = 6.0  # s that any other waits for the end that the first one brings
-LATE = 60.0  # s that ranks which end alike may come after one another: hosts may be busy
+COMPANY_WAIT = 2.0  # s that the first rank to fail waits for all others to fail in the same way
+END_WAIT = 6.0  # s that the other ranks wait for the first one to end the job
+LATE = 60.0  # s between the exits of ranks that end in the same way, because hosts may be busy
 DEATH_WAIT = 2.0  # s that MPI may need to learn of a death that has made a collective fail
 POLL = 0.02  # s
 DEATH_POLL = 0.001  # s
 
 
 def run_guarded(context: Context, main: Callable[[], int]) -> int:
-    """The exit code of `main`, run on every rank, whatever it raises; closes the context.
+    """Run `main` on every rank and return its exit code; catch all errors and close the context.
 
-    It returns where the ranks end in the same way, and ends the whole job by itself where
-    one of them fails alone.
+    It returns if all ranks end in the same way, and aborts the job if one of them fails alone.
     """
     try:
         code = main()
     except BaseException as error:
         code = end_job(context, error)
-    # Not left to the interpreter's end, which the threads of the process group may not survive.
+    # The group's threads may crash if this is left to the end of the interpreter.
     context.close()
     if context.fault_tolerant:
-        _leave(context, code)
+        _exit_together(context, code)
     return code
 
 
 def exit_code(error: BaseException) -> int:
-    """2 where only another input helps, 3 for a stop on request, 1 for anything else."""
+    """Return the exit code: 2 if only another input helps, 3 for a stop on request, otherwise 1."""
     if isinstance(error, InputError | StepFailure):
         return 2
     return 3 if isinstance(error, Stopped) else 1
 
 
 def tell(error: BaseException, who: str | None = None) -> None:
-    """Print the error to stderr; defects of the program keep their traceback."""
+    """Print the error to stderr, with a traceback if it is a defect of the program."""
     if isinstance(error, InputError | Stopped | InversionFailure | WriteFailure):
         text = str(error)
     elif isinstance(error, KeyboardInterrupt):
         text = "interrupted"
     elif isinstance(error, MemoryError):
-        text = f"{error or 'memory has run out'}. Give more memory, or start fewer ranks a node."
+        text = f"{error or 'out of memory'}. Give more memory, or start fewer ranks per node."
     else:
         text = "an unexpected error\n" + "".join(traceback.format_exception(error)).rstrip()
     head = f"hpcfwi: {who}: " if who else "hpcfwi: "
@@ -81,7 +80,7 @@ def tell(error: BaseException, who: str | None = None) -> None:
 def abort(comm: MPI.Comm | None, code: int) -> NoReturn:
     """End every rank of the job at once with an exit code.
 
-    Without MPI this rank leaves, and its launcher ends the others.
+    Without MPI only this rank exits, and its launcher ends the others.
     """
     if comm is not None:
         comm.Abort(code)
@@ -89,10 +88,11 @@ def abort(comm: MPI.Comm | None, code: int) -> NoReturn:
 
 
 def end_job(context: Context, error: BaseException) -> int:
-    """Say what happened, once, and end this rank and all others; return the exit code.
+    """Print the error once, and end this rank and all others; return the exit code.
 
-    Returns after all ranks have failed alike (rank 0 has spoken), or if there is only one.
-    Otherwise the first rank that failed speaks and the job is aborted with its code.
+    It returns if all ranks have failed in the same way (rank 0 has printed the error), or if there
+    is only one. Otherwise the first rank that failed prints its error, and the job is aborted with
+    its code.
     """
     if isinstance(error, Exception) and follows_death(error, context):
         error = _name_dead(context)
@@ -100,7 +100,7 @@ def end_job(context: Context, error: BaseException) -> int:
     if context.size == 1:
         tell(error)
         return code
-    is_first, all_alike = False, getattr(error, "raised_alike", False)
+    is_first, all_alike = False, getattr(error, "raised_on_all_ranks", False)
     if not all_alike:
         is_first, all_alike = _compare(context, error)
     if all_alike:
@@ -113,16 +113,16 @@ def end_job(context: Context, error: BaseException) -> int:
 
 
 def end_launch(error: InputError) -> int:
-    """Say why the ranks could not start, once for the job, and return the exit code.
+    """Print once for the job why the ranks could not start, and return the exit code.
 
-    `launch` raises on every process, and those whose MPI went wrong cannot know each other:
-    the one speaks that the launcher calls rank 0.
+    `launch` raises the error on every process, and processes whose MPI failed cannot communicate.
+    The process that is rank 0 according to the launcher prints the error.
     """
     launcher = find_launcher(os.environ)
     if launcher is None or launcher.rank == 0:
         tell(error)
     else:
-        # Some launchers end a job as soon as one process leaves: not before the one has spoken.
+        # Some launchers end a job as soon as one process exits, so that rank 0 must report first.
         time.sleep(COMPANY_WAIT)
     return exit_code(error)
 
@@ -130,7 +130,8 @@ def end_launch(error: InputError) -> int:
 def follows_death(error: Exception, context: Context) -> bool:
     """Return True if a rank has died, and the error may be a consequence.
 
-    MPI, torch and its stores raise a RuntimeError then. False if jobs do not survive a death.
+    MPI, torch and its stores raise a RuntimeError after a death. Return False if jobs do not
+    survive a death.
     """
     if not context.fault_tolerant or not isinstance(error, RuntimeError):
         return False
@@ -151,31 +152,32 @@ def _name_dead(context: Context) -> InversionFailure:
     ranks = dead.Translate_ranks(range(dead.size), context.comm.group)
     names = ", ".join(f"rank {rank} on {context.hosts[rank]}" for rank in ranks)
     return InversionFailure(
-        f"{names or 'a rank'} died, at a point where the others cannot go on; the same command "
+        f"{names or 'a rank'} died at a point where the others cannot continue; the same command "
         "continues from what is on disk"
     )
 
 
-def _leave(context: Context, code: int) -> NoReturn:
-    """End this process without MPI_Finalize, which may wait for ranks that have died."""
+def _exit_together(context: Context, code: int) -> NoReturn:
+    """Exit without MPI_Finalize, which may wait for ranks that have died."""
     from mpi4py import MPI
 
     assert context.comm is not None, "ranks that survive are MPI's"
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # All together: the launcher counts a rank that leaves early among the dead.
+    # All ranks exit together, because the launcher counts a rank that exits early as dead.
     with contextlib.suppress(MPI.Exception):
         context.comm.Agree(1)
     os._exit(code)
 
 
 def _compare(context: Context, error: BaseException) -> tuple[bool, bool]:
-    """Is this rank the first to fail, and have all ranks failed with the same error?"""
+    """Return two booleans: this rank is the first to fail; all ranks failed in the same way."""
     note = f"{type(error).__name__}: {error}"
     try:
         store = _store(context)
-        # One note for all: a look at those of all others would be many times as much
+        # All ranks compare with one note; reading the notes of all others would take far more
+        # messages
         if store.compare_set("failure", "", note) == note.encode():
             store.add("alike", 1)
         is_first = store.add("failed", 1) == 1
@@ -185,18 +187,18 @@ def _compare(context: Context, error: BaseException) -> tuple[bool, bool]:
                 return is_first, False
             time.sleep(POLL)
         return is_first, store.add("alike", 0) == context.size
-    except RuntimeError:  # the rank that kept the notes has gone
+    except RuntimeError:  # the rank with the store has ended
         return False, False
 
 
 def _tell_from_root(context: Context, error: BaseException) -> None:
-    """Let rank 0 speak, and keep the others until it has: a launcher may end the job after.
+    """Let rank 0 print the error first, because a launcher may end the job after any exit.
 
-    Rank 0 stays for as long as the others look at the notes that it keeps.
+    Rank 0 waits until the others have read the store that it serves.
     """
     if context.is_root:
         tell(error)
-    with contextlib.suppress(RuntimeError):  # rank 0 has spoken and gone
+    with contextlib.suppress(RuntimeError):  # rank 0 has printed the error and ended
         store = _store(context)
         if context.is_root:
             store.set("told", "")

@@ -1,11 +1,12 @@
-"""The way from a started process to a `Context`: MPI rank, device, torch.distributed.
+"""The launch of a rank: from a started process to a `Context` with torch.distributed.
 
-`mpirun`, `srun`, `torchrun` and a plain `python` all lead to the same. `launchers` finds out which
-of them started the process. This module checks that a rank may open as many files as its
-connections need, and connects the ranks. `rendezvous` is where they meet, and what a rank takes of
-its host. `recovery` takes the second half of the way once more, with the ranks that are left.
+A process that was started by `mpirun`, `srun`, `torchrun` or plain `python` gets the same kind of
+context. `launchers` detects which of them started the process, and `rendezvous` lets the ranks find
+each other and chooses the cores and device of each. This module checks that a rank may open as many
+files as its connections need, and connects the ranks. `recovery` connects the remaining ranks again
+after a death.
 
-`launched` is the same for a program of a user's own: `with hpcfwi.launch() as context`.
+`launched` does this for a user's own program: `with hpcfwi.launch() as context`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,25 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+# Imported before a process group exists. If torch.optim imported it later, its functions would keep
+# a reference to the group, and gloo's threads and connections would outlive `Context.close`.
 import torch.distributed.nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import abort, end_job, end_launch, tell
+from hpcfwi.parallel.launchers import (
+    ENVIRONMENT,
+    check_operator,
+    find_launcher,
+    is_fault_tolerant,
+    join_mpi,
+)
 from hpcfwi.parallel.rendezvous import (
+    EnvironmentExchange,
     MpiExchange,
-    TorchrunExchange,
     check_shares,
     count_sharers,
     count_threads,
@@ -44,76 +55,27 @@ from hpcfwi.parallel.transport import SignedObjects
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-from hpcfwi.parallel.launchers import (
-    OPERATOR,
-    check_operator,
-    find_launcher,
-    is_fault_tolerant,
-    join_mpi,
-)
-
-# Descriptors of a rank that is alone, MPI's, the log's and those of data included: 28 were counted,
-# and the largest run has some more.
-FILES = 64
-# For each rank: gloo's connection on all; on rank 0 two more to the store, of which one is for the
-# watch, which has the other while the rank waits in it.
-FILES_OF_ROOT = 3
-
-
-def allow_many_files() -> None:
-    """Raise the limit of descriptors, of which connections and files take one each."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def count_files_allowed() -> int:
-    """Descriptors that this process may have, once `allow_many_files` has been called."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
-
-
-def check_files(allowed: Sequence[int]) -> None:
-    """Raises `InputError` where a rank will need more descriptors than it may have.
-
-    allowed: those of each rank, by rank. Told before ranks connect, which would else wait in vain.
-    """
-    for rank, found in enumerate(allowed):
-        needed = FILES + len(allowed) * (FILES_OF_ROOT if rank == 0 else 1)
-        if found < needed:
-            raise InputError(
-                f"rank {rank}",
-                f"it may open {found} files, and takes {needed} among {len(allowed)} ranks, one "
-                "for each connection",
-                "Raise the limit of open files where jobs start (ulimit -n, LimitNOFILE of slurmd, "
-                "/etc/security/limits.conf), or start fewer ranks.",
-            )
-
-
-# If it is imported while a process group exists, as classes of torch.optim do, its functions keep
-# that group for ever: gloo's threads and connections would outlive `Context.close`.
-
 
 STORE_TIMEOUT = timedelta(minutes=5)
-# Where ranks may die while they connect, which torch does not notice. Longer than connecting takes.
-CONNECT_WAIT = timedelta(seconds=15)
-# For all ranks to be connected, and to have greeted each other.
+# Time limit to connect if ranks may die meanwhile, which torch does not notice.
+RANKS_CONNECT_WAIT = timedelta(seconds=15)
+# Time limit for all ranks to connect and prove their identity, see `_greet`.
 GREETING_WAIT = timedelta(minutes=2)
-# Has gloo's ranks ask for the addresses of all at once, of which each leaves one. Else n ranks ask
-# 2 n^2 times, and are told n^3 numbers of connections: a minute among 512.
+# With these variables gloo's ranks exchange all addresses at once, one for each rank. Otherwise n
+# ranks make 2 n^2 requests for n^3 numbers of connections, which takes 512 ranks a minute.
 _GLOO = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
-# How long a rank may wait in a collective for one that computes longer. A rank that has died is
-# noticed at once by other means.
+# Time that a rank may wait in a collective for a rank that computes longer. A death is noticed much
+# earlier by other means.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks before they have devices; comm is None where MPI does not know them.
+    """A rank before it is connected and has a device.
 
-    local_rank: -1 where only the ranks together can tell; fault_tolerant: as in `Context`;
-    share_gpus: whether several may have one GPU.
+    comm: MPI's communicator, None if MPI does not know the ranks; local_rank: number among the
+    ranks of the host, -1 if it is not known yet; fault_tolerant: as in `Context`; share_gpus: True
+    if several ranks may share a GPU.
     """
 
     rank: int
@@ -125,13 +87,14 @@ class World:
 
 
 def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
-    """Find this process's rank and device, and start torch.distributed among several ranks.
+    """Return the context of this process; start torch.distributed if there are several ranks.
 
-    A collective over all processes of the job, to be called once in each. gpus: whether ranks
-    compute on GPUs where there are any; share_gpus: whether several may have the same one.
+    This is a collective over all processes of the job, to be called once in each. gpus: True if
+    ranks compute on GPUs if there are any; share_gpus: True if several ranks may share a GPU.
 
-    Raises `InputError` on every process where there is no MPI, the launcher and MPI do not fit
-    together, or the ranks' devices do not. `parallel.failure.end_launch` makes one message of it.
+    Raises `InputError` on every process if there is no MPI, if the launcher and MPI do not match,
+    or if the ranks' devices are not consistent. `parallel.failure.end_launch` then prints one
+    message.
     """
     allow_many_files()
     world = replace(_find_world(), share_gpus=share_gpus)
@@ -162,10 +125,11 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
 
 
 def launch_if_asked(gpus: bool = True, share_gpus: bool = False) -> Context:
-    """`launch` where a launcher has started this process; else alone, and MPI is not started.
+    """Call `launch` if a launcher started this process; otherwise stay alone, without MPI.
 
-    For what is also done on login nodes, where starting MPI may be forbidden. An inversion starts
-    it in any case: of an unknown launcher MPI alone tells how many processes there are.
+    This is for commands that are also used on login nodes, where starting MPI may be forbidden. An
+    inversion always starts MPI, because only MPI knows the number of processes of an unknown
+    launcher.
     """
     if find_launcher(os.environ) is not None:
         return launch(gpus, share_gpus)
@@ -174,23 +138,24 @@ def launch_if_asked(gpus: bool = True, share_gpus: bool = False) -> Context:
 
 
 def stay_alone(remedy: str) -> Context:
-    """The only process, on the CPU: for a program that launches ranks itself, and so keeps off MPI.
+    """Return the context of the only process, on the CPU, without starting MPI.
 
-    Raises InputError with this remedy where a launcher has started several.
+    This is for a program that starts ranks itself. Raises `InputError` with this remedy if a
+    launcher has started several processes.
     """
     _keep_off_mpi()
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size > 1:
         raise InputError(
             launcher.name,
-            f"it has started {launcher.size} processes of a command that launches its own ranks",
+            f"it has started {launcher.size} processes of a command that must run in one process",
             remedy,
         )
     return _take_device(Context.alone(), gpus=False)
 
 
 def _keep_off_mpi() -> None:
-    """Prevent that importing parallel HDF5 starts MPI."""
+    """Prevent the import of parallel HDF5 from starting MPI."""
     with contextlib.suppress(ModuleNotFoundError):
         import mpi4py
 
@@ -199,8 +164,8 @@ def _keep_off_mpi() -> None:
 
 def _find_world() -> World:
     launcher = find_launcher(os.environ)
-    if launcher is not None and launcher.name in ("torchrun", OPERATOR):
-        if launcher.name == OPERATOR:
+    if launcher is not None and launcher.name in ("torchrun", ENVIRONMENT):
+        if launcher.name == ENVIRONMENT:
             check_operator(os.environ)
         return World(launcher.rank, launcher.size, int(os.environ.get("LOCAL_RANK") or -1), None)
     comm = join_mpi(launcher, os.environ)
@@ -212,13 +177,14 @@ def _find_world() -> World:
 
 
 def find_ranks(comm: MPI.Comm, fault_tolerant: bool) -> World:
-    """The ranks of a communicator, those of a host one after the other; collective over it."""
+    """Return this rank of a communicator; ranks of a host get successive numbers; collective."""
     from mpi4py import MPI
 
     neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     local_rank, first = neighbours.rank, neighbours.bcast(comm.rank)
     neighbours.Free()
-    # gloo's sums go round from rank to rank: past each host once, or they pass networks many times
+    # Gloo passes sums from rank to rank in a ring. It should enter each host only once, to save
+    # network traffic.
     hosts = comm.allgather(first)
     if hosts != sorted(hosts):
         comm = comm.Split(key=first)
@@ -226,16 +192,17 @@ def find_ranks(comm: MPI.Comm, fault_tolerant: bool) -> World:
 
 
 def connect(world: World) -> Store:
-    """Start torch.distributed, for tensors on CPUs and, where torch can, on GPUs; collective.
+    """Start torch.distributed for tensors on CPUs and, if torch has NCCL, on GPUs; collective.
 
-    Raises RuntimeError where ranks do not find each other in time, as when one of them dies, and
-    `InputError` on all of them where one may not open enough files.
+    Returns the store of the ranks. Raises RuntimeError if the ranks do not connect in time, for
+    example because one of them has died, and `InputError` on all of them if one may not open enough
+    files.
     """
     exchange = (
-        TorchrunExchange(COLLECTIVE_TIMEOUT) if world.comm is None else MpiExchange(world.comm)
+        EnvironmentExchange(COLLECTIVE_TIMEOUT) if world.comm is None else MpiExchange(world.comm)
     )
     check_files(exchange.all_gather(count_files_allowed()))
-    store = open_store(exchange, CONNECT_WAIT if world.fault_tolerant else STORE_TIMEOUT)
+    store = open_store(exchange, RANKS_CONNECT_WAIT if world.fault_tolerant else STORE_TIMEOUT)
     os.environ.update(
         RANK=str(world.rank),
         WORLD_SIZE=str(world.size),
@@ -243,8 +210,8 @@ def connect(world: World) -> Store:
         **_GLOO,
     )
     backend = "gloo"
-    # NCCL would wait for a rank that has died, and takes one rank a GPU; gloo tells of a death, and
-    # takes GPUs' tensors too.
+    # NCCL would wait for a rank that has died, and supports only one rank for each GPU. Gloo
+    # reports a death, and supports tensors on GPUs too.
     by_nccl = not (world.fault_tolerant or world.share_gpus)
     if torch.cuda.device_count() > 0 and dist.is_nccl_available() and by_nccl:
         backend = "cpu:gloo,cuda:nccl"
@@ -255,7 +222,7 @@ def connect(world: World) -> Store:
                 store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=CONNECT_WAIT if world.fault_tolerant else GREETING_WAIT,
+                timeout=RANKS_CONNECT_WAIT if world.fault_tolerant else GREETING_WAIT,
             )
         _greet(world, store)
     except BaseException:
@@ -266,18 +233,19 @@ def connect(world: World) -> Store:
 
 
 def _greet(world: World, store: Store) -> None:
-    """See that it is the ranks who are connected; collective.
+    """Check that the connected processes are the ranks of this job; collective.
 
-    gloo takes whoever comes first for a rank. Raises RuntimeError where somebody else was.
+    gloo takes the first process that connects for a rank. Raises RuntimeError if another process
+    has connected.
     """
     if SignedObjects(world.rank, world.size, store).all_gather(world.rank) != list(
         range(world.size)
     ):
-        raise RuntimeError("the ranks are not connected with one another")
+        raise RuntimeError("the ranks are not connected to each other")
 
 
 def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Context:
-    """The context with the rank's device and threads, which it sets for torch as well."""
+    """Return the context with the rank's device and number of threads, and set them for torch."""
     share = find_share(context.host, context.local_rank, gpus)
     shares = context.all_gather(share)
     check_shares(shares, share_gpus)
@@ -296,12 +264,12 @@ def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Cont
 
 @contextmanager
 def launched(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
-    """This process as one of the job's ranks: alone, under mpirun, srun or torchrun; collective.
+    """Make this process one of the job's ranks: alone, under mpirun, srun or torchrun; collective.
 
-    gpus: whether ranks compute on GPUs where there are any; share_gpus: whether several may have
-    the same one, which is for trying things out where there are few. An error of one rank among
-    several is told once and ends all of them, so that none waits for it for ever; alone it is
-    raised on.
+    gpus: True if ranks compute on GPUs if there are any; share_gpus: True if several ranks may
+    share a GPU, which is for tests on a machine with few of them. An error of one of several ranks
+    is printed once and ends all of them, so that no rank waits for ever; an error of a single rank
+    is raised again.
     """
     try:
         context = launch(gpus, share_gpus)
@@ -315,3 +283,43 @@ def launched(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
         raise SystemExit(end_job(context, error)) from error
     finally:
         context.close()
+
+
+# File descriptors of a single rank, including MPI, the log and the data: 28 were counted, and large
+# runs have a few more.
+FILES = 64
+# File descriptors for each other rank: gloo's connection, and on rank 0 two connections to its
+# store, one of them for the watch.
+FILES_OF_ROOT = 3
+
+
+def allow_many_files() -> None:
+    """Raise the limit of file descriptors; connections and files take one each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def count_files_allowed() -> int:
+    """Return the limit of file descriptors of this process, after `allow_many_files`."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
+
+
+def check_files(allowed: Sequence[int]) -> None:
+    """Raise `InputError` if a rank will need more file descriptors than its limit.
+
+    allowed: the limit of each rank. This is checked before the ranks connect, because they would
+    otherwise wait for each other in vain.
+    """
+    for rank, found in enumerate(allowed):
+        needed = FILES + len(allowed) * (FILES_OF_ROOT if rank == 0 else 1)
+        if found < needed:
+            raise InputError(
+                f"rank {rank}",
+                f"it may open {found} files, but needs {needed} among {len(allowed)} ranks, one "
+                "for each connection",
+                "Raise the limit on open files where jobs start (ulimit -n, LimitNOFILE of slurmd, "
+                "/etc/security/limits.conf), or start fewer ranks.",
+            )

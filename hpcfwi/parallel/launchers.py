@@ -1,4 +1,4 @@
-"""Launchers: which program started this process, and whether MPI agrees on the number of ranks."""
+"""Launchers: detect the program that started this process, and check its ranks against MPI's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 OPEN_MPI = "Open MPI's mpirun"
 
-# The variables by which a launcher tells a process its rank and the number of ranks. The order
+# The variables in which a launcher passes the rank and the number of ranks to a process. The order
 # matters: torchrun and mpirun may themselves have been started by srun, whose variables then
 # count torchrun's agents or mpirun's daemons. A batch script has no SLURM_STEP_NUM_TASKS.
-# Slurm's pmi2 plugin sets PMI_* too, but not MPI_LOCALNRANKS, so srun comes before those.
+# Slurm's pmi2 plugin also sets PMI_*, but not MPI_LOCALNRANKS, so that srun comes before the
+# launchers with these.
 _VARIABLES = (
     ("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
     (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -31,23 +32,23 @@ _VARIABLES = (
     ("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE"),
 )
 
-# Who sets torch's variables without torchrun, as operators of jobs on Kubernetes do. It is looked
-# for last: ranks that MPI knows have these variables, too, once they are connected.
-OPERATOR = "the launcher that set RANK and WORLD_SIZE"
+# A launcher other than torchrun that sets torch's variables, such as an operator on Kubernetes. It
+# is detected last, because ranks of MPI also have these variables once they are connected.
+ENVIRONMENT = "the launcher that set RANK and WORLD_SIZE"
 
 START_WAIT = 120  # s for MPI to start on all ranks
 
-_ON = ("1", "t", "true", "enabled", "y", "yes")  # what Open MPI takes for a switch that is on
+_ON = ("1", "t", "true", "enabled", "y", "yes")  # values that enable a switch of Open MPI
 
 _INSTALL_MPI = (
     "Install one with `apt install openmpi-bin` or `pip install mpich`, or load it with "
-    "`module load` on a cluster; MPI4PY_LIBMPI names a library elsewhere."
+    "`module load` on a cluster; MPI4PY_LIBMPI may name a library in another place."
 )
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts ranks, and what it calls this one."""
+    """A program that starts ranks, and the number that it gave to this rank."""
 
     name: str
     rank: int
@@ -55,41 +56,41 @@ class Launcher:
 
 
 def find_launcher(env: Mapping[str, str]) -> Launcher | None:
-    """The launcher that set these environment variables; None for a plain start."""
+    """Return the launcher that set these environment variables; None for a plain start."""
     for name, mark, rank, size in _VARIABLES:
         if mark in env and env.get(rank, "").isdigit() and env.get(size, "").isdigit():
             return Launcher(name, int(env[rank]), int(env[size]))
     rank, size = env.get("RANK", ""), env.get("WORLD_SIZE", "")
     if not size.isdigit() or int(size) < 2:
         return None
-    return Launcher(OPERATOR, int(rank) if rank.isdigit() else 0, int(size))
+    return Launcher(ENVIRONMENT, int(rank) if rank.isdigit() else 0, int(size))
 
 
 def check_operator(env: Mapping[str, str]) -> None:
-    """Raise `InputError` if ranks of an `OPERATOR` cannot find each other by these variables."""
+    """Raise `InputError` if these variables do not let the ranks of an `ENVIRONMENT` connect."""
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     problem = f"without {' and '.join(missing)}, each process would be alone"
     if not missing:
         rank, port = env["RANK"], env["MASTER_PORT"]
         if rank.isdigit() and int(rank) < int(env["WORLD_SIZE"]) and port.isdigit():
             return
-        problem = f"RANK={rank} and MASTER_PORT={port} do not fit"
+        problem = f"RANK={rank} or MASTER_PORT={port} is not valid"
     raise InputError(
         f"WORLD_SIZE={env['WORLD_SIZE']}",
         f"it is set, but no launcher of MPI or torch has started this process, and {problem}",
         "Set RANK (from 0), and MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port "
         "there; or start the ranks with mpirun, srun or torchrun; or unset WORLD_SIZE for a "
-        "process by itself.",
+        "single process.",
     )
 
 
 def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
-    """MPI's communicator of all ranks, as many as the launcher has started.
+    """Return MPI's communicator of all ranks, as many as the launcher has started.
 
-    Raises InputError where there is no MPI, and where each process is alone in its own.
+    Raises InputError if there is no MPI, or if each process is alone in its communicator.
     """
     with warnings.catch_warnings():
-        # mpi4py warns in every process of what is told below, once and with the remedy.
+        # The message below, with the remedy, replaces mpi4py's warnings in every process.
         warnings.filterwarnings("ignore", "suspicious MPI execution", RuntimeWarning)
         mpi = _import_mpi()
         library = mpi.Get_library_version()
@@ -97,8 +98,8 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
         if not mpi.Is_initialized():
             if several and _would_abort(several, library, env):
                 raise lonely(several, library)
-            # A rank that dies meanwhile is waited for for ever where the launcher does not end the
-            # job. No thread could end this process: MPI holds Python's lock.
+            # If a rank dies meanwhile, the others wait for ever unless the launcher ends the
+            # job. A thread could not end this process, because MPI holds Python's lock.
             if is_fault_tolerant(library, env):
                 signal.alarm(START_WAIT)
             mpi.Init_thread()
@@ -110,10 +111,10 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
 
 
 def is_fault_tolerant(library: str, env: Mapping[str, str]) -> bool:
-    """Return True if a job survives its processes: Open MPI 5, `mpirun --with-ft ulfm`.
+    """Return True if a job survives the death of a process: Open MPI 5, `mpirun --with-ft ulfm`.
 
-    library: the version string of MPI. The option sets the variable in the processes. The library
-    alone does not tell: without the option the launcher ends the job.
+    library: the version string of MPI. The option sets a variable in the environment. The library
+    alone is not sufficient, because without the option the launcher ends the job.
     """
     version = re.match(r"Open MPI v(\d+)", library)
     switch = env.get("OMPI_MCA_mpi_ft_enable", "").lower()
@@ -128,7 +129,7 @@ def _would_abort(launcher: Launcher, library: str, env: Mapping[str, str]) -> bo
 
 
 def lonely(launcher: Launcher, library: str) -> InputError:
-    """Return the error for a launcher of several processes of which MPI sees one in each.
+    """Return the error for several processes that are each the only one according to MPI.
 
     library: the version string of MPI, as in "Open MPI v4.1.4, package: ..." or
     "MPICH Version:      5.0.2" and further lines.
@@ -138,10 +139,10 @@ def lonely(launcher: Launcher, library: str) -> InputError:
     first = library.replace("\0", "").splitlines()[0].split(",")[0]
     version = " ".join(first.replace("Version:", "").split())
     if launcher.name == "srun":
-        cause = "so this srun does not speak to this MPI"
+        cause = "so this srun does not work with this MPI"
         remedy = (
             f"Start it with `srun --mpi={plugin}`, which is for {family}; "
-            "`srun --mpi=list` shows what this Slurm has."
+            "`srun --mpi=list` shows the plugins of this Slurm."
         )
     else:
         cause = "so the launcher and the library do not belong together"
@@ -151,14 +152,14 @@ def lonely(launcher: Launcher, library: str) -> InputError:
         )
     return InputError(
         launcher.name,
-        f"it started {launcher.size} processes, but in the MPI library of mpi4py ({version}) "
-        f"each of them is alone, {cause}",
+        f"it started {launcher.size} processes, but each of them is alone in the MPI library of "
+        f"mpi4py ({version}), {cause}",
         remedy,
     )
 
 
 def _import_mpi() -> ModuleType:
-    """mpi4py.MPI, not initialised: a library of the wrong family may end the process on that."""
+    """Return mpi4py.MPI without initialising it, because a wrong library may end the process."""
     try:
         import mpi4py
 
@@ -170,12 +171,12 @@ def _import_mpi() -> ModuleType:
         ) from error
     except (ImportError, RuntimeError) as error:
         raise InputError(
-            "MPI", f"mpi4py finds no MPI library that it can use ({_one_line(error)})", _INSTALL_MPI
+            "MPI", f"mpi4py does not find a usable MPI library ({_one_line(error)})", _INSTALL_MPI
         ) from error
 
 
 def _family(library: str) -> str:
-    """Open MPI, or MPICH and what descends from it (Intel's, Cray's, MVAPICH)."""
+    """Return the family of a library: Open MPI, or MPICH (including Intel, Cray, MVAPICH)."""
     return "Open MPI" if library.startswith("Open MPI") else "MPICH"
 
 

@@ -1,8 +1,8 @@
-"""Liveness: which ranks work, which wait for others, and which are not heard of any more.
+"""Liveness: ranks that work, ranks that wait for others, and ranks that have stopped reporting.
 
-`Heartbeat` is what the main thread of a rank notes of itself, `Report` what is passed on of it, and
-`Monitor` concludes from the reports which rank is missing. There are no threads, clocks or messages
-here: `watch` has them, and passes the time.
+The main thread of a rank updates its `Heartbeat`. A `Report` of it is sent to other ranks, and
+their `Monitor` determines from the reports which rank is missing. `watch` has the threads, clocks
+and messages; the functions here take the time as an argument.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-LENIENCE = 10  # times the longest piece of work that any rank has had
-BEGINNING = "its start"  # what a rank is in that has not said more
+LENIENCE = 10  # factor of the longest piece of work of any rank
+BEGINNING = "its start"  # the work of a rank that has not reported any
 
 
 class Heartbeat:
     """The signs of life of a rank's main thread; other threads may read them at any time.
 
-    work: in which it is, in words; signs: counts all signs of life; pieces: counts the pieces of it
-    that are done; waits: how many waits the thread is in, one within the other.
+    work: description of the current work; signs: number of signs of life; pieces: number of
+    completed pieces of work; waits: number of nested waits that the thread is in.
     """
 
     def __init__(self) -> None:
@@ -28,18 +28,18 @@ class Heartbeat:
         self.signs, self.pieces, self.waits = 0, 0, 0
 
     def begin(self, work: str) -> None:
-        """Some work begins, such as "epoch 7"."""
+        """Begin some work, such as "epoch 7"."""
         self.work = work
         self.signs += 1
 
     def beat(self) -> None:
-        """A piece of work is done, such as a portion of shots."""
+        """Note that a piece of work is done, such as a chunk of shots."""
         self.pieces += 1
         self.signs += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the thread waits for others, or for a disk, and cannot be late itself."""
+        """Mark a wait for other ranks or for a disk, during which this rank is not late."""
         self.waits += 1
         self.signs += 1
         try:
@@ -51,11 +51,11 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Report:
-    """A rank as it sees itself.
+    """The state of a rank as it reports it.
 
-    number: grows from report to report; work: in which it is; waiting: for others; since: s from
-    the last sign of life until now; longest: s that its longest piece of work took, None before the
-    first is done.
+    number: increases with each report; work: description of the current work; waiting: True if the
+    rank waits for others; since: time since the last sign of life, s; longest: duration of its
+    longest piece of work, s, None before the first one is done.
     """
 
     number: int = 0
@@ -73,10 +73,10 @@ class Report:
 
 
 class Reporter:
-    """Makes reports of a heartbeat that it looks at from time to time.
+    """Reads a heartbeat from time to time and makes reports of it.
 
-    A piece of work that comes and goes between two looks counts as no longer than the time from one
-    to the next.
+    The duration of a piece of work is measured between readings. If it begins and ends between two
+    readings, it is at most the time between them.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -86,7 +86,7 @@ class Reporter:
         self._longest: float | None = None
 
     def look(self, now: float) -> Report:
-        """The report at a time in seconds."""
+        """Return the report at a time in seconds."""
         signs, pieces, waiting = (
             self._heartbeat.signs,
             self._heartbeat.pieces,
@@ -103,7 +103,7 @@ class Reporter:
 
 @dataclass(frozen=True)
 class MissingRank:
-    """A rank that the others wait for in vain: for how many seconds, last seen in which work."""
+    """A rank for which the others wait in vain, the time since its last sign of life, its work."""
 
     rank: int
     seconds: float
@@ -111,11 +111,11 @@ class MissingRank:
 
 
 class Monitor:
-    """The reports of some ranks, and when each was heard last.
+    """The last reports of some ranks, with their times.
 
-    wait: s without a sign of life after which a rank is missed, or `LENIENCE` times the
-    longest piece of work if that is more; silence: s without a report after which what a rank said
-    last, that it waits for instance, does not hold any more.
+    wait: s without a sign of life after which a rank is missing, or `LENIENCE` times the longest
+    piece of work if that is more; silence: s without a report after which the last report of a
+    rank (for example, that it is waiting) is no longer valid.
     """
 
     def __init__(self, ranks: Iterable[int], wait: float, silence: float, now: float) -> None:
@@ -123,15 +123,15 @@ class Monitor:
         self._heard = {rank: (Report(), now) for rank in ranks}
 
     def note(self, rank: int, report: Report, now: float) -> None:
-        """Take down a report, which may be the one that is known already."""
+        """Store a report; one that was stored before has no effect."""
         if report.number != self._heard[rank][0].number:
             self._heard[rank] = (report, now)
 
     def find_missing(self, now: float) -> MissingRank | None:
-        """The rank that has been late for longest, if another has waited too long for it.
+        """Return the rank that has been late for longest, if another rank waits; None if none is.
 
-        Before a first piece of work is done nobody knows how long one takes. Until then a rank
-        is only missed if it does not report either.
+        The duration of a piece of work is not known before the first one is done. Until then a rank
+        is missing only if it also stops sending reports.
         """
         pieces = [r.longest for r, _ in self._heard.values() if r.longest is not None]
         wait = max(self._wait, LENIENCE * max(pieces, default=0.0))

@@ -1,14 +1,14 @@
-"""Recovery from the death of a rank within the same job, where MPI can do that.
+"""Recovery from the death of a rank within the same job, if MPI supports it.
 
-This is user-level failure mitigation (ULFM): Open MPI 5 under `mpirun --with-ft ulfm`;
-`Context.fault_tolerant` tells. Elsewhere nothing here does anything: the launcher ends the job with
-the rank, and `failure` says how.
+MPI supports it by user-level failure mitigation (ULFM), in Open MPI 5 with `mpirun --with-ft ulfm`;
+`Context.fault_tolerant` is then True. Otherwise these functions have no effect: the launcher ends
+the job after a death, as described in `failure`.
 
-A death shows as an exception in a collective, but not on every rank: some only wait for others
-that have given up, some have all that they need and go on. So every stretch of work ends with an
-agreement on whether it went well everywhere. If not, the ranks that are left give up what they
-are in, find out who they are, connect again and repeat the stretch. An error of a rank's own ends
-the job as ever.
+A death appears as an exception in a collective, but not on every rank: some ranks only wait for
+others that have given up, and some already have the data that they need and continue. Each part of
+the work therefore ends with an agreement on whether it succeeded on all ranks. If it did not, the
+remaining ranks give up their work, find each other, connect again and repeat this part. Other
+errors of a rank end the job as usual.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ log = logging.getLogger("hpcfwi")
 def retry_after_death(
     context: Context, work: Callable[[], T], rejoin: Callable[[], None] | None = None
 ) -> T:
-    """Run `work` until it has succeeded on all ranks that are left, and return its result.
+    """Run `work` until it has succeeded on all remaining ranks, and return its result; collective.
 
-    After a death, `context` becomes that of the others (rank, size, local_rank, comm, store and
-    hosts change), and all of them run `rejoin`, if given, and `work` again, which must be able to
-    resume what a death has interrupted: a rank's own results are still there, those of the dead are
-    not. The result is the same; lasting changes are made afterwards. Stretches of work follow one
-    another and do not nest, so that all ranks are in the same one. Collective.
+    After a death, `context` is changed to that of the remaining ranks (rank, size, local_rank,
+    comm, store and hosts), and all of them run `rejoin`, if given, and `work` again. `work` must
+    therefore be repeatable and make no lasting changes; the caller makes them afterwards. In a
+    repetition the results of the remaining ranks may be used again (see `Salvage`), but those of
+    the dead rank are lost. Calls must not be nested, so that all ranks are in the same one.
 
-    Raises the exceptions of `work` that are no consequence of a death.
+    Raises the exceptions of `work` that are not consequences of a death.
     """
     if not context.fault_tolerant:
         return work()
@@ -61,7 +61,7 @@ def retry_after_death(
             if not follows_death(error, context):
                 raise
             done = False
-        if not done:  # not above, where the error's frames still refer to the group
+        if not done:  # not in the except clause, where the error's frames still refer to the group
             _turn_away(context)
         if _agree(_comm(context), done):
             return result  # type: ignore[return-value]  # T may itself be an optional type
@@ -69,18 +69,18 @@ def retry_after_death(
         has_regrouped = True
 
 
-def poll_deaths(context: Context) -> None:
-    """Raise RuntimeError if a rank has died, as far as MPI has told this one; takes no time.
+def raise_if_rank_failed(context: Context) -> None:
+    """Raise RuntimeError if MPI has reported a death to this rank; takes almost no time.
 
-    For `work` that computes for long between two collectives, so that the others need not wait
-    for its end.
+    This is for `work` that computes for long between two collectives, so that the others need not
+    wait for its end.
     """
     if context.fault_tolerant:
         _comm(context).Iprobe()
 
 
 class Salvage(Generic[T]):
-    """The results of this rank in work that all ranks share, for a repetition after a death.
+    """Storage of this rank's results of shared work, for a repetition after a death.
 
     If jobs do not survive a death, it stores nothing and does not communicate.
     """
@@ -90,13 +90,13 @@ class Salvage(Generic[T]):
         self._kept: dict[Hashable, T] = {}
 
     def take_up(self, fresh: T, *what: object) -> T:
-        """Return the results from before a death, else `fresh`, which is stored from now on.
+        """Return the stored results of this work, otherwise store and return `fresh`.
 
-        what: arrays, and objects with a telling repr, that identify the work.
+        what: arrays, and objects with a unique repr, that identify the work.
         """
         if not self._context.fault_tolerant:
             return fresh
-        # An array that differs is another step of the same run, which a sum of its bits tells
+        # Arrays are compared by a checksum; they differ if they belong to another step of the run.
         same = tuple(
             (hash_bits(part), part.shape) if isinstance(part, Tensor) else repr(part)
             for part in what
@@ -105,17 +105,17 @@ class Salvage(Generic[T]):
         return self._kept[same]
 
     def gather(self, done: Iterable[int]) -> list[int]:
-        """The numbers of what any rank that is left has done before; collective."""
+        """Return the numbers of the items that a remaining rank has already done; collective."""
         if not self._context.fault_tolerant:
             return []
         return [number for numbers in self._context.all_gather([*done]) for number in numbers]
 
 
 def _regroup(context: Context) -> None:
-    """Connect the ranks that are left, until none dies meanwhile; collective over them."""
+    """Connect the remaining ranks, and repeat this if another one dies; collective over them."""
     began = time.monotonic()
     size, hosts, comm = context.size, context.hosts, _comm(context)
-    _turn_away(context)  # once more on those that had an error, which does nothing
+    _turn_away(context)  # has no effect on those that had an error and did it before
     while True:
         fewer = comm.Shrink()
         error: Exception | None = None
@@ -125,7 +125,7 @@ def _regroup(context: Context) -> None:
             left = fewer.allgather(context.rank)
         except Exception as raised:
             error = raised
-            fewer.Revoke()  # others may have connected, and wait for this rank to say so
+            fewer.Revoke()  # others may have connected, and wait for this rank
         if _agree(fewer, error is None):
             break
         if error is not None and fewer.size == comm.size:
@@ -140,7 +140,7 @@ def _regroup(context: Context) -> None:
     if context.is_root:
         dead = [f"{rank} on {hosts[rank]}" for rank in range(size) if rank not in left]
         log.warning(
-            "Died: rank %s. Going on with %d of %d ranks, connected again in %.0f ms",
+            "Died: rank %s. Continuing with %d of %d ranks, reconnected in %.0f ms",
             ", rank ".join(dead),
             context.size,
             size,
@@ -149,13 +149,13 @@ def _regroup(context: Context) -> None:
 
 
 def _turn_away(context: Context) -> None:
-    """Give the collectives up, so that those that wait for this rank in one learn it as well."""
+    """Give up the collectives, so that ranks that wait for this rank in one get an error."""
     context.close()
     _comm(context).Revoke()
 
 
 def _agree(comm: MPI.Comm, done: bool) -> bool:
-    """Return True if all ranks are done and none has died; the same answer on all."""
+    """Return True if all ranks are done and none has died; the same result on all ranks."""
     from mpi4py import MPI
 
     try:

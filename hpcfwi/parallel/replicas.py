@@ -1,12 +1,12 @@
 """Replicas, which are arrays that every rank has, and arrays that the ranks of a host share.
 
-The bits of replicas are compared by a hash that is a sum of whole numbers, as fast as the array is
-read. It is made to notice accidents, which change some cells; nobody is kept from making two arrays
-with one hash. Measures of replicas are computed in blocks, each by one rank.
+The bits of replicas are compared by a hash, a sum of integers that is computed as fast as the array
+is read. It detects accidental changes of some cells, but not deliberate collisions. Measures of
+replicas are computed in blocks, each by one rank.
 
-Arrays that ranks of a host share lie in a file of the system's memory, which loses its name as soon
-as these ranks have opened it: nothing is left of it, however they end. Nobody may change them. The
-file has an object as it would travel (`transport`).
+Arrays that the ranks of a host share are in a file in shared memory (/dev/shm). Its name is removed
+as soon as these ranks have opened it, so that nothing is left of it however they end. The arrays
+are read-only. The file contains an object in the form of `transport`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -28,23 +28,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context, portable
-from hpcfwi.system import reserve
-
-if TYPE_CHECKING:
-    pass
 from hpcfwi.parallel.transport import find_sizes, put_together, take_apart
+from hpcfwi.system import reserve
 
 T = TypeVar("T")
 
-# Cells that are looked at at a time: what is between stays in a cache.
+# Number of cells that are compared at a time, so that intermediate results stay in a cache.
 BLOCK = 2**16
-_WHOLE = {4: torch.int32, 8: torch.int64}  # numbers of as many bytes
+_WHOLE = {4: torch.int32, 8: torch.int64}  # integer types by size in bytes
 
 
 def hash_bits(array: Tensor) -> int:
-    """Return a hash of an array's bits and their places; it changes with any single cell.
+    """Return a hash of the bits of an array, which changes if any single cell changes.
 
-    It is the sum of all cells times odd numbers of their own, modulo 2^64.
+    It is the sum of the cells, as integers, times different odd numbers, modulo 2^64.
     """
     cells = array.detach().reshape(-1).view(_WHOLE[array.element_size()])
     weights = torch.arange(1, 2 * BLOCK, 2, device=cells.device)
@@ -56,7 +53,7 @@ def hash_bits(array: Tensor) -> int:
 
 
 def find_differing(arrays: Iterable[Tensor], context: Context) -> list[int]:
-    """The ranks whose arrays have other bits than those of rank 0; collective."""
+    """Return the ranks whose arrays have other bits than those of rank 0; collective."""
     hashes = context.all_gather([hash_bits(array) for array in arrays])
     return [rank for rank, other in enumerate(hashes) if other != hashes[0]]
 
@@ -66,8 +63,8 @@ def measure_blocks(
 ) -> list[T]:
     """Return the results of `measure` for each block of arrays of one shape, in order; collective.
 
-    The blocks do not depend on the number of ranks. Each rank measures some of them, as NumPy
-    arrays, and fetches no others from a GPU.
+    The blocks do not depend on the number of ranks. Each rank measures some of them as NumPy
+    arrays, and copies only these from a GPU.
     """
     flat = [array.reshape(-1) for array in arrays]
     blocks = range(0, len(flat[0]), BLOCK)
@@ -81,16 +78,16 @@ def _fetch(block: NDArray[Any] | Tensor) -> NDArray[Any]:
     return block.cpu().numpy() if isinstance(block, Tensor) else block
 
 
-MEMORY = Path("/dev/shm")  # nobody can put a file in the place of another's there
+MEMORY = Path("/dev/shm")  # other users cannot replace a file there
 ALIGNED = 64  # bytes: arrays begin at multiples of it
 
 
-def once_a_host(call: Callable[[], T], context: Context) -> T:
+def once_per_host(call: Callable[[], T], context: Context) -> T:
     """Run a function on one rank of each host and return its result on all ranks; collective.
 
-    The result must pickle. Its larger arrays are in memory that the ranks of a host share, and
-    cannot be written to. If a host has no such memory, or not enough, or gets other bits than the
-    rest, as on another kind of processor, all ranks get the result of rank 0. An exception of the
+    The result must pickle. Its larger arrays are in memory that the ranks of a host share, and are
+    read-only. All ranks get the result of rank 0 if a host has not enough shared memory, or if its
+    result has different bits, for example because of another type of processor. An exception of the
     function is raised on every rank.
     """
     if context.size == 1:
@@ -110,7 +107,7 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
         error = next((error for _, error in every if error is not None), None)
         if error is not None:
             try:
-                context.raise_alike(error)
+                context.raise_on_all_ranks(error)
             finally:
                 del error, every
         firsts = [laid for rank, (laid, _) in enumerate(every) if hosts.index(hosts[rank]) == rank]
@@ -125,7 +122,7 @@ def once_a_host(call: Callable[[], T], context: Context) -> T:
     return context.from_root(call)
 
 
-def is_common(array: NDArray[Any]) -> bool:
+def is_host_shared(array: NDArray[Any]) -> bool:
     """Return True if an array lies in memory that the ranks of this host share."""
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
@@ -135,9 +132,9 @@ def is_common(array: NDArray[Any]) -> bool:
 
 @contextmanager
 def _open_together(first: int, context: Context) -> Iterator[int | None]:
-    """A file without a name that the ranks of each host have open; None on those who have not.
+    """Yield a file without a name that the ranks of this host open; None if this rank cannot.
 
-    first: of this rank's host, who makes it.
+    first: number of the rank of this host that makes the file. Collective over all ranks.
     """
     file, name = None, None
     try:
@@ -160,7 +157,7 @@ def _open_together(first: int, context: Context) -> Iterator[int | None]:
 
 
 def _open_own(name: str) -> int | None:
-    """The file of this name, where it is of this user."""
+    """Open the file of this name if it belongs to this user."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     found = os.fstat(file)
     if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode):
@@ -171,14 +168,14 @@ def _open_own(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Laid:
-    """The contents of a shared file: bytes of the outline, which comes first, and a checksum."""
+    """The layout of a shared file: the size of the outline, which comes first, and a checksum."""
 
     outlined: int
     digest: int
 
 
 def _lay_down(value: Any, file: int) -> _Laid | None:
-    """Write an object into an empty file; None where there is no room."""
+    """Write an object into an empty file; return None if there is no room."""
     outline, arrays = take_apart(value)
     *places, size = _place(len(outline), [array.size for array in arrays])
     with suppress(OSError):
@@ -195,7 +192,7 @@ def _lay_down(value: Any, file: int) -> _Laid | None:
 
 
 def _take_up(file: int, outlined: int) -> Any:
-    """The object in a file, whose outline takes so many bytes; in its arrays nothing can change."""
+    """Return the object in a file, with read-only arrays; outlined: bytes of its outline."""
     content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
     outline = content[:outlined]
     sizes = find_sizes(outline)
@@ -208,7 +205,7 @@ def _take_up(file: int, outlined: int) -> Any:
 
 
 def _place(outlined: int, sizes: list[int]) -> list[int]:
-    """Return the places of arrays of these sizes after an outline, and the end of all."""
+    """Return the offsets of arrays of these sizes after an outline, and the end of the last one."""
     places = [outlined]
     for size in sizes:
         places[-1] = -(-places[-1] // ALIGNED) * ALIGNED

@@ -1,10 +1,10 @@
-"""Shards: which cells of an array a rank keeps, and which shots of a batch it computes.
+"""Shards: the division of arrays and of the shots of a batch between ranks.
 
-Arrays that are the same on all ranks are cut into equal pieces, one a rank, in the order of their
-cells. A function that works cell by cell is applied to a piece as it is to the whole.
+Arrays that are the same on all ranks are cut into equal pieces, one for each rank, in the order of
+their cells. A function that works cell by cell can be applied to a piece as to the whole array.
 
-A slot is a place in the batch. The schedule says which rank computes it, beforehand or as each
-rank gets through; `inversion.draws` says which shot is in it.
+A slot is a place in the batch. `inversion.stages` decides which shot is in it. The schedule decides
+which rank computes it, either beforehand or when a rank has finished its last slots.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from torch import Tensor
 
 from hpcfwi.parallel.context import Context
 
-# Cells. What a slab begins with lies to vectors of any processor as it does in the whole: the last
-# cells of an array, which fill no vector, may be rounded otherwise than others.
+# A shard begins at a multiple of this number of cells, so that SIMD vectors are aligned as in the
+# whole array. Remaining cells that do not fill a vector may be rounded differently.
 LINE = 64
 
 
-def size_slabs(cells: int, ranks: int) -> int:
-    """Return the number of cells of a slab; the last ones may have fewer, or none."""
+def size_shards(cells: int, ranks: int) -> int:
+    """Return the number of cells of a shard; the last shards may have fewer, or none."""
     return LINE * ceil(cells / (LINE * ranks))
 
 
 @dataclass(frozen=True)
-class Slab:
-    """This rank's cells of an array; shape: of the whole."""
+class Shard:
+    """The cells of an array that this rank has; shape: shape of the whole array."""
 
     values: Tensor
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Slabs:
-    """The division of arrays; context: of the ranks with a slab each, None for whole arrays.
+class Shards:
+    """The division of arrays into one shard for each rank.
 
-    All ranks keep single numbers, which have no shape.
+    context: the ranks, None if arrays are not divided. Scalars, whose shape is (), are never
+    divided.
     """
 
     context: Context | None = None
@@ -53,34 +54,34 @@ class Slabs:
         return 1 if self.context is None else self.context.size
 
     def cut(self, whole: Tensor) -> Tensor:
-        """This rank's slab, (cell,), a view; the array itself where that is all of it."""
+        """Return a view of this rank's shard, (cell,); the array itself if it is not divided."""
         if self.context is None or self.count == 1 or not whole.ndim:
             return whole
         return self._pieces(whole)[self.context.rank]
 
-    def gather(self, slab: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The whole array of this shape on every rank, of the slabs of all; collective."""
+    def gather(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the whole array of this shape on every rank; collective."""
         if self.context is None or self.count == 1 or not shape:
-            return slab
+            return shard
         cells = prod(shape)
-        padded = _pad(slab, size_slabs(cells, self.count))
+        padded = _pad(shard, size_shards(cells, self.count))
         return self.context.gather_pieces(padded).view(-1)[:cells].view(shape)
 
     def sum(self, whole: Tensor) -> Tensor:
-        """This rank's slab of the sum of the ranks' arrays, of whole numbers; collective."""
+        """Return this rank's shard of the sum of the ranks' integer arrays; collective."""
         assert self.context is not None, "what is whole everywhere is its context's to add up"
         return self.context.sum_pieces(self._pieces(whole))
 
-    def keep(self, slab: Tensor, shape: tuple[int, ...]) -> Tensor | Slab:
-        """Return the form of a slab in a state: a `Slab`, or the whole array."""
-        return slab if self.count == 1 or not shape else Slab(slab, tuple(shape))
+    def keep(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor | Shard:
+        """Return a shard as it is kept in a state: a `Shard`, or an array that is not divided."""
+        return shard if self.count == 1 or not shape else Shard(shard, tuple(shape))
 
-    def take(self, kept: Tensor | Slab) -> Tensor:
-        """This rank's slab, of what `keep` has made or of a whole array."""
-        return kept.values if isinstance(kept, Slab) else self.cut(kept)
+    def take(self, kept: Tensor | Shard) -> Tensor:
+        """Return this rank's shard from a result of `keep` or from a whole array."""
+        return kept.values if isinstance(kept, Shard) else self.cut(kept)
 
     def divide(self, tree: Any) -> Any:
-        """Nested dicts, lists and tuples with whole arrays, as `keep` has them."""
+        """Divide the arrays in nested dicts, lists and tuples, in the form of `keep`."""
 
         def keep(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or self.count == 1:
@@ -90,35 +91,35 @@ class Slabs:
         return _replace(tree, keep)
 
     def _pieces(self, whole: Tensor) -> list[Tensor]:
-        flat, size = whole.reshape(-1), size_slabs(whole.numel(), self.count)
+        flat, size = whole.reshape(-1), size_shards(whole.numel(), self.count)
         return [flat[first * size : (first + 1) * size] for first in range(self.count)]
 
 
-WHOLE = Slabs()
-"""All of it on every rank."""
+WHOLE = Shards()
+"""No division: every rank has whole arrays."""
 
 
 def gather_to_root(tree: Any, context: Context) -> Any:
-    """Return divided arrays as whole ones on the CPU of rank 0, unchanged elsewhere; collective.
+    """Return a tree with whole arrays on the CPU of rank 0, and unchanged elsewhere; collective.
 
-    Arrays are gathered one after the other, so that other ranks have at most one whole array.
+    Arrays are gathered one at a time, so that other ranks have at most one whole array at a time.
     """
-    slabs = Slabs(context)
+    shards = Shards(context)
 
     def gather(leaf: Any) -> Any:
-        if not isinstance(leaf, Slab):
+        if not isinstance(leaf, Shard):
             return leaf
-        whole = slabs.gather(leaf.values, leaf.shape)
+        whole = shards.gather(leaf.values, leaf.shape)
         return whole.cpu() if context.is_root else leaf
 
     return _replace(tree, gather)
 
 
-def has_slabs(tree: Any) -> bool:
-    """Return True if anything in a tree was divided."""
+def has_shards(tree: Any) -> bool:
+    """Return True if an array in a tree is divided."""
     found: list[Any] = []
     _replace(tree, found.append)
-    return any(isinstance(leaf, Slab) for leaf in found)
+    return any(isinstance(leaf, Shard) for leaf in found)
 
 
 def _replace(tree: Any, change: Callable[[Any], Any]) -> Any:
@@ -138,35 +139,36 @@ def _pad(piece: Tensor, size: int) -> Tensor:
 
 
 class StaticSchedule:
-    """Deals out a batch's slots, equal parts to all ranks, at once."""
+    """A schedule that gives each rank an equal part of the slots of a batch beforehand."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the order of slots with these costs: as they come."""
+        """Return the order in which slots with these costs are given out, which is unchanged."""
         return np.arange(costs.size)
 
     def first(self, slots: int) -> NDArray[np.int64]:
-        """Return the slots with which this rank begins a batch, known long before.
+        """Return the first slots of this rank in a batch, which are known beforehand.
 
-        The parts of ranks differ by at most one slot, the longer ones first, and may be empty.
+        The sizes of the parts differ by at most one slot. The first ranks have the larger parts,
+        and parts may be empty.
         """
         return np.array_split(np.arange(slots), self._context.size)[self._context.rank]
 
     def begin(self) -> None:
-        """Deal a batch anew, as all ranks do, each when it has got through the one before."""
+        """Begin a new batch; each rank calls this when it has finished the one before."""
 
     def more(self, slots: int, at_most: int) -> NDArray[np.int64]:  # noqa: ARG002
-        """Further slots for this rank now, at most so many of them; none when all are dealt."""
+        """Return at most `at_most` more slots for this rank, none when all are given out."""
         return np.arange(0)
 
 
 class DynamicSchedule:
-    """Each rank takes the next slots whenever it has finished its last; slow ones get fewer.
+    """A schedule that gives the next slots to a rank when it has finished; slow ranks get fewer.
 
-    portion: how many slots this rank begins with. Collective to make. What is dealt already is
-    counted by the ranks' store.
+    portion: number of slots with which this rank begins. Construction is collective. The store of
+    the ranks counts the slots that have been given out.
     """
 
     def __init__(self, portion: int, context: Context) -> None:
@@ -178,7 +180,7 @@ class DynamicSchedule:
         self._name, self._batches = context.broadcast(secrets.token_hex(8)), 0
 
     def order(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The largest first, so that what comes last is short."""
+        """Return the order with the largest costs first, so that the last slots are cheap."""
         return np.argsort(-costs, kind="stable")
 
     def first(self, slots: int) -> NDArray[np.int64]:
@@ -199,9 +201,9 @@ Schedule = StaticSchedule | DynamicSchedule
 
 
 def make_schedule(name: str, portion: int, context: Context) -> Schedule:
-    """The schedule of that name, "static" or "dynamic"; collective.
+    """Return the schedule of this name, "static" or "dynamic"; collective.
 
-    portion: how many slots this rank takes first where the schedule is dynamic.
+    portion: number of slots with which this rank begins in a dynamic schedule.
     """
     if name == "static" or context.size == 1:
         return StaticSchedule(context)

@@ -1,11 +1,11 @@
 """The store: a dictionary on rank 0 that ranks read and write outside of collectives.
 
 A thread of rank 0 serves it, so that it answers while the ranks compute or wait in collectives.
-`watch`, `failure`, the schedule of shots and torch.distributed leave notes in it; `rendezvous`
-tells the ranks the job's secret.
+`watch`, `failure`, the schedule of shots and torch.distributed store values in it; `rendezvous`
+gives the job's secret to the ranks.
 
-Both sides of a connection prove that they know the secret before anything else that they send is
-looked at. Every message after that is signed (HMAC-SHA256) with a key of its connection.
+Both sides of a connection prove that they know the secret before they read anything else from it.
+Every message after that is signed (HMAC-SHA256) with a key of its connection.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ _TO_SERVER, _TO_CLIENT = b"to server", b"to client"
 
 
 class StoreError(RuntimeError):
-    """The store has gone, has not answered in time, or knows another secret."""
+    """The store has ended, has not answered in time, or has another secret."""
 
 
 def to_text(value: str | bytes) -> str:
-    """A note as JSON can carry it: four letters for three bytes, whatever they are.
+    """Encode a value in base64, for JSON.
 
-    A letter a byte would be six for most bytes of an address of gloo's, which are zero.
+    A string with one character for each byte would be longer, because JSON writes a zero byte as
+    six characters, and most bytes of gloo's addresses are zeros.
     """
     return base64.b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
 
 
 def to_bytes(text: str) -> bytes:
-    """The note again."""
+    """Decode a result of `to_text`."""
     return base64.b64decode(text)
 
 
@@ -59,7 +60,7 @@ def make_secret() -> bytes:
 
 
 def sign(secret: bytes, *parts: bytes) -> bytes:
-    """The HMAC-SHA256 of some parts, whose lengths matter, too."""
+    """Return the HMAC-SHA256 of some parts and their lengths."""
     code = hmac.new(secret, digestmod="sha256")
     for part in parts:
         code.update(len(part).to_bytes(8, "big"))
@@ -68,37 +69,40 @@ def sign(secret: bytes, *parts: bytes) -> bytes:
 
 
 class Handshake:
-    """The proofs that follow from the secret and the random numbers of both sides, (NONCE,)."""
+    """The proofs of both sides that they know the secret.
+
+    of_server, of_client: random numbers of NONCE bytes.
+    """
 
     def __init__(self, secret: bytes, of_server: bytes, of_client: bytes) -> None:
         self._secret, self._numbers = secret, (of_server, of_client)
 
     @property
     def proof_of_client(self) -> bytes:
-        """Return the proof that a client knows the secret."""
+        """The proof that a client knows the secret."""
         return self._sign(b"client")
 
     @property
     def proof_of_server(self) -> bytes:
-        """Return the proof that a server knows the secret."""
+        """The proof that a server knows the secret."""
         return self._sign(b"server")
 
-    def line_of_client(self) -> Line:
-        """The client's end of what is said from now on."""
-        return Line(self._sign(b"line"), _TO_SERVER, _TO_CLIENT)
+    def channel_of_client(self) -> Channel:
+        """Return the client's end of the channel for the following messages."""
+        return Channel(self._sign(b"line"), _TO_SERVER, _TO_CLIENT)
 
-    def line_of_server(self) -> Line:
-        """The server's end of it."""
-        return Line(self._sign(b"line"), _TO_CLIENT, _TO_SERVER)
+    def channel_of_server(self) -> Channel:
+        """Return the server's end of the channel for the following messages."""
+        return Channel(self._sign(b"line"), _TO_CLIENT, _TO_SERVER)
 
     def _sign(self, what: bytes) -> bytes:
         return sign(self._secret, what, *self._numbers)
 
 
-class Line:
-    """Signed messages on one connection, numbered, so that none can be said twice.
+class Channel:
+    """Signed messages of one connection, which are numbered so that none can be replayed.
 
-    Messages are anything that JSON can represent.
+    A message is any value that JSON can represent.
     """
 
     def __init__(self, key: bytes, sends: bytes, receives: bytes) -> None:
@@ -107,17 +111,17 @@ class Line:
         self._sent = self._received = 0
 
     def pack(self, message: Any) -> bytes:
-        """The bytes to send, header included."""
+        """Return the bytes of a message, including the header."""
         body = json.dumps(message).encode()
         signature = self._sign(self._sends, self._sent, body)
         self._sent += 1
         return HEAD.pack(len(body)) + signature + body
 
     def unpack(self, signature: bytes, body: bytes) -> Any:
-        """Return a message; raises `StoreError` if it is not signed as the next one."""
+        """Return a message; raises `StoreError` if its signature is not that of the next one."""
         expected = self._sign(self._receives, self._received, body)
         if not hmac.compare_digest(signature, expected):
-            raise StoreError("a message on the way between the ranks and their store was changed")
+            raise StoreError("a message between the ranks and their store was changed in transit")
         self._received += 1
         return json.loads(body)
 
@@ -126,46 +130,46 @@ class Line:
 
 
 RETRY = 0.1  # s between two tries to connect
-KNOCK_WAIT = 0.3  # s that one try to connect takes at a door where many wait
-ADMISSION_WAIT = 5.0  # s that whoever is connected waits to be let in
+CONNECT_WAIT = 0.3  # time limit of one try to connect, s; it is reached if many others wait
+PROOF_WAIT = 5.0  # s that a connected client waits for the server's proof
 
 
 class Store(TorchStore):
-    """A rank's connection to the store; also what torch.distributed asks of one.
+    """A rank's connection to the store, with the interface of stores of torch.distributed.
 
-    timeout: to wait for the connection, for an answer, and for notes that are not there yet;
-    server: what serves it where that is this process, and is closed with it.
-    Any thread may use it, but not while another waits in it: `clone` makes a connection more.
-    A failure raises `StoreError`, and the connection is then lost.
+    timeout: for the connection, for an answer, and for values that do not exist yet; server: the
+    server if this process serves the store; it is closed with the connection. Any thread may use
+    the connection, but not while another one waits in it; `clone` makes another connection. A
+    failure raises `StoreError`, and the connection is then lost.
     """
 
     def __init__(
-        self, place: Place, secret: bytes, timeout: timedelta, server: Server | None = None
+        self, place: Address, secret: bytes, timeout: timedelta, server: Server | None = None
     ) -> None:
         super().__init__()
         self._place, self._secret, self._timeout, self._server = place, secret, timeout, server
         self._turn = threading.Lock()
-        self._socket, self._line = self._connect(time.monotonic() + timeout.total_seconds())
+        self._socket, self._channel = self._connect(time.monotonic() + timeout.total_seconds())
         self._session = self.get(SESSION)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a note, in place of one that is there."""
+        """Set a value."""
         self._ask("set", {key: to_text(value)})
 
     def get(self, key: str) -> bytes:
-        """A note; waits for one that is not there yet."""
+        """Return a value; wait until it exists."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Several notes; waits until all are there."""
+        """Return several values; wait until all exist."""
         return [to_bytes(value) for value in self._ask("get", list(keys))]
 
     def multi_set(self, keys: list[str], values: list[bytes]) -> None:
-        """Write several notes."""
+        """Set several values."""
         self._ask("set", dict(zip(keys, map(to_text, values), strict=True)))
 
     def look(self, keys: Iterable[str]) -> list[bytes | None]:
-        """Several notes as they are now; None for one that is not there."""
+        """Return several values without waiting; None for values that do not exist."""
         return [v if v is None else to_bytes(v) for v in self._ask("look", list(keys))]
 
     def check(self, keys: list[str]) -> bool:
@@ -173,35 +177,35 @@ class Store(TorchStore):
         return None not in self.look(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these notes are there."""
+        """Wait until all these values exist."""
         self._ask("wait", list(keys), timeout=timeout)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write `desired` where the note is `expected`, "" for none; what the note is then."""
+        """Set `desired` if the value is `expected` ("" for none); return the resulting value."""
         return to_bytes(self._ask("compare and set", key, to_text(expected), to_text(desired)))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, 0 where there is none, and return the sum."""
+        """Add to a number and return the sum; a number that does not exist counts as 0."""
         return int(self._ask("add", key, amount))
 
     def delete_key(self, key: str) -> bool:
-        """Remove a note; whether it was there."""
+        """Remove a value; return True if it existed."""
         return bool(self._ask("delete", key))
 
     def has_extended_api(self) -> bool:
-        """Tell torch that several values can be read at once."""
+        """Return True, because several values can be read at once."""
         return True
 
     def clone(self) -> Store:
-        """Another connection to the same store, for another thread."""
+        """Return another connection to the same store, for another thread."""
         return Store(self._place, self._secret, self._timeout)
 
     def sign(self, *parts: bytes) -> bytes:
-        """The signature that only this job's ranks can make, and none of an earlier start of it."""
+        """Return a signature that only ranks of this start of the job can make."""
         return sign(self._secret, self._session, *parts)
 
     def close(self) -> None:
-        """End the connection, also for a thread that waits in it, and the server that it has."""
+        """Close the connection, even if a thread waits in it, and the server of this process."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -213,24 +217,24 @@ class Store(TorchStore):
         with self._turn:
             try:
                 self._socket.settimeout(seconds)
-                self._socket.sendall(self._line.pack(question))
+                self._socket.sendall(self._channel.pack(question))
                 head = _receive(self._socket, HEAD.size + DIGEST)
                 (size,) = HEAD.unpack_from(head)
-                return self._line.unpack(head[HEAD.size :], _receive(self._socket, size))
+                return self._channel.unpack(head[HEAD.size :], _receive(self._socket, size))
             except OSError as error:
-                # An answer that comes late would be taken for that to the next question.
+                # A late answer would be taken for the answer to the next question.
                 self._socket.close()
                 what = f"{question[0]} {str(question[1])[:60]}"
                 raise StoreError(
                     f"the store of rank 0 at {self._place} does not answer "
-                    f"({error}; asked to {what})"
+                    f"({error}; the request was: {what})"
                 ) from error
 
-    def _connect(self, deadline: float) -> tuple[socket.socket, Line]:
-        """Come in, by several tries: strangers at the door may keep one out for a while."""
+    def _connect(self, deadline: float) -> tuple[socket.socket, Channel]:
+        """Connect, in several tries, because other connections may fill the queue for a while."""
         while True:
             try:
-                return self._knock()
+                return self._try_to_connect()
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise StoreError(
@@ -238,26 +242,26 @@ class Store(TorchStore):
                     ) from error
             time.sleep(RETRY)
 
-    def _knock(self) -> tuple[socket.socket, Line]:
+    def _try_to_connect(self) -> tuple[socket.socket, Channel]:
         connection = socket.socket(socket.AF_UNIX if self._place.is_local else socket.AF_INET)
         try:
-            connection.settimeout(KNOCK_WAIT)
+            connection.settimeout(CONNECT_WAIT)
             if self._place.is_local:
                 connection.connect(self._place.address)
             else:
                 connection.connect(self._place)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(ADMISSION_WAIT)
+            connection.settimeout(PROOF_WAIT)
             theirs, mine = _receive(connection, NONCE), secrets.token_bytes(NONCE)
             handshake = Handshake(self._secret, theirs, mine)
             connection.sendall(mine + handshake.proof_of_client)
             proof = _receive(connection, DIGEST)
             if not hmac.compare_digest(proof, handshake.proof_of_server):
-                raise ConnectionError("who listens there is not this job's rank 0")
+                raise ConnectionError("the server at this address is not this job's rank 0")
         except BaseException:
             connection.close()
             raise
-        return connection, handshake.line_of_client()
+        return connection, handshake.channel_of_client()
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -270,20 +274,20 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-HANDSHAKE_WAIT = 5.0  # s that somebody who has connected may take to prove that he belongs here
-HANDSHAKE_TURN = 0.05  # s, the same where others wait outside
-STRANGERS = 64  # who are proving it at a time; more wait outside
-ACCEPT_PAUSE = 0.1  # s, where nobody can be let in now
+HANDSHAKE_WAIT = 5.0  # s that a client may take to prove that it knows the secret
+HANDSHAKE_TURN = 0.05  # s that it may take if other clients wait
+MOST_UNPROVEN = 64  # connections without a proof at a time; more wait in the queue
+ACCEPT_PAUSE = 0.1  # s, if no connection can be accepted now
 LARGEST = 2**28  # bytes of a message
-BACKLOG = 1024  # who wait outside; the others try again
+BACKLOG = 1024  # connections in the queue; others try again
 
-SESSION = "session"  # the note of what is different at each start
+SESSION = "session"  # key of a value that is different in each start of the job
 
-_LOCAL = "\0"  # which makes Linux keep a name that is in no file system
+_LOCAL = "\0"  # on Linux, a socket whose name begins with it is in no file system
 
 
-class Place(NamedTuple):
-    """The address of a store: an IPv4 address and a port; or a name on this host alone, and 0."""
+class Address(NamedTuple):
+    """The place of a store: an IPv4 address and a port, or a name on this host and port 0."""
 
     address: str
     port: int
@@ -297,119 +301,119 @@ class Place(NamedTuple):
 
 
 def local_address() -> str:
-    """A name for a store that only processes of this user on this host come to."""
+    """Return a name for a store to which only this user's processes on this host can connect."""
     return f"{_LOCAL}hpcfwi-{secrets.token_hex(8)}"
 
 
 class Server:
-    """The dictionary, served from a thread to whom knows `secret`, until it is closed.
+    """A thread that serves the dictionary to clients that know a secret, until it is closed.
 
-    address: of the one interface that it listens on, at a free port that the system chooses; or a
-    `local_address`, at which the system says who comes, and other users are not let in.
+    address: the address of the interface on which it listens, at a free port that the system
+    chooses; or a `local_address`, for which clients of other users are rejected.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._secret = secret
-        # As they came and go, in base64: it is made and read by those who ask
-        self._notes = {SESSION: to_text(secrets.token_hex(NONCE))}
-        self.place = Place(address, 0)
+        # Values are stored in base64, which clients encode and decode.
+        self._values = {SESSION: to_text(secrets.token_hex(NONCE))}
+        self.place = Address(address, 0)
         if self.place.is_local:
-            self._door = socket.socket(socket.AF_UNIX)
-            self._door.bind(address)
-            self._door.listen(BACKLOG)
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(address)
+            self._listener.listen(BACKLOG)
         else:
-            self._door = socket.create_server((address, 0), backlog=BACKLOG)
-            self.place = Place(address, self._door.getsockname()[1])
-        self._door.setblocking(False)
+            self._listener = socket.create_server((address, 0), backlog=BACKLOG)
+            self.place = Address(address, self._listener.getsockname()[1])
+        self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        # By note, what those wait for who have asked for one that is not there
+        # An event for each value that does not exist yet and for which clients wait.
         self._awaited: dict[str, asyncio.Event] = {}
-        # Who has come and has not proved anything yet, and when, the first one first
-        self._strangers: dict[asyncio.Task[None], float] = {}
+        # Connections without a proof, with the times at which they began, the oldest first.
+        self._unproven: dict[asyncio.Task[None], float] = {}
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
-        # A thread that the interpreter has left behind would keep its guests waiting.
+        # The thread must end with the interpreter; otherwise its clients would wait.
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End it; whoever is connected learns so at once."""
+        """End the thread; the connections of clients are closed at once."""
         atexit.unregister(self.close)
-        with contextlib.suppress(RuntimeError):  # closed before
+        with contextlib.suppress(RuntimeError):  # it is already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        # What a stranger makes go wrong is no news, and would fill the job's log.
+        # Errors of unproven clients are not reported, because they could fill the job's log.
         self._loop.set_exception_handler(lambda *_: None)
-        welcoming = self._loop.create_task(self._welcome())
+        accepting = self._loop.create_task(self._accept())
         self._loop.run_forever()
-        welcoming.cancel()
-        self._door.close()
-        guests = asyncio.all_tasks(self._loop)
-        for guest in guests:
-            guest.cancel()
-        self._loop.run_until_complete(asyncio.gather(*guests, return_exceptions=True))
+        accepting.cancel()
+        self._listener.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
-    async def _welcome(self) -> None:
-        """Let in who waits at the door, a few strangers at a time: each takes a descriptor."""
-        guests: set[asyncio.Task[None]] = set()
+    async def _accept(self) -> None:
+        """Accept connections, few without a proof at a time, as each takes a file descriptor."""
+        tasks: set[asyncio.Task[None]] = set()
         while True:
-            await self._make_room()
+            await self._limit_unproven()
             try:
-                connection, _ = await self._loop.sock_accept(self._door)
-            except OSError:  # no descriptor is left, or the guest has gone
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError:  # no descriptor is left, or the client has disconnected
                 await asyncio.sleep(ACCEPT_PAUSE)
                 continue
             if self.place.is_local and _user_of(connection) != os.geteuid():
                 connection.close()
                 continue
-            guest = self._loop.create_task(self._receive(connection))
-            guests.add(guest)
-            guest.add_done_callback(guests.discard)
-            self._strangers[guest] = self._loop.time()
-            guest.add_done_callback(lambda guest: self._strangers.pop(guest, None))
+            task = self._loop.create_task(self._serve(connection))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            self._unproven[task] = self._loop.time()
+            task.add_done_callback(lambda task: self._unproven.pop(task, None))
 
-    async def _make_room(self) -> None:
-        """Wait for a place at the door; who has had his turn gives up his.
+    async def _limit_unproven(self) -> None:
+        """Wait until another unproven connection is allowed, and end those that took too long.
 
-        Else some who say nothing would keep all others out, as they can come again and again.
+        Otherwise clients that connect repeatedly and send nothing would block all others.
         """
-        await asyncio.sleep(0)  # accepting alone would not let the others do anything
-        while len(self._strangers) >= STRANGERS:
-            guest, came = next(iter(self._strangers.items()))
-            if self._loop.time() - came > HANDSHAKE_TURN:
-                del self._strangers[guest]
-                guest.cancel()
+        await asyncio.sleep(0)  # let other tasks run, which accepting does not ensure
+        while len(self._unproven) >= MOST_UNPROVEN:
+            task, began = next(iter(self._unproven.items()))
+            if self._loop.time() - began > HANDSHAKE_TURN:
+                del self._unproven[task]
+                task.cancel()
             else:
                 await asyncio.sleep(HANDSHAKE_TURN / 10)
 
-    async def _receive(self, connection: socket.socket) -> None:
-        """One connection, from its beginning to its end, whoever ends it."""
+    async def _serve(self, connection: socket.socket) -> None:
+        """Serve one connection until either side ends it."""
         writer: asyncio.StreamWriter | None = None
         try:
             reader, writer = await asyncio.open_connection(sock=connection)
-            line = await self._admit(reader, writer)
-            guest = asyncio.current_task()
-            assert guest is not None, "this runs in a task"
-            self._strangers.pop(guest, None)
-            while line is not None:
-                operation, *arguments = line.unpack(*await _read_frame(reader))
-                writer.write(line.pack(await self._answer(operation, arguments)))
+            channel = await self._authenticate(reader, writer)
+            task = asyncio.current_task()
+            assert task is not None, "this runs in a task"
+            self._unproven.pop(task, None)
+            while channel is not None:
+                operation, *arguments = channel.unpack(*await _read_frame(reader))
+                writer.write(channel.pack(await self._answer(operation, arguments)))
                 await writer.drain()
         except (OSError, EOFError, StoreError, TimeoutError, asyncio.CancelledError):
-            pass  # it has gone, or is not to be listened to
+            pass  # the client has disconnected, or has not proved that it knows the secret
         finally:
             if writer is None:
                 connection.close()
             else:
                 writer.close()
 
-    async def _admit(
+    async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Line | None:
-        """The line to one who knows the secret, to whom this side proves it as well."""
+    ) -> Channel | None:
+        """Return the channel to a client that knows the secret, None for any other client."""
         mine = secrets.token_bytes(NONCE)
         writer.write(mine)
         answer = await asyncio.wait_for(reader.readexactly(NONCE + DIGEST), HANDSHAKE_WAIT)
@@ -418,44 +422,44 @@ class Server:
         if not hmac.compare_digest(proof, handshake.proof_of_client):
             return None
         writer.write(handshake.proof_of_server)
-        return handshake.line_of_server()
+        return handshake.channel_of_server()
 
     async def _answer(self, operation: str, arguments: list[Any]) -> Any:
-        notes = self._notes
+        known = self._values
         match operation, arguments:
             case "set", [values]:
-                notes.update(values)
-                self._tell_of(values)
+                known.update(values)
+                self._notify(values)
             case "get", [keys]:
                 await self._wait_for(keys)
-                return [notes[key] for key in keys]
+                return [known[key] for key in keys]
             case "wait", [keys]:
                 await self._wait_for(keys)
             case "look", [keys]:
-                return [notes.get(key) for key in keys]
+                return [known.get(key) for key in keys]
             case "compare and set", [key, expected, value]:
-                if notes.get(key, "") == expected:
-                    notes[key] = value
-                    self._tell_of([key])
-                return notes.get(key, expected)
+                if known.get(key, "") == expected:
+                    known[key] = value
+                    self._notify([key])
+                return known.get(key, expected)
             case "add", [key, amount]:
-                number = amount + (int(to_bytes(notes[key])) if key in notes else 0)
-                notes[key] = to_text(str(number))
-                self._tell_of([key])
+                number = amount + (int(to_bytes(known[key])) if key in known else 0)
+                known[key] = to_text(str(number))
+                self._notify([key])
                 return number
             case "delete", [key]:
-                return notes.pop(key, None) is not None
+                return known.pop(key, None) is not None
         return None
 
     async def _wait_for(self, keys: list[str]) -> None:
-        """Until all these notes are there."""
-        while missing := [key for key in keys if key not in self._notes]:
+        """Wait until all these values exist."""
+        while missing := [key for key in keys if key not in self._values]:
             for key in missing:
-                while key not in self._notes:
+                while key not in self._values:
                     await self._awaited.setdefault(key, asyncio.Event()).wait()
 
-    def _tell_of(self, keys: Iterable[str]) -> None:
-        """Wake those who wait for one of these notes, and nobody else."""
+    def _notify(self, keys: Iterable[str]) -> None:
+        """Wake the tasks that wait for one of these values."""
         for key in keys:
             if key in self._awaited:
                 self._awaited.pop(key).set()
@@ -469,7 +473,7 @@ def _user_of(connection: socket.socket) -> int:
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """The signature and the body of a message."""
+    """Read the signature and the body of a message."""
     head = await reader.readexactly(HEAD.size + DIGEST)
     (size,) = HEAD.unpack_from(head)
     if size > LARGEST:

@@ -1,13 +1,14 @@
-"""The transport of Python objects between ranks, and collectives that end where a rank has died.
+"""The transport of Python objects between ranks, and collectives that end when a rank has died.
 
-An object travels as an outline, which is a pickle, and its arrays as they lie in memory: arrays in
-a pickle are copied into it and out of it, which for a checkpoint takes many times as long as to
-send it. Nothing is unpickled that others may have sent. Objects go over MPI where it knows the
-ranks. Elsewhere they go through torch.distributed, whose sockets ask nobody who he is: there each
-part is signed with the job's secret, and read after the signature was checked.
+An object is sent as an outline, which is a pickle, followed by its arrays directly from memory,
+because copying arrays into and out of a pickle takes many times as long as sending them. Data from
+unknown senders are never unpickled. Objects are sent by MPI if it knows the ranks. Otherwise they
+are sent by torch.distributed, whose sockets do not authenticate. Each part is then signed with the
+secret of the job, and its signature is checked before it is unpickled.
 
-gloo reports a death to ranks that wait for a message of the dead, but not to one whose own message
-is half sent: that waits until the collective's timeout. So MPI is asked as well.
+gloo reports a death to ranks that wait for a message of the dead rank, but not to a rank that has
+sent half of a message, which would wait until the timeout of the collective. Therefore MPI is
+queried as well.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 
-# Bytes. Smaller arrays go with the outline: to send one more part takes longer.
+# Arrays with fewer bytes are sent in the outline, because another message would take longer.
 SMALL = 2**16
 
 
 def take_apart(value: Any) -> tuple[bytes, list[Bytes]]:
-    """The outline of an object, and the arrays that are sent beside it; these are not copied."""
+    """Return the outline of an object, and views of its arrays, which are sent separately."""
     arrays: list[Bytes] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -56,24 +57,24 @@ def take_apart(value: Any) -> tuple[bytes, list[Bytes]]:
 
 
 def find_sizes(outline: bytes) -> list[int]:
-    """Return the sizes of an outline's arrays. It is unpickled, and must be trusted."""
+    """Return the sizes of an outline's arrays; the outline must be trusted, as it is unpickled."""
     _, sizes = pickle.loads(outline)
     return list(sizes)
 
 
 def make_room(outline: bytes) -> list[Bytes]:
-    """Return empty arrays for those of an outline."""
+    """Return empty arrays for the arrays of an outline."""
     return [np.empty(size, np.uint8) for size in find_sizes(outline)]
 
 
 def put_together(outline: bytes, arrays: list[Bytes]) -> Any:
-    """The object; its arrays are these."""
+    """Return the object of an outline with these arrays."""
     inner, _ = pickle.loads(outline)
     return pickle.loads(inner, buffers=arrays)
 
 
 class _Pickler(pickle.Pickler):
-    """Gives tensors away as NumPy's arrays."""
+    """A pickler that replaces tensors by NumPy arrays."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.requires_grad or not _is_plain(value):
@@ -91,26 +92,26 @@ def _make_tensor(flat: Bytes, dtype: torch.dtype, shape: torch.Size) -> torch.Te
     return torch.from_numpy(flat).view(dtype).reshape(shape)
 
 
-LARGEST = 2**30  # bytes that MPI carries at a time
-LOOKS = 200  # at a message that may come at once, before the core is left to others
-LONGEST_PAUSE = 1e-3  # s between two looks
-FRAGMENT = 2**13  # bytes that MPI passes on at a look, at least; it does nothing between looks
+LARGEST = 2**30  # bytes that are sent in one message of MPI
+SPINS = 200  # tests without a pause, for a message that arrives soon
+LONGEST_PAUSE = 1e-3  # s between two tests
+FRAGMENT = 2**13  # least bytes that MPI transfers in a test; it transfers none between tests
 _DIGEST = 32  # bytes
 
-# What MPI may still write to after an exception has ended the wait for it.
+# Buffers that MPI may still write to after an exception has ended the wait.
 _abandoned: list[Any] = []
 
 
 class _Objects(ABC):
-    """Between so many ranks; both calls are collective."""
+    """Collectives of objects between ranks."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """The value of the rank `source`."""
+        """Return the value of the rank `source`."""
         if self._rank != source:
-            return self._complete(self._spread(b"", source), source)
+            return self._receive_arrays(self._spread(b"", source), source)
         outline, arrays = take_apart(value)
         self._spread(outline, source)
         for array in arrays:
@@ -118,19 +119,19 @@ class _Objects(ABC):
         return value
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank; its own is the value itself."""
+        """Return the values of all ranks, by rank; that of this rank is not a copy."""
         outline, arrays = take_apart(value)
         found = []
         for rank, other in enumerate(self._exchange(outline)):
             if rank != self._rank:
-                found.append(self._complete(other, rank))
+                found.append(self._receive_arrays(other, rank))
                 continue
             for array in arrays:
                 self._carry(array, rank)
             found.append(value)
         return found
 
-    def _complete(self, outline: bytes, source: int) -> Any:
+    def _receive_arrays(self, outline: bytes, source: int) -> Any:
         arrays = make_room(outline)
         for array in arrays:
             self._carry(array, source)
@@ -146,11 +147,11 @@ class _Objects(ABC):
 
     @abstractmethod
     def _carry(self, array: Bytes, source: int) -> None:
-        """Send an array from the source to the others, where it is filled."""
+        """Send an array from the source to the others, whose arrays are filled."""
 
 
 class MpiObjects(_Objects):
-    """Between the ranks of a communicator."""
+    """Collectives of objects between the ranks of a communicator."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         super().__init__(comm.rank, comm.size)
@@ -180,9 +181,9 @@ class MpiObjects(_Objects):
 
 
 class SignedObjects(_Objects):
-    """The same between the ranks of torch's process group, who have a store, and so a secret.
+    """Collectives of objects between the ranks of torch's process group, signed with its secret.
 
-    comm: the ranks, where some may die and the others are to be told.
+    comm: MPI's communicator if ranks may die and the others must notice it.
     """
 
     def __init__(self, rank: int, size: int, store: Store, comm: MPI.Comm | None = None) -> None:
@@ -192,30 +193,30 @@ class SignedObjects(_Objects):
     def _spread(self, outline: bytes, source: int) -> bytes:
         message = self._pack(outline) if self._rank == source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([message.numel()])
-        complete(dist.broadcast, size, source, comm=self._comm)
+        run_collective(dist.broadcast, size, source, comm=self._comm)
         if self._rank != source:
             message = torch.empty(int(size), dtype=torch.uint8)
-        complete(dist.broadcast, message, source, comm=self._comm)
+        run_collective(dist.broadcast, message, source, comm=self._comm)
         return self._unpack(message, source)
 
     def _exchange(self, outline: bytes) -> list[bytes]:
         message = self._pack(outline)
         sizes = torch.zeros(self._size, dtype=torch.int64)
         sizes[self._rank] = message.numel()
-        complete(dist.all_reduce, sizes, comm=self._comm)
+        run_collective(dist.all_reduce, sizes, comm=self._comm)
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
         padded[: message.numel()] = message
         messages = [torch.empty_like(padded) for _ in range(self._size)]
-        complete(dist.all_gather, messages, padded, comm=self._comm)
+        run_collective(dist.all_gather, messages, padded, comm=self._comm)
         return [self._unpack(messages[rank][: sizes[rank]], rank) for rank in range(self._size)]
 
     def _carry(self, array: Bytes, source: int) -> None:
-        # torch warns of what must not be written, also where it is only read
+        # Torch warns about read-only arrays, even if they are not written.
         sent = torch.from_numpy(array if array.flags.writeable else array.copy())
-        complete(dist.broadcast, sent, source, comm=self._comm)
+        run_collective(dist.broadcast, sent, source, comm=self._comm)
         digest = hashlib.sha256(array.data).digest()
         if self._spread(digest if self._rank == source else b"", source) != digest:
-            raise RuntimeError(f"an array that came from rank {source} is not what was sent")
+            raise RuntimeError(f"an array from rank {source} was changed in transit")
 
     def _pack(self, outline: bytes) -> torch.Tensor:
         signed = self._sign(outline, self._rank) + outline
@@ -225,7 +226,7 @@ class SignedObjects(_Objects):
         content = message.numpy().tobytes()
         signature, outline = content[:_DIGEST], content[_DIGEST:]
         if not hmac.compare_digest(signature, self._sign(outline, source)):
-            raise RuntimeError(f"what came from rank {source} is not signed with this job's secret")
+            raise RuntimeError(f"a message from rank {source} is not signed with this job's secret")
         return outline
 
     def _sign(self, outline: bytes, source: int) -> bytes:
@@ -233,7 +234,7 @@ class SignedObjects(_Objects):
 
 
 def hand_to_root(comm: MPI.Comm, array: NDArray[Any], source: int) -> None:
-    """An array of the rank `source` into that of rank 0, on these two; as both lie in memory."""
+    """Copy an array of the rank `source` into that of rank 0; called on these two ranks."""
     flat = array.reshape(-1).view(np.uint8)
     for part in np.split(flat, range(LARGEST, flat.size, LARGEST)):
         request = comm.Irecv(part, source) if comm.rank == 0 else comm.Isend(part, 0)
@@ -241,64 +242,64 @@ def hand_to_root(comm: MPI.Comm, array: NDArray[Any], source: int) -> None:
 
 
 def _wait(request: MPI.Request, buffers: Any, n_bytes: int = 0) -> None:
-    """Wait for a message, and leave the core to others, as MPI's own way of waiting does not.
+    """Wait for a message and leave the core to other threads, which MPI's wait does not.
 
-    n_bytes: of one that others are ready for, which would take long if looked at seldom.
+    n_bytes: size of a message whose other side is ready; it would take long with few tests.
     """
     try:
         looks, pause = 0, 1e-5
         while not request.Test():
             looks += 1
-            if looks > LOOKS + n_bytes // FRAGMENT:
+            if looks > SPINS + n_bytes // FRAGMENT:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-            elif looks > LOOKS:
+            elif looks > SPINS:
                 os.sched_yield()
     except BaseException:
         _abandoned.append((request, buffers))
         raise
 
 
-LOOK = timedelta(seconds=0.5)  # from one question after deaths to the next
+PROBE_PAUSE = timedelta(seconds=0.5)  # time between two queries for deaths
 
-# What has been given up. A thread of its group waits in it for ever, and who destroys the group
-# would wait for the thread.
+# Collectives that were given up, with their groups. A thread of the group waits for ever in each of
+# them, and destroying the group would wait for this thread.
 _abandoned_collectives: list[Any] = []
 
 
-def complete(collective: Callable[..., Any], *args: Any, comm: MPI.Comm | None) -> None:
+def run_collective(collective: Callable[..., Any], *args: Any, comm: MPI.Comm | None) -> None:
     """Take part in one of torch's collectives until it is done.
 
-    comm: the ranks, where some may die. Raises RuntimeError where that has kept it from an end.
+    comm: MPI's communicator if ranks may die. Raises RuntimeError if it cannot end after a death.
     """
     if comm is None:
         collective(*args)
         return
     work, has_heard = collective(*args, async_op=True), False
     while not _is_done(work):
-        if has_heard:  # gloo has had the time to tell of it by itself
+        if has_heard:  # gloo has had time to report the death, but has not
             _abandoned_collectives.append((work, dist.group.WORLD))
-            raise RuntimeError("a rank has died, and others wait for what was on its way")
+            raise RuntimeError("a rank has died during a collective operation")
         has_heard = hears_of_death(comm)
 
 
 def hears_of_death(comm: MPI.Comm) -> bool:
-    """Return True if MPI knows of a death, or of ranks that have given up because of one."""
+    """Return True if MPI has reported a death, or that ranks have given up because of one."""
     from mpi4py import MPI
 
     try:
-        comm.Iprobe()  # in it, MPI takes in what it has been told
+        comm.Iprobe()  # MPI receives its notifications within this call
     except MPI.Exception:
         return True
     return False
 
 
 def _is_done(work: dist.Work) -> bool:
-    """Return True if it is done within `LOOK`; raises the error that has made it fail."""
+    """Return True if a collective is done within `PROBE_PAUSE`; raises its error, if any."""
     try:
-        work.wait(LOOK)
+        work.wait(PROBE_PAUSE)
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it may have ended meanwhile, and well
+        work.wait()  # it may have succeeded after the timeout, otherwise this raises its error
     return True

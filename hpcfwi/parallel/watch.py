@@ -1,12 +1,12 @@
-"""The watch beside the computation: requests to stop, signals within a step, ranks that hang.
+"""The watch of a computation: requests to stop, signals within a step, and ranks that hang.
 
-Batch systems and terminals request a stop by a signal. It is noted now and obeyed together: the
-ranks agree between two steps, so that all stop at the same one.
+Batch systems and terminals request a stop by a signal. The signal is noted, and the ranks agree to
+stop between two steps, so that all stop at the same one.
 
-`Watch` is a thread of each rank. It talks to the others through a connection of its own to the
-store of the context, so that neither a long computation nor a collective that never ends keeps it
-from doing so. `liveness` concludes from the reports of other ranks which is missing. Ranks that
-raise are up to `failure`.
+`Watch` is a thread of each rank. It communicates with the others through a separate connection to
+the store of the context, so that it works during a long computation or a collective that never
+ends. `liveness` determines from the reports of other ranks which one is missing. `failure` handles
+ranks that raise an exception.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import abort, tell
 from hpcfwi.parallel.liveness import MissingRank, Monitor, Report, Reporter
 
+log = logging.getLogger("hpcfwi")
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, requests to stop are this handler's; afterwards whose they were; main thread only."""
+    """Let a handler receive signals that request a stop within the block; main thread only."""
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
@@ -48,9 +50,9 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 class StopRequest:
-    """Notes the signals while it is open; use it in a `with` statement, in the main thread.
+    """Notes signals that request a stop; for a `with` statement in the main thread.
 
-    deciding: held while the ranks agree, and for good after they have agreed to stop.
+    deciding: a lock that is held while the ranks agree, and for good after they agreed to stop.
     """
 
     def __init__(self, context: Context) -> None:
@@ -59,21 +61,21 @@ class StopRequest:
         self._received = 0
         self._has_agreed = False
         self._handling = handling(self._note)
-        self._before_bell = -1
-        self._bell, self._button = socket.socketpair()
-        self._bell.setblocking(False)
-        self._button.setblocking(False)
+        self._former_wakeup = -1
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
 
-    def agreed(self) -> str | None:
-        """The signal's name if any rank has received one, on all ranks alike; collective."""
-        # One that agrees for the second time holds the lock already.
+    def agree_to_stop(self) -> str | None:
+        """Return the name of a signal that any rank has received, the same on all; collective."""
+        # After an earlier agreement this thread already holds the lock.
         self.deciding.acquire(blocking=not self._has_agreed)
         received = torch.zeros(len(SIGNALS), dtype=torch.int64)
         if self._received:
             received[SIGNALS.index(signal.Signals(self._received))] = 1
         try:
             counts = self._context.sum(received)
-        except RuntimeError:  # a rank has died, and the others are asked again
+        except RuntimeError:  # a rank has died, and the remaining ranks will call this again
             if not self._has_agreed:
                 self.deciding.release()
             raise
@@ -84,62 +86,61 @@ class StopRequest:
         return SIGNALS[int(counts.argmax())].name
 
     def wait(self, timeout: float) -> str | None:
-        """The signal that this rank has received, if any; for any other thread, and at once.
+        """Wait in another thread for a signal of this rank, and return it; None if there is none.
 
-        Waits up to `timeout` seconds, or until there is one, or `wake` is called. The main thread
-        itself may be in a long computation, and learns of the signal only when it returns.
+        It waits up to `timeout` seconds, or until `wake` is called. It is faster than the main
+        thread, which notices a signal only after a long computation.
         """
-        if select.select([self._bell], [], [], timeout)[0]:
-            rung = [number for number in self._bell.recv(4096) if number in SIGNALS]
+        if select.select([self._wakeup_reader], [], [], timeout)[0]:
+            rung = [number for number in self._wakeup_reader.recv(4096) if number in SIGNALS]
             self._received = rung[-1] if rung else self._received
         return signal.Signals(self._received).name if self._received else None
 
     def wake(self) -> None:
         """End a `wait` of another thread."""
-        self._button.send(b"\0")
+        self._wakeup_writer.send(b"\0")
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._received = number
 
     def __enter__(self) -> Self:
-        # Python runs handlers between two steps of the main thread, but writes here at once.
-        self._before_bell = signal.set_wakeup_fd(self._button.fileno(), warn_on_full_buffer=False)
+        # Python runs handlers between two instructions of the main thread, but writes to this
+        # socket at once.
+        writer = self._wakeup_writer.fileno()
+        self._former_wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._handling.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handling.__exit__(None, None, None)
-        signal.set_wakeup_fd(self._before_bell)
-        self._bell.close()
-        self._button.close()
+        signal.set_wakeup_fd(self._former_wakeup)
+        self._wakeup_reader.close()
+        self._wakeup_writer.close()
 
 
-log = logging.getLogger("hpcfwi")
-
-GRACE = 30.0  # s from a signal until the step that is in work is given up
-HEARTBEAT_WAIT = 120.0  # s, at least, that ranks wait for a sign of life
-TICK = 1.0  # s from one look of the thread to the next
-REPORT = 5  # ticks from one report to the next
+GRACE = 30.0  # s from a signal until the current step is given up
+HEARTBEAT_WAIT = 120.0  # least time that ranks wait for a sign of life, s
+TICK = 1.0  # s between two checks of the thread
+REPORT = 5  # ticks between two reports
 ABORT_WAIT = 5.0  # s for MPI to end the job
 
-# What rank 0 may tell the others to leave with: not 0, as nobody has reached the end there.
+# Exit codes that rank 0 may send to the others; 0 is not included, because no rank has finished.
 _CODES = {"1": 1, "3": 3}
 _NAMES = {number.name for number in SIGNALS}
 
 
 class Watch:
-    """Watches this rank and the others while it is open; use it in a `with` statement.
+    """A thread that watches this rank and the others while it is open; for a `with` statement.
 
-    A signal that was noted on any rank is known to all of them about a tick later. Rank 0
-    then calls `save`. If the ranks have not agreed to stop `grace` seconds after it, rank 0 calls
-    it again, and all leave with exit code 3. If a rank is not heard of for `wait` seconds (or
-    longer, where pieces of work take long: see `liveness.Monitor`) while another waits, the job
-    ends with exit code 1.
+    All ranks learn of a signal on any rank about a tick later. Rank 0 then calls `save`. If the
+    ranks have not agreed to stop `grace` seconds after the signal, rank 0 calls `save` again, and
+    all exit with code 3. If a rank gives no sign of life for `wait` seconds (or longer if pieces of
+    work take long, see `liveness.Monitor`) while another rank waits, the job ends with exit code 1.
+    With `wait=inf`, ranks that hang are not detected.
 
-    save: writes what is done to disk, unless it is there, and returns the words for what the same
-    command goes on from, "epoch 4"; called on rank 0 only, in the watching thread, while the main
-    thread computes.
-    tick: s from one look at all this to the next.
+    save: a function that writes the finished work to disk if this has not been done, and returns a
+    name for the point from which the same command continues, such as "epoch 4"; it is called on
+    rank 0 only, in the watching thread, while the main thread computes; tick: s between two checks.
     """
 
     def __init__(
@@ -160,8 +161,8 @@ class Watch:
         self._client = _StoreClient(context, f"watch-{token}") if context.size > 1 else None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-        # Rank 0 may next be in a call that keeps Python to itself until all are there, such as
-        # HDF5's collective ones: its store would not answer those that are still connecting.
+        # The next call of rank 0, such as a collective call of HDF5, may hold Python's lock until
+        # all ranks have joined it. Its store would then not answer ranks that are still connecting.
         context.barrier()
 
     def _run(self) -> None:
@@ -172,7 +173,7 @@ class Watch:
             self._end(1)
 
     def _watch(self) -> None:
-        """Look at everything once a tick, until the watch is closed or this process ends."""
+        """Check everything once a tick, until the watch is closed or this process ends."""
         clock = _Clock(2 * self._tick)
         reporter = Reporter(self._context.heartbeat)
         monitor = self._make_monitor(clock.read())
@@ -193,7 +194,7 @@ class Watch:
                 if missing is not None:
                     self._end_for(missing)
             if self._client is not None and self._client.code is not None:
-                _leave(self._client.code)
+                _exit_now(self._client.code)
             if signal is None:
                 continue
             if deadline is None:
@@ -201,23 +202,26 @@ class Watch:
                 self._save_early(signal)
             if not self._context.is_root:
                 if now > deadline + self._wait:
-                    _leave(3)
-            # Not while the main threads decide whether to stop by themselves.
+                    _exit_now(3)
+            # Until the deadline, the main threads may agree to stop by themselves.
             elif now >= deadline and self._stop.deciding.acquire(blocking=False):
                 self._give_up(signal)
 
     def _make_monitor(self, now: float) -> Monitor:
-        """Rank 0 looks after all ranks, the others after rank 0 alone, and let it go first."""
+        """Return a monitor of all ranks on rank 0, and of rank 0 only on the others.
+
+        The others wait longer, so that rank 0 reports a missing rank first.
+        """
         context = self._context
         silence = 3 * REPORT * self._tick
         if context.is_root:
             return Monitor(range(context.size), self._wait, silence, now)
-        # One after the other: the first that ends the job ends the others before they speak.
+        # The ranks report it at different times, as the first exit ends the job for the others.
         later = (2 * REPORT + min(context.rank, 20)) * self._tick
         return Monitor({0, context.rank}, self._wait + later, silence, now)
 
     def _save_early(self, signal: str) -> None:
-        """Save at once on rank 0, because not every sender of a signal waits for the grace."""
+        """Save at once on rank 0, as the sender of a signal may not wait for `grace` seconds."""
         if self._context.is_root:
             try:
                 saved = self._save()
@@ -226,10 +230,10 @@ class Watch:
             else:
                 if self._grace > 0.0:
                     work = self._context.heartbeat.work
-                    log.info("%s: %s is saved; %s has %g s", signal, saved, work, self._grace)
+                    log.info("%s: %s is saved; %s may take %g s", signal, saved, work, self._grace)
 
     def _give_up(self, signal: str) -> NoReturn:
-        """Save on rank 0, log it, and let all ranks leave together."""
+        """Save on rank 0, log it, and let all ranks exit together."""
         code = 3
         try:
             saved = self._save()
@@ -240,15 +244,15 @@ class Watch:
             work = self._context.heartbeat.work
             tell(
                 Stopped(
-                    f"stopped by {signal} in the middle of {work}, which is given up; "
-                    f"the same command goes on from {saved}"
+                    f"stopped by {signal} in the middle of {work}, which is lost; "
+                    f"the same command continues from {saved}"
                 )
             )
         self._dismiss(code)
-        _leave(code)
+        _exit_now(code)
 
     def _dismiss(self, code: int) -> None:
-        """Let the other ranks leave with an exit code, and wait until they know it; on rank 0."""
+        """Tell the other ranks to exit with a code, and wait until they read this; on rank 0."""
         if self._client is not None:
             self._client.dismiss(code)
             time.sleep(3 * self._tick)  # the store ends with this process
@@ -258,7 +262,7 @@ class Watch:
         tell(
             InversionFailure(
                 f"rank {missing.rank} on {host} has not answered for {missing.seconds:.0f} s "
-                f"(last seen in {missing.work}): ended"
+                f"(last seen in {missing.work}): the job is ended"
             )
         )
         if self._context.is_root:
@@ -266,7 +270,7 @@ class Watch:
         self._end(1)
 
     def _end(self, code: int) -> NoReturn:
-        """End all ranks, those that hang as well, and even if MPI itself hangs."""
+        """End all ranks, including ranks that hang, even if MPI hangs."""
         threading.Thread(target=abort, args=(self._context.comm, code), daemon=True).start()
         time.sleep(ABORT_WAIT)
         os._exit(code)
@@ -286,11 +290,11 @@ class Watch:
 
 
 class _StoreClient:
-    """Carries messages to and from the store in a thread that may be held up there for ever.
+    """A thread that exchanges messages with the store.
 
-    A store whose host has stopped lets its callers wait, whatever timeout it was given. What has
-    come in so far is here: signal: one that some rank has received; reports: of the ranks that this
-    one looks after, itself left out; code: with which all may leave now.
+    It is separate from the watch, because a call to a store whose host has stopped may wait for
+    ever, whatever its timeout. signal: a signal that some rank has received; reports: the reports
+    of the other ranks that this one monitors; code: exit code with which all ranks must exit now.
     """
 
     def __init__(self, context: Context, prefix: str) -> None:
@@ -300,7 +304,7 @@ class _StoreClient:
         self.code: int | None = None
         self._rank = context.rank
         self._others = list(range(1, context.size)) if context.is_root else [0]
-        # The context's connection is taken while the main thread waits in a call of its own.
+        # The main thread may wait in a call through the context's connection.
         self._store = context.store.clone()
         self._prefix = prefix
         if context.is_root:
@@ -313,14 +317,14 @@ class _StoreClient:
         self._thread = threading.Thread(target=self._run, name="client", daemon=True)
 
     def exchange(self, signal: str | None, report: Report | None) -> str | None:
-        """Hand in this rank's signal and report, without waiting; a signal known to the ranks."""
+        """Queue this rank's signal and report for sending; return a signal of any rank."""
         self._signal = signal
         self._report = report or self._report
         self._called.set()
         return self.signal or signal
 
     def dismiss(self, code: int) -> None:
-        """Tell all ranks to leave with an exit code."""
+        """Tell all ranks to exit with a code."""
         self._store.set(self._key("word"), str(code))
 
     def start(self) -> None:
@@ -330,7 +334,7 @@ class _StoreClient:
         self._closed = True
         self._called.set()
         self._thread.join(TICK)
-        self._store.close()  # rank 0 has room for one such connection of each rank
+        self._store.close()  # rank 0 has file descriptors for one such connection of each rank
 
     def _run(self) -> None:
         while True:
@@ -340,7 +344,7 @@ class _StoreClient:
                 return
             try:
                 self._carry()
-            except RuntimeError:  # the rank that kept the store has gone
+            except RuntimeError:  # the rank with the store has ended
                 return
 
     def _carry(self) -> None:
@@ -368,10 +372,10 @@ class _StoreClient:
 
 
 class _Clock:
-    """Seconds that this thread has been awake for.
+    """A clock that counts the seconds during which this thread was awake.
 
-    A machine that sleeps, or is too busy to let the thread look at the clock, is not late: a step
-    between two readings counts up to `longest` seconds.
+    The time between two readings counts as at most `longest` seconds, so that a machine that sleeps
+    or is too busy to run the thread does not appear to be late.
     """
 
     def __init__(self, longest: float) -> None:
@@ -385,8 +389,8 @@ class _Clock:
         return self._seconds
 
 
-def _leave(code: int) -> NoReturn:
-    """End this process alone and at once, the main thread in whatever it does."""
+def _exit_now(code: int) -> NoReturn:
+    """End this process at once, but no other, whatever the main thread does."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

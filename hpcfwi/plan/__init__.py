@@ -1,1 +1,1 @@
-"""Predictions of a run before it starts: what it takes, and what would spoil it."""
+"""Predictions about a run before it starts: time, memory, and problems with input and data."""

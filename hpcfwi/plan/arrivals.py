@@ -1,8 +1,8 @@
 """Arrivals in observed data, and traces that are dead, loud or broken.
 
-How late, how loud and how alike arrivals are is found in some shots, beside simulated traces;
-`comparison` concludes from their numbers. A scan reads every trace of data that others have made
-once, but for those that `[data]` leaves out.
+Delays, amplitudes and correlations of arrivals are measured in some shots by comparison with
+simulated traces; `comparison` summarises them. A scan reads every trace of external data once,
+except for those that `[data]` leaves out.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from hpcfwi.wave.simulation import wave_speed
 
 Array = NDArray[np.float64]
 
-# Of a trace's largest amplitude, where its first arrival begins.
+# The onset of a first arrival is where its trace reaches this share of its largest amplitude.
 ONSET = 0.05
-# Of the loudest simulated trace, below which nothing has arrived.
+# Simulated traces below this share of the largest amplitude of all have no arrival.
 SILENT = 1e-4
-# Periods before and after the onset that are taken for the first arrival, and how far around it
-# it is looked for in the observed trace.
+# The first arrival is the part from BEFORE to AFTER periods around the onset. It is searched for in
+# the observed trace up to FURTHEST periods earlier or later.
 BEFORE, AFTER, FURTHEST = 0.5, 1.5, 3.0
-# Of a trace's largest amplitude, what one of its first samples after zeros exceeds where a mute has
-# left them: waves that are simulated begin with less.
+# After the zeros of a mute, one of the first SOON samples exceeds the share JUMP of the trace's
+# largest amplitude. Simulated waves begin with smaller values.
 JUMP, SOON = 1e-8, 4
 AS_GOOD = 0.85
-# Of offsets, for which the delays of picks are told
+# Number of ranges of offsets in the report of picks.
 RANGES = 4
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """First arrivals of the traces (trace,) in which something arrives, simulated and observed.
+    """First arrivals, simulated and observed, in the traces (trace,) that have one.
 
-    places: their numbers among all; onset: of the simulated arrival, s after the first sample; lag:
-    how much later the observed arrival is, s; likeness: its normalised correlation with the
-    simulated one at that lag, at most 1; ratio: of its root mean square to the simulated one's;
-    noise: that of what comes before to its own, NaN where nothing does; sign: of the observed
-    ones against the simulated ones, 1 or -1 for all together, 0 where it cannot be told: a wave of
-    few frequencies resembles its own opposite half a period later.
+    places: indices among all traces; onset: time of the simulated arrival, s after the first
+    sample; lag: delay of the observed arrival, s; likeness: its normalized correlation with the
+    simulated one at this lag, at most 1; ratio: its root mean square over that of the simulated
+    one; noise: the root mean square before the arrival over its own, NaN if no samples precede it;
+    sign: sign of the observed arrivals relative to the simulated ones, 1 or -1 for all together, 0
+    if it cannot be determined, because a narrow-band wave shifted by half a period is similar to
+    its opposite.
     """
 
     places: NDArray[np.int64]
@@ -68,16 +69,16 @@ class Arrivals:
 
 
 def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -> Arrivals:
-    """Look for the first simulated arrivals (trace, time) in the observed traces.
+    """Find the first arrivals of simulated traces (trace, time) in the observed traces.
 
-    dt: s; period: of the wavelet's peak frequency, s.
+    dt: sampling interval, s; period: period of the wavelet's peak frequency, s.
     """
     largest = np.abs(simulated).max(axis=1, initial=0.0)
     usable = (largest > SILENT * largest.max(initial=0.0)) & np.isfinite(observed).all(axis=1)
     places = np.flatnonzero(usable & observed.any(axis=1))
     simulated = simulated[places] / largest[places, None]
     scale = np.abs(observed[places]).max(axis=1, initial=0.0)
-    observed = observed[places] / scale[:, None]  # squares must not overflow
+    observed = observed[places] / scale[:, None]  # otherwise squares could overflow
     onset = (np.abs(simulated) > ONSET).argmax(axis=1)
     samples = np.arange(simulated.shape[1])
     first, last = (np.rint(onset + k * period / dt)[:, None] for k in (-BEFORE, AFTER))
@@ -86,7 +87,7 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
     furthest = max(1, round(FURTHEST * period / dt))
     strength = np.sqrt((arrival**2).sum(axis=1))
     energy = np.maximum(_correlate(window, observed**2, furthest), 0.0)
-    # What is next to silence beside the trace is not compared
+    # The lower limit prevents high correlations with parts of the trace that are almost silent.
     there = np.sqrt(np.maximum(energy, 1e-6 * (observed**2).sum(axis=1, keepdims=True)))
     likeness = _correlate(arrival, observed, furthest) / (strength[:, None] * there)
     against, along = -likeness.min(axis=1, initial=0.0), likeness.max(axis=1, initial=0.0)
@@ -104,7 +105,10 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
 
 
 def _tell_sign(along: Array, against: Array) -> int:
-    """The sign of traces (trace,), of which these are the largest and least correlations."""
+    """Return the sign of arrivals: 1, -1, or 0 if it is unclear.
+
+    along, against: (trace,), the largest correlations with the arrival and with its opposite.
+    """
     same, opposite = (float(np.median(some)) if some.size else 0.0 for some in (along, against))
     if min(same, opposite) >= AS_GOOD * max(same, opposite):
         return 0
@@ -113,11 +117,11 @@ def _tell_sign(along: Array, against: Array) -> int:
 
 @dataclass(frozen=True)
 class PickedArrivals:
-    """Picks of first breaks beside the first simulated arrivals.
+    """Picks of first breaks compared with the first simulated arrivals.
 
-    offsets: (trace,), of the traces that have both, m; late: how much later the pick is, s;
-    opposite: in which share of them the observed wave at the pick has the other sign than the
-    simulated one at its arrival.
+    offsets: (trace,), offsets of the traces with both, m; late: delay of the pick, s; opposite:
+    share of the traces whose observed wave at the pick has the opposite sign of the simulated
+    arrival.
     """
 
     offsets: Array
@@ -126,11 +130,14 @@ class PickedArrivals:
 
     @property
     def lag(self) -> float:
-        """The median of `late`, s; 0 where there is no trace."""
+        """The median of `late`, s; 0 without traces."""
         return float(np.median(self.late)) if self.late.size else 0.0
 
     def describe(self) -> str:
-        """Return a line with the medians of ranges of offsets with equal numbers of traces."""
+        """Return a line with the median delay in each of some ranges of offsets.
+
+        The ranges have equal numbers of traces.
+        """
         parts = []
         for part in np.array_split(np.argsort(self.offsets, kind="stable"), RANGES):
             if part.size:
@@ -138,7 +145,7 @@ class PickedArrivals:
                 parts.append(f"{near:.1f} to {far:.1f} km {_say(np.median(self.late[part]))}")
         return (
             f"picks in {self.late.size} of these traces are {_say(self.lag)} than the first "
-            f"simulated arrivals ({', '.join(parts) or 'none'}); the sign there is the opposite in "
+            f"simulated arrivals ({', '.join(parts) or 'none'}); their sign is the opposite in "
             f"{100 * self.opposite:.0f} %"
         )
 
@@ -155,9 +162,9 @@ def compare_picks(
     times: NDArray[np.floating],
     period: float,
 ) -> PickedArrivals:
-    """Compare picks (trace,) with the first arrivals of traces (trace, time) that no mute has cut.
+    """Compare picks (trace,) with the first arrivals of unmuted traces (trace, time).
 
-    picks: s, NaN where there is none; times: of the samples, s after the shot; period: of the
+    picks: s, NaN for no pick; times: times of the samples, s after the shot; period: period of the
     wavelet's peak frequency, s.
     """
     largest = np.abs(simulated).max(axis=1, initial=0.0)
@@ -165,7 +172,7 @@ def compare_picks(
     usable &= np.isfinite(observed).all(axis=1) & observed.any(axis=1)
     picks, observed, simulated = picks[usable], observed[usable], simulated[usable]
     onset = times[(np.abs(simulated) > ONSET * largest[usable, None]).argmax(axis=1)]
-    # From the arrival on, a period of both
+    # One period of both waves from the arrival on
     after = np.arange(0.0, period, times[1] - times[0])
     signs = [
         np.sign(
@@ -178,15 +185,16 @@ def compare_picks(
     return PickedArrivals(np.abs(offsets[usable]), picks - onset, opposite)
 
 
-def fit_wavelet(observed: Array, simulated: Array, heard: NDArray[np.bool_] | None = None) -> Array:
-    """Pass simulated traces (trace, time) through the filter that brings them nearest to observed.
+def fit_wavelet(observed: Array, simulated: Array, live: NDArray[np.bool_] | None = None) -> Array:
+    """Filter simulated traces (trace, time) so that they fit the observed ones best.
 
-    Least squares at each frequency, damped by 1 % of the strongest (Pratt 1999, equation 17): what
-    a wavelet alone can mend. heard: (trace,), from which it is found; all where not given.
+    The filter is the least-squares solution at each frequency, with a damping of 1 % of the largest
+    power (Pratt 1999, equation 17). It removes differences that another wavelet can explain. live:
+    (trace,), mask of the traces from which the filter is estimated; all if not given.
     """
     n = simulated.shape[1]
     made = np.fft.rfft(simulated, 2 * n)
-    found = slice(None) if heard is None else heard
+    found = slice(None) if live is None else live
     given, known = np.fft.rfft(observed[found], 2 * n), made[found]
     power = (np.abs(known) ** 2).sum(axis=0)
     if not power.any():
@@ -196,21 +204,22 @@ def fit_wavelet(observed: Array, simulated: Array, heard: NDArray[np.bool_] | No
 
 
 def predict(observed: Array, simulated: Array) -> Array:
-    """Pass simulated traces (trace, time) through wavelets that others were fitted with.
+    """Filter simulated traces (trace, time) by wavelets that were fitted to other traces.
 
-    Every second trace is filtered with what `fit_wavelet` finds from the rest: a filter explains
-    any single trace, but only a wavelet explains traces that it was not fitted to.
+    The traces are divided into two halves, and each half is filtered as in `fit_wavelet` for the
+    other half. A filter can fit any single trace, but only the right wavelet fits traces that were
+    not used to estimate it.
     """
     second = np.arange(len(simulated)) % 2 == 1
-    parts = [fit_wavelet(observed, simulated, heard) for heard in (second, ~second)]
+    parts = [fit_wavelet(observed, simulated, live) for live in (second, ~second)]
     return np.where(second[:, None], parts[1], parts[0])
 
 
 def find_heads(traces: NDArray[np.floating], axis: TimeAxis) -> Array:
-    """Return until when traces (..., time) were muted, in s after the shot.
+    """Return the ends of mutes in traces (..., time), in s after the shot.
 
-    It is -inf of those that were not. A muted trace begins with zeros and then jumps: recordings
-    begin with noise, and simulated waves grow from next to nothing.
+    They are -inf for traces without a mute. A muted trace begins with zeros followed by a jump,
+    while recordings begin with noise, and simulated waves increase slowly.
     """
     size = np.abs(traces)
     first = (size > 0.0).argmax(axis=-1)
@@ -221,22 +230,22 @@ def find_heads(traces: NDArray[np.floating], axis: TimeAxis) -> Array:
 
 
 def correlation(one: Array, other: Array) -> float:
-    """Return the correlation of all traces together, 0 if one is zero."""
+    """Return the normalized correlation of all traces together, 0 if one array is zero."""
     norms = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
     return float((one * other).sum()) / norms if norms else 0.0
 
 
 def _correlate(one: Array, other: Array, furthest: int) -> Array:
-    """Sums of one(t) other(t + lag), for lags of -furthest to furthest samples: (trace, lag)."""
+    """Return the sums of one(t) other(t + lag), (trace, lag), for lags up to +-furthest samples."""
     n = one.shape[1] + furthest
     product = np.fft.rfft(one, n).conj() * np.fft.rfft(other, n)
     return np.roll(np.fft.irfft(product, n), furthest, axis=1)[:, : 2 * furthest + 1]
 
 
 def _nearest_peak(likeness: Array) -> NDArray[np.int64]:
-    """Return the peak nearest to the middle of each row that is `AS_GOOD` as the highest.
+    """Return the peak of each row nearest to its middle, with at least `AS_GOOD` of the maximum.
 
-    A later wave, or the next cycle, may by chance be a little more alike.
+    The maximum may by chance belong to a later wave, or to the next cycle.
     """
     padded = np.pad(likeness, ((0, 0), (1, 1)), constant_values=-np.inf)
     peaks = (likeness >= padded[:, :-2]) & (likeness >= padded[:, 2:])
@@ -251,21 +260,21 @@ def _mean(values: Array, where: NDArray[np.bool_]) -> Array:
     return np.where(count > 0, (values * where).sum(axis=1) / np.maximum(count, 1), np.nan)
 
 
-# Of the median of its neighbours in offset: below it a trace is dead, above it loud.
+# A trace is dead below, or loud above, this ratio to the median of its neighbours in offset.
 DEAD, LOUD = 1e-3, 10.0
-# A sample so many times as large as the next of its trace: waves have slopes.
+# A spike exceeds the next largest sample of its trace by this factor; waves are smoother.
 SPIKE = 3.0
-AT_A_TIME = 2**22  # bytes that are looked at
+AT_A_TIME = 2**22  # bytes that are examined at a time
 FAULTS = ("broken", "spiky", "dead", "loud")
 
-SHOWN = 3  # places of traces with a fault that are told
+SHOWN = 3  # number of traces with a fault that are named
 
 Place = tuple[int, int]  # shot and receiver
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Traces with a fault: how many, and the places of the first `SHOWN`."""
+    """Traces with a fault: their number, and the places of the first `SHOWN` of them."""
 
     count: int = 0
     first: tuple[Place, ...] = ()
@@ -278,8 +287,8 @@ class Tally:
 class Scan:
     """The faults of the traces of a survey.
 
-    shots, traces: numbers that were scanned; broken: traces that are not finite; silent: shots
-    without a signal.
+    shots, traces: numbers of shots and traces that were scanned; broken: traces that are not
+    finite; silent: shots without a signal.
     """
 
     shots: int
@@ -293,7 +302,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Found:
-    """The faults in some shots; loudness: of a typical trace of each, infinite without one."""
+    """The faults in some shots; loudness: typical amplitude of each shot, infinite if unknown."""
 
     traces: int
     loudness: NDArray[np.float64]
@@ -301,7 +310,7 @@ class _Found:
 
 
 def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) -> Scan:
-    """Read the whole survey, each rank its part of the shots; collective."""
+    """Read and examine the whole survey, each rank a part of the shots; collective."""
     n_shots = experiment.survey.n_shots
     share = -(-n_shots // context.size)
     mine = np.arange(n_shots)[context.rank * share :][:share]
@@ -329,14 +338,14 @@ def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) 
 
 def _in_parts(shots: NDArray[np.int64], reader: GatherReader) -> Iterator[NDArray[np.int64]]:
     _, n_receivers, n_samples = reader.survey.shape
-    # Beside its samples each trace has its neighbours, in double precision
+    # Memory for each trace: its samples, and its neighbours in double precision.
     size = max(1, AT_A_TIME // (n_receivers * (4 * n_samples + 8 * NEIGHBOURS)))
     return (shots[i : i + size] for i in range(0, shots.size, size))
 
 
 @dataclass(frozen=True)
 class _Scanner:
-    """The criteria for traces; slowest: speed of waves, m/s."""
+    """The criteria for faulty traces; slowest: the slowest speed of waves, m/s."""
 
     survey: Survey
     aperture: Aperture
@@ -347,18 +356,18 @@ class _Scanner:
     def of(cls, experiment: Experiment) -> Self:
         return cls(
             experiment.survey,
-            experiment.compared().aperture,
+            experiment.make_simulator().aperture,
             experiment.conditioning(),
             float(wave_speed(experiment.initial.arrays).min()),
         )
 
     def look_at(self, shots: NDArray[np.int64], traces: NDArray[np.float32]) -> _Found:
-        """The traces (shot, receiver, time) of these shots."""
+        """Examine the traces (shot, receiver, time) of these shots."""
         survey = self.survey.select(shots)
-        heard = self.aperture.trace_mask(survey.sources, survey.receivers)
-        heard &= self.conditioning.select(traces, survey)
+        live = self.aperture.within_offsets(survey.sources, survey.receivers)
+        live &= self.conditioning.select(traces, survey)
         if survey.mask is not None:
-            heard &= survey.mask
+            live &= survey.mask
         distances = np.linalg.norm(survey.receivers - survey.sources[:, None], axis=-1)
         peaks = survey.dt * np.abs(survey.wavelet).argmax(axis=1)
         due = peaks[:, None] + distances / self.slowest < survey.dt * survey.n_samples
@@ -368,16 +377,16 @@ class _Scanner:
         dead = due & (loudness <= DEAD * np.nan_to_num(typical))
         with np.errstate(invalid="ignore"):
             loud = (loudness > LOUD * typical) & ~spiky
-        good = heard & due & ~broken
-        # Of traces that hold anything: the few that do make a shot that is not silent
+        good = live & due & ~broken
+        # Zero traces are left out, because a shot is not silent if a few traces have signal.
         of_shots = median_of_finite(np.where(good & (loudness > 0.0), loudness, np.nan))
         of_shots = np.nan_to_num(of_shots)
-        dead[of_shots == 0.0] = False  # told as a shot
+        dead[of_shots == 0.0] = False  # these are reported as silent shots
         faults = {"broken": broken, "spiky": spiky, "dead": dead & ~broken, "loud": loud & ~broken}
         return _Found(
-            int(heard.sum()),
+            int(live.sum()),
             np.where(good.any(axis=1), of_shots, np.inf),
-            {kind: _count(shots, heard & faults[kind]) for kind in FAULTS},
+            {kind: _count(shots, live & faults[kind]) for kind in FAULTS},
         )
 
 
@@ -388,7 +397,7 @@ def _count(shots: NDArray[np.int64], which: NDArray[np.bool_]) -> Tally:
 
 
 def find_spikes(traces: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return which traces (..., time) have one sample that is far beyond all others."""
+    """Return a mask of the traces (..., time) with one sample much larger than the others."""
     ends = np.partition(np.abs(traces), (-2, -1), axis=-1)
     second, largest = ends[..., -2], ends[..., -1]
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,54 +1,37 @@
-"""Checks of a plan: what would make a run fail, or gradients zero or poor, with remedies.
+"""Checks of a plan and of the data for problems that lead to failures or to poor gradients.
 
-Each check is a function of an experiment, or of a part of its plan, that returns its findings.
-`config` and `inversion.preparation` refuse what cannot be simulated at all.
+Each check is a function of an experiment, of a part of its plan or of a comparison of its data, and
+returns its findings. `config` and `inversion.checks` find errors that prevent any simulation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.errors import Finding
+from hpcfwi.inversion.conditioning import NOTHING
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.shot_qc import knows_amplitudes
+from hpcfwi.plan.arrivals import Scan, Tally
+from hpcfwi.plan.comparison import Comparison, Convention, DataComparison
 from hpcfwi.plan.estimate import Memory, Sharing, slowest_velocity
 from hpcfwi.wave.numerics import carried_frequency
 from hpcfwi.wave.simulation import wave_speed
 
-# A wave whose speed on the grid is further off than this is not carried.
+# The grid resolves waves whose relative error of phase velocity is at most this.
 VELOCITY_ERROR = 0.02
-# Of the wavelet's energy, what may lie at frequencies that the grid does not carry.
+# Largest share of the wavelet's energy at frequencies that the grid does not resolve.
 LOST_ENERGY = 0.02
-# Of the wavelet's peak, what it may begin or end with.
+# Largest first or last sample of a wavelet, relative to its peak.
 CUT = 1e-2
 
 
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that the user should know before a run.
-
-    severity: an "error" makes a run fail or its result worthless, a "warning" may, a "note" costs
-    at most time; where: the key; found: what was found and what it does, without a full stop;
-    remedy: what to do about it, as a whole sentence.
-    """
-
-    severity: Severity
-    where: str
-    found: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.severity.upper()}: {self.where}: {self.found}. {self.remedy}"
-
-
 def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
-    """All findings that follow from models, survey and scheme; dt: of the simulation's step, s."""
+    """Return all findings about models, survey and scheme; dt: time step of the simulation, s."""
     return [
         *check_frequencies(experiment, dt),
         *check_wavelet(experiment),
@@ -58,7 +41,7 @@ def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
 
 
 def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
-    """Does the grid carry the frequencies of the wavelet, at the slowest velocity?"""
+    """Check that the grid resolves the frequencies of the wavelet at the slowest velocity."""
     grid, survey = experiment.initial.grid, experiment.survey
     slowest = slowest_velocity(experiment)
     order = experiment.config.wave.order
@@ -68,15 +51,15 @@ def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
         return []
     peak = survey.spectrum.peak
     h = max(grid.spacing)
-    # Frequencies scale with the grid: what is lost at spacing h is carried at a smaller one.
+    # The frequency that the grid resolves is inversely proportional to the spacing.
     needed = h * carried / survey.spectrum.frequency_below(1.0 - LOST_ENERGY)
     return [
         Finding(
             "error" if peak > carried else "warning",
             "model.spacing",
-            f"{h:g} m carry waves of {slowest:.0f} m/s up to {carried:.3g} Hz, "
-            f"{slowest / carried / h:.1f} points a wavelength; {100 * lost:.0f} % of the wavelet's "
-            "energy lie above and travel at wrong speeds",
+            f"a spacing of {h:g} m is fine enough for waves of {slowest:.0f} m/s up to "
+            f"{carried:.3g} Hz, {slowest / carried / h:.1f} points per wavelength; "
+            f"{100 * lost:.0f} % of the wavelet's energy are above this and travel at wrong speeds",
             f"Give a spacing of {_rounded_down(needed):g} m or less, or a wavelet of lower "
             "frequency.",
         )
@@ -84,7 +67,7 @@ def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
 
 
 def check_wavelet(experiment: Experiment) -> list[Finding]:
-    """Is the wavelet cut off at the beginning or the end of the record?"""
+    """Check that the wavelet is not cut off at the beginning or the end of the record."""
     wavelet = np.abs(np.atleast_2d(experiment.survey.wavelet))
     largest = wavelet.max(axis=1)
     findings = []
@@ -99,7 +82,7 @@ def check_wavelet(experiment: Experiment) -> list[Finding]:
                     "warning",
                     experiment.config.survey.file or "survey.wavelet",
                     f"the wavelet {end} at {100 * share:.0f} % of its peak: it is cut off, and the "
-                    "step makes waves of all frequencies",
+                    "jump emits waves of all frequencies",
                     remedy,
                 )
             )
@@ -107,7 +90,7 @@ def check_wavelet(experiment: Experiment) -> list[Finding]:
 
 
 def check_water(experiment: Experiment) -> list[Finding]:
-    """Do all sources, or all receivers, lie in cells that the inversion keeps?"""
+    """Find sources or receivers that all lie in cells that the inversion does not change."""
     grid, survey = experiment.initial.grid, experiment.survey
 
     def are_kept(points: NDArray[np.float64]) -> bool:
@@ -116,8 +99,8 @@ def check_water(experiment: Experiment) -> list[Finding]:
     kept = []
     if are_kept(survey.sources):
         kept.append("sources")
-    # To the first part of which some are not
-    if all(map(are_kept, survey.listeners_by_parts())):
+    # This stops at the first part with receivers outside of these cells
+    if all(map(are_kept, survey.receiver_positions_by_part())):
         kept.append("receivers")
     if not kept:
         return []
@@ -137,15 +120,15 @@ def check_water(experiment: Experiment) -> list[Finding]:
         Finding(
             "note",
             f"inversion.{key}",
-            f"all {' and '.join(kept)} lie in the cells that are kept{where}: the gradient is set "
-            "to zero there, and the model changes only elsewhere",
-            f"Right where these cells are water of known velocity; else give {remedy}.",
+            f"all {' and '.join(kept)} lie in fixed cells{where}: the gradient is set to zero "
+            "there, and the model changes only elsewhere",
+            f"This is right if these cells are water of known velocity; otherwise give {remedy}.",
         )
     ]
 
 
 def check_duration(experiment: Experiment) -> list[Finding]:
-    """Is there time to go down to the model's floor and back?"""
+    """Check that the record is long enough for waves to the bottom of the model and back."""
     survey = experiment.survey
     last = float(survey.axis.times(survey.n_samples)[-1])
     needed = time_to_floor_and_back(experiment)
@@ -155,15 +138,15 @@ def check_duration(experiment: Experiment) -> list[Finding]:
         Finding(
             "warning",
             experiment.config.survey.file or "survey.duration",
-            f"the record ends at {last:.3g} s, but a wave takes until {needed:.3g} s down to the "
-            "model's floor and back: the deepest cells get no gradient from reflections",
+            f"the record ends at {last:.3g} s, but a wave to the bottom of the model is back only "
+            f"at {needed:.3g} s: the deepest cells get no gradient from reflections",
             f"Record {needed:.3g} s or longer, or give a shallower model.",
         )
     ]
 
 
 def check_room(memory: Memory) -> list[Finding]:
-    """Is there enough memory for the waves, beside all that a rank holds?"""
+    """Check that the memory left by other arrays suffices for the simulations."""
     if memory.chosen is not None:
         return []
     return [
@@ -171,15 +154,15 @@ def check_room(memory: Memory) -> list[Finding]:
             "error",
             "wave.history",
             memory.why,
-            "Start fewer ranks or threads (OMP_NUM_THREADS), give a coarser model.spacing, or "
+            "Start fewer ranks or threads (OMP_NUM_THREADS), or use a coarser model.spacing or "
             "a machine with more memory.",
         )
     ]
 
 
 def check_steps(experiment: Experiment, substeps: int) -> list[Finding]:
-    """Is a sample of the data a step of the simulation?"""
-    # Samples of a band are as far apart as it allows
+    """Check that the time step of the simulation is the sampling interval of the data."""
+    # The sampling of a frequency band is always as coarse as possible
     if substeps == 1 or experiment.band is not None:
         return []
     longest = experiment.survey.dt / substeps
@@ -187,21 +170,21 @@ def check_steps(experiment: Experiment, substeps: int) -> list[Finding]:
         Finding(
             "note",
             experiment.config.survey.file or "survey.dt",
-            f"{1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each is divided "
-            f"into {substeps} substeps, which take {substeps} times as long",
-            f"Steps of {1000 * longest:.3g} ms need none but cost the same; a larger "
+            f"steps of {1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each "
+            f"is divided into {substeps} substeps, which takes {substeps} times as long",
+            f"Steps of {1000 * longest:.3g} ms need no substeps but cost the same; a larger "
             "model.spacing, or inversion.bounds with a lower velocity, costs less.",
         )
     ]
 
 
 def check_sharing(sharing: Sharing) -> list[Finding]:
-    """Are there shots for all ranks and threads?"""
+    """Check that there are shots for all ranks and threads."""
     threads = sum(sharing.threads)
     if sharing.batch < sharing.ranks:
         idle = f"{sharing.ranks - sharing.batch} of them are idle"
         if sharing.encoded:
-            # More of them cost more: it is ranks that are idle, not shots that are missing
+            # More encoded shots would cost more, so that the advice is to start fewer ranks.
             shots, ranks = (
                 f"{sharing.batch} {w}{'s' * (sharing.batch > 1)}" for w in ("encoded shot", "rank")
             )
@@ -210,7 +193,7 @@ def check_sharing(sharing: Sharing) -> list[Finding]:
                     "note",
                     "inversion.batch",
                     f"{shots} of an epoch cannot be shared by {sharing.ranks} ranks: {idle}",
-                    f"Start {ranks} with all cores: threads share a shot.",
+                    f"Start {ranks} with all cores; the threads of a rank share a shot.",
                 )
             ]
         return [
@@ -226,23 +209,23 @@ def check_sharing(sharing: Sharing) -> list[Finding]:
             Finding(
                 "note",
                 "inversion.batch",
-                f"a batch of {sharing.batch} is less than the {threads} threads of all ranks",
-                f"Give a batch of {threads}, with which each thread has a shot, or fewer cores.",
+                f"a batch of {sharing.batch} is smaller than the {threads} threads of all ranks",
+                f"Give a batch of {threads}, so that each thread has a shot, or use fewer cores.",
             )
         ]
     return []
 
 
 def time_to_floor_and_back(experiment: Experiment) -> float:
-    """Return the arrival time (s) of the wavelet's peak straight down and back up.
+    """Return the arrival time (s) of the wavelet's peak at the bottom of the model and back.
 
-    From the median source down its column to the floor, and up to the depth of the median
-    receiver, in the initial model.
+    The path is vertical, from the median depth of the sources to the bottom, and up to the median
+    depth of the receivers, in the median slowness of the initial model below the sources.
     """
     model, survey = experiment.initial, experiment.survey
     grid = model.grid
     sources = survey.sources
-    listening = np.concatenate([part[:, 0] for part in survey.listeners_by_parts()])
+    listening = np.concatenate([part[:, 0] for part in survey.receiver_positions_by_part()])
     columns = grid.cells_of(sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
     slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)
@@ -258,6 +241,274 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
 
 
 def _rounded_down(length: float) -> float:
-    """Round down to two digits, which read well and still suffice."""
+    """Round down to two digits, for a message."""
     unit = 10.0 ** (np.floor(np.log10(length)) - 1.0)
     return float(np.floor(length / unit) * unit)
+
+
+# Shares of traces whose arrivals are not alike, or whose cycles are skipped, above which this is
+# reported; and the share of skipped traces in a band of offsets, if the band has at least the share
+# LEAST_BAND of all traces.
+UNLIKE, SKIPPED = 0.5, 0.2
+SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
+# Limits of the ratio of amplitudes, the noise before first arrivals, and their delay in periods.
+LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
+# Share of traces that are muted at their first arrival above which this is reported.
+MUTED = 0.2
+# Least number of first arrivals for conclusions about wavelet, times or signs.
+FEW = 10
+# Largest factor between observed amplitudes and those of the convention that explains them.
+CONVENTION = 1.3
+
+# The consequences and remedies, for inversions and for images, of arrivals that differ by more than
+# half a period, and of different amplitudes.
+SKIPPED_CYCLES = {
+    False: (
+        "least squares would fit the wrong cycle",
+        "Start with lower frequencies, a better starting model, shorter data.offsets, "
+        'or inversion.misfit = "transport", "adaptive" or "envelope".',
+    ),
+    True: (
+        "reflectors would not be in the same place in the images of different shots",
+        "Migrate in a model that explains the arrival times, such as the result of an inversion, "
+        "or give shorter data.offsets.",
+    ),
+}
+OTHER_AMPLITUDES = {
+    False: (
+        "the misfit would depend on amplitudes rather than times",
+        'Scale the data or the wavelet, or give inversion.misfit = "normalized" or "correlation", '
+        "which do not depend on amplitudes.",
+    ),
+    True: (
+        "the reflectivities would be wrong by this factor",
+        "Scale the data or the wavelet, or use only the positions of reflectors in the image.",
+    ),
+}
+
+
+def check_data(compared: Sequence[DataComparison], where: str) -> list[DataComparison]:
+    """Return comparisons of data with their findings; where: the file or the key of the data.
+
+    Findings of an earlier comparison are not repeated.
+    """
+    reported: set[str] = set()
+    checked = []
+    for number, one in enumerate(compared):
+        linear = one.stages[0].section.linear
+        knows = any(knows_amplitudes(stage.section.misfit.make()) for stage in one.stages)
+        found = [
+            *check_comparison(one.comparison, where, number == 0, linear, knows),
+            *_check_picks(one),
+        ]
+        new = [finding for finding in found if finding.remedy not in reported]
+        reported.update(finding.remedy for finding in new)
+        name = f", {one.label}" if one.label else ""
+        findings = tuple(replace(finding, where=finding.where + name) for finding in new)
+        checked.append(replace(one, findings=findings))
+    return checked
+
+
+def check_comparison(
+    c: Comparison,
+    where: str,
+    begins: bool = True,
+    linear: bool = False,
+    knows_amplitudes: bool = True,
+) -> list[Finding]:
+    """Return the problems with the data.
+
+    where: the file or the key of the data; begins: True if the inversion of these data begins with
+    the starting model; otherwise findings that may not apply to a better model, such as skipped
+    cycles, are left out; linear: True for an image in the starting model, False for an inversion;
+    knows_amplitudes: True if the misfit depends on amplitudes.
+    """
+    if c.is_silent:
+        return [
+            Finding(
+                "error",
+                where,
+                "no wave arrives at a receiver within the record: all simulated traces are zero",
+                "Record longer, place receivers closer to the sources, or check data.mute.",
+            )
+        ]
+    if c.scan is not None and len(c.scan.silent) == c.scan.shots:
+        return [
+            Finding(
+                "error",
+                where,
+                "all observed traces in use are zero",
+                "Write the file again from its source, or check data.offsets and data.mute.",
+            )
+        ]
+    if c.left < NOTHING:
+        return [
+            Finding(
+                "error",
+                "data.band",
+                f"only a share of {c.left:.0e} of the observed amplitude is in the band: nothing "
+                "was recorded there",
+                "Give a band in which the data have energy.",
+            )
+        ]
+    if c.is_same:
+        return [
+            Finding(
+                "error",
+                "model.initial",
+                "the starting model reproduces the observed data exactly: the misfit is zero, and "
+                "there is nothing to invert",
+                "Give another starting model, or other data.",
+            )
+        ]
+    found = [*_check_scan(c.scan, where), *_check_mutes(c, where)]
+    if begins or c.alike >= UNLIKE:
+        found += _check_amplitudes(c, where, linear, knows_amplitudes)
+    return [*found, *_check_times(c, where, linear)] if begins else found
+
+
+def _check_mutes(c: Comparison, where: str) -> Iterator[Finding]:
+    if c.muted > MUTED * c.traces:
+        yield Finding(
+            "warning",
+            where,
+            f"observed data are muted (zero) at {c.muted} of {c.traces} first arrivals of the "
+            "starting model: these arrivals are unknown, and the misfit would fit the model to the "
+            "zeros",
+            "Give a data.mute that also mutes this part of the simulated traces, or use the data "
+            "before they were muted.",
+        )
+    if c.compared < FEW:
+        yield Finding(
+            "warning",
+            where,
+            f"only {c.compared} first arrivals can be compared: these are too few to judge times, "
+            "signs and amplitudes, and an estimated wavelet would overfit them",
+            "Give wider data.offsets and data.edit, or data with more traces that are neither dead "
+            "nor muted.",
+        )
+
+
+def find_convention(c: Comparison) -> Convention | None:
+    """Return the convention that explains the observed amplitudes, None if none does."""
+    if c.alike < UNLIKE:
+        return None
+    for convention in c.conventions:
+        off = c.factor / convention.factor
+        if 1.0 / CONVENTION < off < CONVENTION and not 0.5 < abs(convention.factor) < 2.0:
+            return convention
+    return None
+
+
+def _check_amplitudes(
+    c: Comparison, where: str, linear: bool, knows_amplitudes: bool
+) -> Iterator[Finding]:
+    convention = find_convention(c)
+    if convention is not None:
+        yield Finding(
+            "warning",
+            where,
+            f"observed amplitudes are {c.factor:.3g} times the simulated ones, close to the factor "
+            f"{convention.factor:.4g} of {convention.names}, whose sources {convention.reason}",
+            f"If that program simulated them, multiply the data by {1.0 / convention.factor:.6g} "
+            f"(/data in the file), or the wavelet by {convention.factor:.6g} (/wavelet).",
+        )
+    elif knows_amplitudes and (c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST):
+        consequence, remedy = OTHER_AMPLITUDES[linear]
+        found = f"observed amplitudes are {c.ratio:.2g} times the simulated ones: {consequence}"
+        yield Finding("warning", where, found, remedy)
+    if c.sign < 0 and c.alike >= UNLIKE and convention is None:
+        yield Finding(
+            "warning",
+            where,
+            "observed arrivals have the opposite sign of the simulated ones",
+            "Multiply the data or the wavelet by -1.",
+        )
+    if c.noise > NOISE:
+        yield Finding(
+            "warning",
+            where,
+            f"the noise before the first arrivals is {100 * c.noise:.0f} % of their amplitude",
+            "Give a data.mute before them, filter the data, or use a misfit that is robust to "
+            'outliers (inversion.misfit = "student").',
+        )
+
+
+def _check_times(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
+    if c.compared and c.alike < UNLIKE:
+        yield Finding(
+            "warning",
+            where,
+            f"the first arrivals of the starting model are found in only {100 * c.alike:.0f} % of "
+            f"the {'other ' * bool(c.muted)}traces: the traces are noise, are other data, or have "
+            "another wavelet",
+            "Look at the figure of hpcfwi check: compare geometry, time axis and wavelet, or give "
+            "data.offsets.",
+        )
+    if abs(c.lag) > LATE * c.period and c.alike >= UNLIKE:
+        yield Finding(
+            "warning",
+            where,
+            f"at near offsets, observed arrivals are {1000 * abs(c.lag):.0f} ms "
+            f"{'later' if c.lag > 0 else 'earlier'} than simulated ones, whose period is "
+            f"{1000 * c.period:.0f} ms",
+            "Check the wavelet's delay against the time zero of the data, and the velocities near "
+            "the surface.",
+        )
+    least = LEAST_BAND * sum(band.traces for band in c.bands)
+    bands = [band for band in c.bands if band.traces >= least]
+    worst = max(bands, key=lambda band: band.skipped, default=None)
+    if worst is not None and (c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND):
+        consequence, remedy = SKIPPED_CYCLES[linear]
+        yield Finding(
+            "warning",
+            "model.initial",
+            f"arrivals are off by more than half a period in {100 * c.skipped:.0f} % of the "
+            f"traces, {100 * worst.skipped:.0f} % at offsets of {worst.near:.0f} to "
+            f"{worst.far:.0f} m: {consequence}",
+            remedy,
+        )
+
+
+def _check_scan(scan: Scan | None, where: str) -> Iterator[Finding]:
+    if scan is None:
+        return
+    if scan.silent:
+        yield Finding(
+            "warning",
+            where,
+            f"{len(scan.silent)} shots are silent, the first is shot {scan.silent[0]}",
+            "Remove them, or give data.edit = {}, which leaves out dead traces.",
+        )
+    for faulty, what, effect in (
+        (scan.broken, "not finite", "their shots are left out of the inversion"),
+        (scan.spiky, "dominated by a spike of one sample", "spikes dominate the misfit"),
+        (scan.loud, "more than 10 times as loud as their neighbours", "they dominate the misfit"),
+        (scan.dead, "dead, but their neighbours are not", "the inversion would fit the zeros"),
+    ):
+        if faulty.count:
+            yield Finding(
+                "warning",
+                where,
+                f"{faulty.count} of {scan.traces} traces are {what} ({_list(faulty)}): {effect}",
+                "Give data.edit = {}, which leaves them out, or correct the data.",
+            )
+
+
+def _list(faulty: Tally) -> str:
+    first = [f"shot {shot}, receiver {receiver}" for shot, receiver in faulty.first]
+    return "; ".join([*first, *(["..."] if faulty.count > len(first) else [])])
+
+
+def _check_picks(compared: DataComparison) -> Iterator[Finding]:
+    picked, period = compared.picked, compared.comparison.period
+    if picked is not None and abs(picked.lag) > period:
+        yield Finding(
+            "warning",
+            f"data.mute.picks: {compared.stages[0].experiment.config.data.picks[0]}",
+            f"picks are {1000 * abs(picked.lag):.0f} ms {'later' if picked.lag > 0 else 'earlier'} "
+            "than the first simulated arrivals (median), whose period is "
+            f"{1000 * period:.0f} ms",
+            "Check that they are in s after the shot and that their shots and receivers are those "
+            "of the gathers file; check the wavelet's delay.",
+        )

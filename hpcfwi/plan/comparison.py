@@ -1,79 +1,57 @@
-"""Observed data beside those of the starting model: what is told of them, and what is wrong.
+"""The comparison of observed data with those of the starting model.
 
-The functions take traces. `data` simulates and reads these, `report.fit` draws them.
+Some shots are simulated in the starting model, and all observed traces are scanned. `arrivals`
+computes the numbers, `checks` finds problems, and `report.fit` draws the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import chain
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.conditioning import NOTHING
-from hpcfwi.inversion.shot_qc import View
+from hpcfwi.errors import Finding
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.shot_qc import View, limit, see_shots
+from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.wavelets import Estimate
+from hpcfwi.model import Model
+from hpcfwi.operators.simulator import Chunks
+from hpcfwi.parallel.context import Context
 from hpcfwi.plan.arrivals import (
     Array,
+    PickedArrivals,
     Scan,
-    Tally,
+    compare_picks,
     correlation,
     find_arrivals,
+    find_heads,
     fit_wavelet,
     predict,
+    scan_traces,
 )
-from hpcfwi.plan.checks import Finding
-from hpcfwi.survey import TimeAxis
+from hpcfwi.storage.background import Traces
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.survey import Survey, TimeAxis, spread_shots
+from hpcfwi.wave.simulation import wave_speed
 
-# Correlation of first arrivals, above which they are taken for the same.
+# First arrivals with at least this correlation count as the same.
 ALIKE = 0.5
-# Shares of the traces whose arrivals are not alike, and that are skipped, from which it is told;
-# and of those in a band of offsets that has a twentieth of all.
-UNLIKE, SKIPPED = 0.5, 0.2
-SKIPPED_IN_BAND, LEAST_BAND = 0.4, 0.05
-# Ratios of amplitudes and, of first arrivals, noise before them and delay in periods.
-LOUDEST, NOISE, LATE = 5.0, 0.3, 0.25
-# Periods from the onset of a simulated arrival to its peak, or beyond: where the observed trace is
-# muted until then, the arrival is not in it. The share of such traces from which it is told.
-PEAK, MUTED = 0.75, 0.2
-# First arrivals fewer than these tell nothing of a wavelet, of times or of signs.
-FEW = 10
-# By which factor an amplitude may be off to be taken for that of another code's sources.
-CONVENTION = 1.3
+# Periods after the onset of a simulated arrival, by which its peak has passed. An observed trace
+# that is muted up to this time does not have the arrival.
+PEAK = 0.75
 OFFSET_BANDS = 4
-SIGNS = {1: "is the same", -1: "is the opposite", 0: "cannot be told"}
-
-# What follows, and the remedy, in inversions and in images: of arrivals that are off by more than
-# half a period, and of amplitudes that are others.
-SKIPPED_CYCLES = {
-    False: (
-        "least squares would fit the wrong cycle",
-        "Begin with lower frequencies, a better starting model, data.offsets that are nearer, "
-        'or inversion.misfit = "transport", "adaptive" or "envelope".',
-    ),
-    True: (
-        "reflectors would not be in the same place in the images of different shots",
-        "Migrate in a model that explains when waves arrive, as that of an inversion may, or give "
-        "data.offsets that are nearer.",
-    ),
-}
-OTHER_AMPLITUDES = {
-    False: (
-        "the misfit would be of amplitudes, not of times",
-        'Scale the data or the wavelet, or give inversion.misfit = "normalized" or "correlation", '
-        "which know no amplitudes.",
-    ),
-    True: (
-        "the reflectivities would be as many times too large",
-        "Scale the data or the wavelet, or take the image for reflectors' places alone.",
-    ),
-}
+SIGNS = {1: "is the same", -1: "is the opposite", 0: "is unclear"}
 
 
 @dataclass(frozen=True)
-class Band:
-    """Traces of a range of offsets (m): how many have an arrival, and which share is skipped."""
+class OffsetBand:
+    """A range of offsets (m), its number of arrivals, and their share with skipped cycles."""
 
     near: float
     far: float
@@ -83,9 +61,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Convention:
-    """The difference between the sources of another code and ours.
+    """The difference between the sources of other codes and those of hpcfwi.
 
-    names: of codes; factor: of their amplitudes to ours; reason: the difference in words.
+    names: names of the codes; factor: their amplitudes divided by ours; reason: a description of
+    the difference.
     """
 
     names: str
@@ -94,16 +73,16 @@ class Convention:
 
 
 def list_conventions(cell: float, speed: float, dt: float) -> tuple[Convention, ...]:
-    """Return the conventions of codes that are known.
+    """Return the conventions of other codes.
 
     Parameters
     ----------
     cell
-        Volume of a cell: of an area in 2-D, in m^2.
+        Volume of a cell in m^3, or its area in m^2 in 2-D.
     speed
         Speed of waves at the sources, in m/s.
     dt
-        Sampling of the data, in s, which is taken for the step of the other code.
+        Sampling interval of the data, in s, which is assumed to be the other code's time step.
     """
     undivided = f"are not divided by the volume of a cell ({cell:.4g})"
     return (
@@ -112,7 +91,7 @@ def list_conventions(cell: float, speed: float, dt: float) -> tuple[Convention, 
         Convention(
             "SWEEP",
             cell / (speed * dt) ** 2,
-            f"{undivided} nor multiplied by the squares of velocity and step "
+            f"{undivided}, nor multiplied by the squares of the velocity and the time step "
             f"({speed:.4g} and {dt:.4g})",
         ),
     )
@@ -122,20 +101,22 @@ def list_conventions(cell: float, speed: float, dt: float) -> tuple[Convention, 
 class Comparison:
     """Observed data compared with those of the starting model.
 
-    views: the shots; axis: time axis of their traces; scan: of all traces, None where they are
-    hpcfwi's own; period: of the wavelet's peak frequency, s.
+    views: the shots; axis: time axis of their traces; scan: faults of all traces, None if hpcfwi
+    simulated the observed data; period: period of the wavelet's peak frequency, s.
 
-    traces: number of traces with a first arrival; muted: how many of these are muted there in
-    the observed data; alike: the share of the others in which it is the observed one; ratio, noise,
-    lag (s): medians as in `Arrivals`, noise NaN of muted data, lag of the nearest third; sign;
-    skipped: the share, of those that are alike, off by more than half a period, and by offset;
-    offsets (m), lags (s): of these traces.
+    traces: number of traces with a first arrival in the simulated data; muted: number of these that
+    are muted there in the observed data; alike: share of the others whose observed arrival is
+    similar; ratio, noise, lag (s): medians of the quantities of `Arrivals`, noise NaN for muted
+    data, lag of the third of the traces with the smallest offsets; sign: as in `Arrivals`; skipped:
+    share of the traces with similar arrivals whose lag is more than half a period; bands: this
+    share by offset; offsets (m), lags (s): those of the traces with similar arrivals.
 
-    correlation, fitted: of whole traces, and with a wavelet that was fitted to others of them, NaN
-    of a single one; is_same: whether observed and simulated data are equal; is_silent: whether
-    nothing was simulated; is_fitted: whether simulated data are those of an estimated wavelet;
-    left: the share of the observed amplitude that is in the band of the comparison; conventions: of
-    other codes, with which the amplitudes are compared.
+    correlation: normalized correlation of whole traces; fitted: the same after the wavelet was
+    fitted to other traces, see `arrivals.predict`, NaN for a single trace; is_same: True if
+    observed and simulated data are equal; is_silent: True if all simulated traces are zero;
+    is_fitted: True if the simulated data have an estimated wavelet; left: share of the observed
+    amplitude in the frequency band of the comparison; conventions: other codes' conventions with
+    which the amplitudes are compared.
     """
 
     views: tuple[View, ...]
@@ -150,7 +131,7 @@ class Comparison:
     lag: float
     sign: int
     skipped: float
-    bands: tuple[Band, ...]
+    bands: tuple[OffsetBand, ...]
     offsets: NDArray[np.float64]
     lags: NDArray[np.float64]
     correlation: float
@@ -163,13 +144,53 @@ class Comparison:
 
     @property
     def factor(self) -> float:
-        """Observed amplitudes over simulated ones, negative where their signs are opposite."""
+        """Observed amplitudes over simulated ones, negative if their signs are opposite."""
         return -self.ratio if self.sign < 0 else self.ratio
 
     @property
-    def told(self) -> int:
+    def compared(self) -> int:
         """Number of first arrivals that can be compared."""
         return self.traces - self.muted
+
+    def describe(self) -> Iterator[str]:
+        """Yield the comparison in lines."""
+        shots = ", ".join(str(view.number) for view in self.views)
+        yield (
+            f"shot{'s' * (len(self.views) > 1)} {shots} in the starting model"
+            f"{', with an estimated wavelet' * self.is_fitted}: first arrivals in "
+            f"{self.traces} traces, "
+            + (f"{self.muted} of which are muted in the observed data, " if self.muted else "")
+            + f"found again in {100 * self.alike:.0f} % of {'the others' if self.muted else 'them'}"
+        )
+        yield (
+            f"observed amplitudes are {self.ratio:.3g} times the simulated ones, their sign "
+            f"{SIGNS[self.sign]}, noise before them "
+            + (f"{100 * self.noise:.1f} %" if self.noise == self.noise else "muted")
+        )
+        yield (
+            f"near arrivals {1000 * abs(self.lag):.0f} ms "
+            f"{'late' if self.lag >= 0.0 else 'early'}; "
+            f"correlation of the traces {self.correlation:.2f}"
+            + (
+                f", {self.fitted:.2f} with a wavelet fitted to other traces"
+                if self.fitted == self.fitted
+                else ""
+            )
+        )
+        by_offset = ", ".join(
+            f"{band.near / 1000:.1f} to {band.far / 1000:.1f} km {100 * band.skipped:.0f} %"
+            for band in self.bands
+        )
+        yield f"off by more than half a period: {100 * self.skipped:.0f} %" + (
+            f" ({by_offset})" if by_offset else ""
+        )
+        if self.scan is not None:
+            s = self.scan
+            yield (
+                f"of all {s.traces} traces, {s.broken.count} are not finite, {s.spiky.count} have "
+                f"a spike, {s.dead.count} are dead, {s.loud.count} are loud; {len(s.silent)} "
+                "silent shots"
+            )
 
 
 def compare(
@@ -182,13 +203,13 @@ def compare(
     heads: Mapping[int, NDArray[np.float64]] | None = None,
     conventions: Sequence[Convention] = (),
 ) -> Comparison:
-    """Find the numbers of some shots; axis, period, left, conventions: as in `Comparison`.
+    """Compare some shots; axis, period, left, conventions: as in `Comparison`.
 
-    heads: until when the receivers (receiver,) of each shot were muted in the data as they were
-    recorded, as `find_heads` has it; None where the data are hpcfwi's own.
+    heads: for each shot, the ends of mutes (receiver,) in the recorded data, see `find_heads`; None
+    for data that hpcfwi simulated.
 
-    estimate: how the wavelet will be found, None where it is known. Simulated data are then those
-    of one that is found here alike, so that nothing is told of what an estimate mends.
+    estimate: method by which the run will estimate the wavelet, None if the wavelet is known. The
+    wavelet is then estimated here in the same way, so that its errors are not reported.
     """
     observed, simulated = join(views)
     is_same, is_silent = bool(np.array_equal(observed, simulated)), not simulated.any()
@@ -200,7 +221,7 @@ def compare(
     found = find_arrivals(observed, simulated, axis.dt, period)
     head = _join_heads(views, heads)[found.places]
     muted = head > axis.start + found.onset + PEAK * period
-    # Before what is left of a muted trace there are zeros, not noise
+    # A muted trace begins with zeros, not with noise.
     recorded = found.noise[np.isneginf(head)]
     far, alike = offsets[found.places], (found.likeness >= ALIKE) & ~muted
     skips = np.abs(found.lag) > 0.5 * period
@@ -208,42 +229,42 @@ def compare(
     live = np.isfinite(observed).all(axis=1) & observed.any(axis=1) & simulated.any(axis=1)
     fits = observed[live], simulated[live]
     return Comparison(
-        tuple(views),
-        axis,
-        scan,
-        period,
-        int(found.places.size),
-        int(muted.sum()),
-        float(alike[~muted].mean()) if not muted.all() else 0.0,
-        _median(found.ratio[~muted]),
-        _median(recorded) if recorded.size or not head.size else float("nan"),
-        _median(found.lag[near]),
-        found.sign,
-        float(skips[alike].mean()) if alike.any() else 0.0,
-        tuple(_in_bands(far[alike], skips[alike])),
-        far[alike],
-        found.lag[alike],
-        correlation(*fits),
-        correlation(fits[0], predict(*fits)) if len(fits[0]) > 1 else float("nan"),
-        is_same,
-        is_silent,
-        estimate is not None,
-        left,
-        tuple(conventions),
+        views=tuple(views),
+        axis=axis,
+        scan=scan,
+        period=period,
+        traces=int(found.places.size),
+        muted=int(muted.sum()),
+        alike=float(alike[~muted].mean()) if not muted.all() else 0.0,
+        ratio=_median(found.ratio[~muted]),
+        noise=_median(recorded) if recorded.size or not head.size else float("nan"),
+        lag=_median(found.lag[near]),
+        sign=found.sign,
+        skipped=float(skips[alike].mean()) if alike.any() else 0.0,
+        bands=tuple(_in_bands(far[alike], skips[alike])),
+        offsets=far[alike],
+        lags=found.lag[alike],
+        correlation=correlation(*fits),
+        fitted=correlation(fits[0], predict(*fits)) if len(fits[0]) > 1 else float("nan"),
+        is_same=is_same,
+        is_silent=is_silent,
+        is_fitted=estimate is not None,
+        left=left,
+        conventions=tuple(conventions),
     )
 
 
 def _join_heads(
     views: Sequence[View], heads: Mapping[int, NDArray[np.float64]] | None
 ) -> NDArray[np.float64]:
-    """Until when the traces of all views were muted, in s after the shot."""
+    """Return the ends of mutes in the traces of all views, in s after the shot."""
     if heads is None:
         return np.full(sum(len(view.offsets) for view in views), -np.inf)
     return np.concatenate([heads[view.number][view.receivers] for view in views])
 
 
 def join(views: Sequence[View]) -> tuple[Array, Array]:
-    """Observed and simulated traces (trace, time) of all of them."""
+    """Return the observed and simulated traces (trace, time) of all views."""
     observed, simulated = (
         np.concatenate([getattr(view, name) for view in views]).astype(np.float64)
         for name in ("observed", "simulated")
@@ -252,244 +273,18 @@ def join(views: Sequence[View]) -> tuple[Array, Array]:
 
 
 def _fit(views: Sequence[View], furthest: float | None) -> list[View]:
-    """The same, simulated with a wavelet that is found from traces up to the furthest offset, m."""
+    """Return the views with an estimated wavelet; furthest: largest offset that is used, m."""
     observed, simulated = join(views)
     offsets = np.abs(np.concatenate([view.offsets for view in views]))
     near = offsets <= (np.inf if furthest is None else furthest)
-    heard = np.isfinite(observed).all(axis=1) & near
-    fitted = fit_wavelet(observed, simulated, heard).astype(np.float32)
+    live = np.isfinite(observed).all(axis=1) & near
+    fitted = fit_wavelet(observed, simulated, live).astype(np.float32)
     ends = np.cumsum([len(view.simulated) for view in views])[:-1]
     parts = np.split(fitted, ends)
     return [replace(view, simulated=part) for view, part in zip(views, parts, strict=True)]
 
 
-def describe(c: Comparison) -> Iterator[str]:
-    """A comparison in lines."""
-    shots = ", ".join(str(view.number) for view in c.views)
-    yield (
-        f"shot{'s' * (len(c.views) > 1)} {shots} in the starting model"
-        f"{', with a wavelet estimated in it' * c.is_fitted}: first arrivals in {c.traces} traces, "
-        + (f"of which the observed data are muted in {c.muted}, " if c.muted else "")
-        + f"found again in {100 * c.alike:.0f} % of {'the others' if c.muted else 'them'}"
-    )
-    yield (
-        f"observed amplitudes are {c.ratio:.3g} times the simulated ones, their sign "
-        f"{SIGNS[c.sign]}, noise before them "
-        + (f"{100 * c.noise:.1f} %" if c.noise == c.noise else "muted")
-    )
-    yield (
-        f"near arrivals {1000 * abs(c.lag):.0f} ms {'late' if c.lag >= 0.0 else 'early'}; "
-        f"correlation of the traces {c.correlation:.2f}"
-        + (f", {c.fitted:.2f} with a wavelet fitted to others" if c.fitted == c.fitted else "")
-    )
-    told = ", ".join(
-        f"{band.near / 1000:.1f} to {band.far / 1000:.1f} km {100 * band.skipped:.0f} %"
-        for band in c.bands
-    )
-    yield f"off by more than half a period: {100 * c.skipped:.0f} %" + (
-        f" ({told})" if told else ""
-    )
-    if c.scan is not None:
-        s = c.scan
-        yield (
-            f"of all {s.traces} traces {s.broken.count} are not finite, {s.spiky.count} have a "
-            f"spike, {s.dead.count} are dead, {s.loud.count} loud; {len(s.silent)} silent shots"
-        )
-
-
-def check_comparison(
-    c: Comparison,
-    where: str,
-    begins: bool = True,
-    linear: bool = False,
-    knows_amplitudes: bool = True,
-) -> list[Finding]:
-    """Return what is wrong with the data.
-
-    where: the file, or the key, that they come from; begins: whether the inversion of these data
-    begins with the starting model, or else findings that a better model mends, such as skipped
-    cycles, are left out; linear: whether an image is made in the starting model, and not a better
-    model; knows_amplitudes: whether the misfit depends on amplitudes.
-    """
-    if c.is_silent:
-        return [
-            Finding(
-                "error",
-                where,
-                "no wave arrives at a receiver while it records: all simulated traces are zero",
-                "Record longer, place receivers nearer to the sources, or check data.mute.",
-            )
-        ]
-    if c.scan is not None and len(c.scan.silent) == c.scan.shots:
-        return [
-            Finding(
-                "error",
-                where,
-                "all observed traces that count are zero",
-                "Write the file again from its source, or check data.offsets and data.mute.",
-            )
-        ]
-    if c.left < NOTHING:
-        return [
-            Finding(
-                "error",
-                "data.band",
-                f"a share of {c.left:.0e} of the observed amplitude is in the band: nothing was "
-                "recorded there",
-                "Give a band that the data have.",
-            )
-        ]
-    if c.is_same:
-        return [
-            Finding(
-                "error",
-                "model.initial",
-                "the starting model gives the observed data exactly: the misfit is zero, and "
-                "there is nothing to invert for",
-                "Give another starting model, or other data.",
-            )
-        ]
-    found = [*_check_scan(c.scan, where), *_check_mutes(c, where)]
-    if begins or c.alike >= UNLIKE:
-        found += _check_amplitudes(c, where, linear, knows_amplitudes)
-    return [*found, *_check_times(c, where, linear)] if begins else found
-
-
-def _check_mutes(c: Comparison, where: str) -> Iterator[Finding]:
-    if c.muted > MUTED * c.traces:
-        yield Finding(
-            "warning",
-            where,
-            f"observed data are muted, zero, where {c.muted} of {c.traces} first arrivals of the "
-            "starting model are: nothing is known of these, and the misfit would make the model "
-            "explain the silence",
-            "Give a data.mute that silences the same in simulated traces, or take the data as they "
-            "were before they were muted.",
-        )
-    if c.told < FEW:
-        yield Finding(
-            "warning",
-            where,
-            f"only {c.told} first arrivals can be compared: these are too few to tell times, signs "
-            "and amplitudes, and a wavelet that is fitted to them explains anything",
-            "Give wider data.offsets and data.edit, or data with more traces that are neither dead "
-            "nor muted.",
-        )
-
-
-def find_convention(c: Comparison) -> Convention | None:
-    """Return the convention that explains by how much observed amplitudes differ, if one does."""
-    if c.alike < UNLIKE:
-        return None
-    for convention in c.conventions:
-        off = c.factor / convention.factor
-        if 1.0 / CONVENTION < off < CONVENTION and not 0.5 < abs(convention.factor) < 2.0:
-            return convention
-    return None
-
-
-def _check_amplitudes(
-    c: Comparison, where: str, linear: bool, knows_amplitudes: bool
-) -> Iterator[Finding]:
-    convention = find_convention(c)
-    if convention is not None:
-        yield Finding(
-            "warning",
-            where,
-            f"observed amplitudes are {c.factor:.3g} times the simulated ones, about "
-            f"{convention.factor:.4g} times: as those of {convention.names}, whose sources "
-            f"{convention.reason}",
-            f"If they were simulated with that, multiply the data by {1.0 / convention.factor:.6g} "
-            f"(in the file, /data), or the wavelet by {convention.factor:.6g} (/wavelet).",
-        )
-    elif knows_amplitudes and (c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST):
-        consequence, remedy = OTHER_AMPLITUDES[linear]
-        found = f"observed amplitudes are {c.ratio:.2g} times the simulated ones: {consequence}"
-        yield Finding("warning", where, found, remedy)
-    if c.sign < 0 and c.alike >= UNLIKE and convention is None:
-        yield Finding(
-            "warning",
-            where,
-            "observed arrivals have the opposite sign of the simulated ones",
-            "Multiply the data, or the wavelet, by -1.",
-        )
-    if c.noise > NOISE:
-        yield Finding(
-            "warning",
-            where,
-            f"before the first arrivals there is noise of {100 * c.noise:.0f} % of them",
-            "Give a data.mute before them, filter the data, or a misfit that forgives outliers "
-            '(inversion.misfit = "student").',
-        )
-
-
-def _check_times(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
-    if c.told and c.alike < UNLIKE:
-        yield Finding(
-            "warning",
-            where,
-            f"the first arrivals of the starting model are found in {100 * c.alike:.0f} % of the "
-            f"{'other ' * bool(c.muted)}traces only: these are noise, other data, or of another "
-            "wavelet",
-            "See the figure of hpcfwi check: compare geometry, time axis and wavelet, or give "
-            "data.offsets.",
-        )
-    if abs(c.lag) > LATE * c.period and c.alike >= UNLIKE:
-        yield Finding(
-            "warning",
-            where,
-            f"at near offsets observed arrivals are {1000 * abs(c.lag):.0f} ms "
-            f"{'later' if c.lag > 0 else 'earlier'} than simulated ones, of a period of "
-            f"{1000 * c.period:.0f} ms",
-            "Check the wavelet's delay against the data's time zero, and velocities near the "
-            "surface.",
-        )
-    least = LEAST_BAND * sum(band.traces for band in c.bands)
-    bands = [band for band in c.bands if band.traces >= least]
-    worst = max(bands, key=lambda band: band.skipped, default=None)
-    if worst is not None and (c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND):
-        consequence, remedy = SKIPPED_CYCLES[linear]
-        yield Finding(
-            "warning",
-            "model.initial",
-            f"arrivals are off by more than half a period in {100 * c.skipped:.0f} % of the "
-            f"traces, {100 * worst.skipped:.0f} % at offsets of {worst.near:.0f} to "
-            f"{worst.far:.0f} m: {consequence}",
-            remedy,
-        )
-
-
-def _check_scan(scan: Scan | None, where: str) -> Iterator[Finding]:
-    if scan is None:
-        return
-    if scan.silent:
-        yield Finding(
-            "warning",
-            where,
-            f"{len(scan.silent)} shots are silent, the first is shot {scan.silent[0]}",
-            "Take them out, or give data.edit = {}, which leaves out what is dead.",
-        )
-    for faulty, what, effect in (
-        (scan.broken, "not finite", "shots that have one are set aside"),
-        (scan.spiky, "of one sample that is far beyond all others", "it outvotes the others"),
-        (scan.loud, "more than 10 times as loud as their neighbours", "they outvote these"),
-        (scan.dead, "dead among neighbours that are not", "they would be fitted"),
-    ):
-        if faulty.count:
-            yield Finding(
-                "warning",
-                where,
-                f"{faulty.count} of {scan.traces} traces are {what} ({_list(faulty)}): {effect}",
-                "Give data.edit = {}, which leaves them out, or mend the data.",
-            )
-
-
-def _list(faulty: Tally) -> str:
-    told = [f"shot {shot}, receiver {receiver}" for shot, receiver in faulty.first]
-    return "; ".join([*told, *(["..."] if faulty.count > len(told) else [])])
-
-
-def _in_bands(offsets: NDArray[np.float64], skips: NDArray[np.bool_]) -> Iterator[Band]:
+def _in_bands(offsets: NDArray[np.float64], skips: NDArray[np.bool_]) -> Iterator[OffsetBand]:
     if not offsets.size:
         return
     ends = np.linspace(0.0, float(offsets.max()), OFFSET_BANDS + 1)
@@ -498,10 +293,210 @@ def _in_bands(offsets: NDArray[np.float64], skips: NDArray[np.bool_]) -> Iterato
         there = number == band
         if there.any():
             share = float(skips[there].mean())
-            yield Band(ends[band], ends[band + 1], int(there.sum()), share)
+            yield OffsetBand(ends[band], ends[band + 1], int(there.sum()), share)
 
 
 def _median(values: NDArray[np.float64]) -> float:
     """Return the median of finite values, 0 if there are none."""
     usable = values[np.isfinite(values)]
     return float(np.median(usable)) if usable.size else 0.0
+
+
+SHOTS = 3  # number of shots that are simulated
+
+
+@dataclass(frozen=True)
+class DataComparison:
+    """The comparison of the data of some stages, which have the same data and waves.
+
+    label: names of the stages, empty if there are no other stages; picked: comparison of the picks
+    of the first mute that has picks, None if there is none; findings: see `checks.check_data`.
+    """
+
+    stages: tuple[Stage, ...]
+    label: str
+    comparison: Comparison
+    picked: PickedArrivals | None = None
+    findings: tuple[Finding, ...] = ()
+
+    def describe(self) -> Iterator[str]:
+        """Yield the results in lines."""
+        yield from self.comparison.describe()
+        if self.picked is not None:
+            yield self.picked.describe()
+
+
+def compare_data(
+    whole: Experiment, stages: Sequence[Stage], reader: GatherReader | None, context: Context
+) -> list[DataComparison]:
+    """Compare observed data with those of the starting model; collective.
+
+    The traces are those that enter the misfits. Stages that use the same data and waves have one
+    comparison. All comparisons use the initial model, because the starting models of later stages
+    are not known yet.
+
+    whole: experiment with the data as in their file; stages: its stages; reader: reader of the
+    observed data, None if they are not simulated yet. For the first comparison, every trace of
+    external data is read. Raises `InversionFailure` on all ranks if memory does not suffice for one
+    shot.
+    """
+    context.heartbeat.begin("a first look at the data")
+    together = _group(stages)
+    found: list[DataComparison] = []
+    for some in together:
+        names = ", ".join(stage.name for stage in some)
+        label = f"stage{'s' * (len(some) > 1)} {names}" if len(together) > 1 else ""
+        first = some[0].experiment
+        compared = _compare(first, whole, reader, context)
+        picked = _compare_picks(first, reader, context)
+        found.append(DataComparison(some, label, compared, picked))
+    if reader is not None and not whole.is_synthetic and found:
+        scan = scan_traces(whole, reader, context)
+        compared = replace(found[0].comparison, scan=scan)
+        found[0] = replace(found[0], comparison=compared)
+    return found
+
+
+def _group(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
+    """Group the stages, in order, by equal observed and simulated traces."""
+    groups: list[list[Stage]] = []
+    for stage in stages:
+        for group in groups:
+            if _sight(group[0]) == _sight(stage):
+                group.append(stage)
+                break
+        else:
+            groups.append([stage])
+    return [tuple(group) for group in groups]
+
+
+def _sight(stage: Stage) -> tuple[object, ...]:
+    """Return the parts of the input on which the compared traces depend."""
+    config = stage.experiment.config
+    return config.data, config.wave, config.offset_limits, config.inversion.wavelet
+
+
+def _compare_picks(
+    experiment: Experiment, reader: GatherReader | None, context: Context
+) -> PickedArrivals | None:
+    """Compare the picks of the first mute that has picks with unmuted traces; collective."""
+    data = experiment.config.data
+    if not data.picks:
+        return None
+    config = experiment.config.model_copy(update={"data": data.model_copy(update={"mute": ()})})
+    survey, picks = experiment.survey, experiment.picks[data.picks[0]]
+    mine = _choose_shots(survey, context)
+    recorded = None if reader is None else reader.read(mine)
+    traces = cache(partial(_observe, experiment, mine, recorded, context))
+    views = _see(replace(experiment, config=config), mine, traces, context)
+    times = survey.start + survey.dt * np.arange(survey.n_samples)
+
+    def compare_all() -> PickedArrivals:
+        lines = [picks.find_line(survey.sources[view.number], view.offsets) for view in views]
+        offsets = np.concatenate([view.offsets for view in views])
+        observed, simulated = join(views)
+        at, period = np.concatenate(lines), _find_period(survey)
+        return compare_picks(at, offsets, observed, simulated, times, period)
+
+    return context.from_root(compare_all)
+
+
+def _find_period(survey: Survey) -> float:
+    """Return the period of the wavelet's peak frequency, or of the whole record, s."""
+    return 1.0 / max(survey.spectrum.peak, 1.0 / (survey.dt * survey.n_samples))
+
+
+def _see(
+    experiment: Experiment, shots: NDArray[np.int64], traces: Traces, context: Context
+) -> list[View]:
+    """Return the views of the shots of all ranks in the starting model; collective.
+
+    shots, traces: those of this rank, see `see_shots`.
+    """
+    initial, chunks = experiment.initial.as_tensors(context.device), Chunks(1, context)
+    seen = [view for view, _ in see_shots(experiment, initial, shots, traces, chunks, context)]
+    chunks.check()
+    return sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
+
+
+def _choose_shots(survey: Survey, context: Context) -> NDArray[np.int64]:
+    """Return this rank's part of a few shots that are spread over the survey."""
+    shots = spread_shots(survey.n_shots, min(SHOTS, survey.n_shots))
+    return shots[context.rank :: context.size]
+
+
+def _compare(
+    experiment: Experiment, whole: Experiment, reader: GatherReader | None, context: Context
+) -> Comparison:
+    """Compare a few shots that are spread over the survey, without a scan; collective."""
+    survey, mine = experiment.survey, _choose_shots(experiment.survey, context)
+    recorded = None if reader is None else reader.read(mine)
+    traces = cache(partial(_observe, experiment, mine, recorded, context))
+    views = _see(experiment, mine, traces, context)
+    heads: dict[int, NDArray[np.float64]] | None = None
+    conventions: tuple[Convention, ...] = ()
+    if recorded is not None and not whole.is_synthetic:
+        found = find_heads(recorded, whole.survey.axis)
+        heads = dict(chain(*context.all_gather([*zip(mine.tolist(), found, strict=True)])))
+        conventions = _find_conventions(whole)
+    left = 1.0
+    if recorded is not None and experiment.band is not None:
+        left = _find_left(recorded, traces(), context)
+    period = _find_period(survey)
+    wavelets = experiment.config.inversion.wavelet.make()()
+    estimate = wavelets if isinstance(wavelets, Estimate) else None
+    return context.from_root(
+        lambda: compare(views, None, survey.axis, period, left, estimate, heads, conventions)
+    )
+
+
+def _find_conventions(whole: Experiment) -> tuple[Convention, ...]:
+    """Return the conventions of other codes for the grid of the model."""
+    initial, survey = whole.initial, whole.survey
+    sources = survey.sources.reshape(-1, initial.grid.ndim)
+    speed = float(np.median(wave_speed(initial.arrays)[initial.grid.cells_of(sources)]))
+    return list_conventions(float(np.prod(initial.grid.spacing)), speed, survey.dt)
+
+
+def _observe(
+    experiment: Experiment,
+    shots: NDArray[np.int64],
+    recorded: NDArray[np.float32] | None,
+    context: Context,
+) -> NDArray[np.float32]:
+    """Return observed traces of some shots, read or simulated, in the experiment's band."""
+    if recorded is not None:
+        return limit(experiment, recorded)
+    assert experiment.true is not None, "data that are simulated"
+    return np.concatenate([_simulate(experiment, experiment.true, s, context) for s in shots])
+
+
+def _simulate(
+    experiment: Experiment, model: Model, shot: np.int64, context: Context
+) -> NDArray[np.float32]:
+    """Simulate all traces (1, receiver, time) of a shot in a model, within its window."""
+    survey, simulator = experiment.survey.select(np.array([shot])), experiment.simulator(model)
+    seen = simulator.restrict(model.as_tensors(context.device))
+    (window,) = simulator.aperture.find_windows(seen.grid, survey)
+    found = simulator.simulate(seen, survey, keep=False, window=window)
+    traces = torch.zeros(survey.shape, dtype=found.data.dtype)
+    traces[:, window.trace_mask] = found.data.cpu()
+    return traces.numpy()
+
+
+def _find_left(
+    recorded: NDArray[np.float32], limited: NDArray[np.float32], context: Context
+) -> float:
+    """Return the share of the amplitude of traces (shot, receiver, time) in a band; collective.
+
+    recorded, limited: the traces before and after they are limited to the band. Only finite values
+    count; the share is 1 for traces that are zero.
+    """
+    finite = np.isfinite(recorded).all(axis=-1)
+    # Records that are limited to a band have fewer samples.
+    power = [
+        float(np.square(traces[finite], dtype=np.float64).sum()) / traces.shape[-1]
+        for traces in (recorded, limited)
+    ]
+    whole, part = np.sum(context.all_gather(power), axis=0)
+    return float(np.sqrt(part / whole)) if whole else 1.0

@@ -1,13 +1,15 @@
 """Estimates for a plan: the machine, the work of an epoch, memory, and the resolution of the grid.
 
-The ranks of a launch have processors and memory. What a stage simulates is counted from what its
-optimizer says that an epoch asks for. Memory is that of a rank's waves with each history, of its
-traces and its models, and what it shares with the others of its host.
+The machine is the processors and memory of all ranks. The number of simulations of a stage follows
+from the cost that its optimizer states. The memory of a rank consists of its waves with each
+history, its traces and models, and arrays that the ranks of a host share. Each estimate has a
+method `describe` that yields lines for terminals and batch logs.
 """
 
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,14 +24,14 @@ import torch
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError, say_bytes
-from hpcfwi.inversion.draws import Choose, Draws
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.loop import find_price
-from hpcfwi.inversion.memory import Upkeep, find_shares, weigh_given, weigh_optimizer
+from hpcfwi.inversion.loop import find_optimizer_cost
+from hpcfwi.inversion.memory import MemoryOverhead, estimate_given, estimate_optimizer, find_shares
 from hpcfwi.inversion.objective import PRODUCT
 from hpcfwi.inversion.shot_qc import SHOTS, choose_shots
+from hpcfwi.inversion.stages import Choose, Draws
 from hpcfwi.inversion.wavelets import Estimate
-from hpcfwi.operators.batching import Fit, Share, fit_shots
+from hpcfwi.operators.simulator import MemoryFit, MemoryShare, fit_shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.survey import TimeAxis
@@ -40,18 +42,28 @@ from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
 from hpcfwi.wave.numerics import phase_velocity_error
 from hpcfwi.wave.simulation import Task, wave_speed
 
+WIDTH = 100  # characters in a line
+
+
+def _times(values: tuple[float, ...]) -> str:
+    return " x ".join(f"{v:g}" for v in values)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
 
 @dataclass(frozen=True)
 class Machine:
-    """The ranks of a launch; hosts, threads and shares in their order.
+    """The ranks of a launch; hosts, threads and shares: by rank.
 
-    program: bytes that a rank has before any data; ready: seconds from the start to the experiment;
-    compiling: to prepare the engine.
+    program: memory of a rank before any data, bytes; ready: time from the start of the program to
+    the experiment, s; compiling: time to prepare the engine, s.
     """
 
     hosts: tuple[str, ...]
     threads: tuple[int, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[MemoryShare, ...]
     device: torch.device
     program: int
     ready: float
@@ -59,42 +71,43 @@ class Machine:
 
     @property
     def memory(self) -> int:
-        """Bytes that the simulations of each rank may take; at least one, as for a limit."""
+        """Bytes that the simulations of each rank may take, at least 1."""
         return max(1, min(share.memory for share in self.shares))
 
 
 def describe_machine(
     experiment: Experiment, context: Context, ready: float, compiling: float = 0.0
 ) -> Machine:
-    """Return what the ranks have now; collective. The times are those of a `Machine`."""
-    shares, _ = find_shares(experiment, experiment.simulated(), context, has_state=False)
+    """Return the machine of the ranks; ready, compiling: as in `Machine`; collective."""
+    shares, _ = find_shares(experiment, experiment.simulated_survey(), context, has_state=False)
     return Machine(
-        tuple(context.all_gather(context.host)),
-        tuple(context.all_gather(context.threads)),
-        tuple(shares),
-        context.device,
-        max(context.all_gather(resident_bytes() - sum(weigh_given(experiment)))),
-        ready,
-        compiling,
+        hosts=tuple(context.all_gather(context.host)),
+        threads=tuple(context.all_gather(context.threads)),
+        shares=tuple(shares),
+        device=context.device,
+        program=max(context.all_gather(resident_bytes() - sum(estimate_given(experiment)))),
+        ready=ready,
+        compiling=compiling,
     )
 
 
 def seconds_since_start() -> float:
-    """Since this process began (Linux; elsewhere since its first use of the processor)."""
+    """Return the seconds since this process began (on Linux; elsewhere its CPU time)."""
     stat = Path("/proc/self/stat")
     if not stat.exists():
         return time.process_time()
-    # The second field, a name in parentheses, may itself hold spaces: count after it.
+    # The second field is a name in parentheses, which may contain spaces, so that count after it.
     began = int(stat.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 @dataclass(frozen=True)
 class Simulations:
-    """Shots of all epochs together.
+    """Numbers of simulated shots in all epochs.
 
-    gradients: simulated forwards and backwards; illuminated: these with illuminations; products: of
-    those; forwards: for estimates of the wavelet.
+    gradients: shots with a forward and a backward simulation; illuminated: the same with
+    illuminations; products: shots in products with the Gauss-Newton matrix; forwards: forward
+    simulations for estimates of the wavelet.
     """
 
     gradients: float
@@ -104,18 +117,31 @@ class Simulations:
 
     @property
     def count(self) -> float:
-        """Return the number of simulations, as metrics.jsonl counts them."""
+        """The number of simulations, as metrics.jsonl counts them."""
         return self.gradients + self.illuminated + PRODUCT * self.products + self.forwards
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a stage, at least and as a rule; ending: shots that are simulated after it."""
+    """The least and the likely work of a stage; ending: shots that are simulated after it."""
 
     optimizer: str
     least: Simulations
     likely: Simulations
     ending: int
+
+    def describe(self, epochs: int) -> str:
+        """Return the work in a line; epochs: number of epochs of the stage."""
+        least, likely = self.least.count, self.likely.count
+        each = f"{likely / epochs:.3g} shots per epoch"
+        whole = f"{likely:.0f} in all"
+        if least < likely:
+            each = f"at least {least / epochs:.3g}, probably {each}"
+            whole = f"at least {least:.0f} in all, probably {likely:.0f}"
+        return (
+            f"{self.optimizer} simulates {each}, {whole}; {self.ending} more for the data fit at "
+            "the end"
+        )
 
 
 def count_work(experiment: Experiment) -> Work:
@@ -127,14 +153,14 @@ def count_work(experiment: Experiment) -> Work:
 
 
 def _count(experiment: Experiment, which: int) -> Simulations:
-    """which: of an optimiser's two numbers."""
+    """Count the work of all epochs; which: 0 for the least work, 1 for the likely work."""
     section, every = experiment.config.inversion, experiment.config.output.every
     n_shots = experiment.survey.n_shots
-    find = cache(find_price(experiment))
+    find = cache(find_optimizer_cost(experiment))
     draws, estimates = Draws.of(section, n_shots), _count_estimates(section, n_shots)
     asked = section.precondition
     always = asked is not None and asked.illumination is not None
-    # Of another wavelet nothing is known
+    # A line search cannot reuse the last result if the wavelet has changed.
     carries = not section.wavelet.make()().takes_steps
     counts = defaultdict[str, float](float)
     before: object = None
@@ -143,21 +169,21 @@ def _count(experiment: Experiment, which: int) -> Simulations:
         shots = draws.sizes[number]
         is_whole = shots == n_shots and section.encoding == "none"
         sample = "all" if is_whole else number
-        price = find(shots)
+        cost = find(shots)
         drawn = (place + 1) % every == 0 or place + 1 == section.epochs
-        known = sample == before and price.carries and carries and not estimated
-        # What a search ends with has illuminations where steps need them
+        known = sample == before and cost.carries and carries and not estimated
+        # The last result of a line search has illuminations only if its steps need them.
         if not known or (drawn and not always):
             counts["illuminated" if always or drawn else "gradients"] += shots
-        counts["illuminated" if always else "gradients"] += price.tries[which] * shots
-        counts["products"] += price.products[which]
+        counts["illuminated" if always else "gradients"] += cost.tries[which] * shots
+        counts["products"] += cost.products[which]
         counts["forwards"] += estimated
         before = sample
     return Simulations(**{field.name: float(counts[field.name]) for field in fields(Simulations)})
 
 
 def _count_estimates(section: InversionSection, n_shots: int) -> Iterator[int]:
-    """Shots of each epoch that are simulated for what sources emit."""
+    """Yield the number of shots of each epoch that are simulated for estimates of wavelets."""
     wavelets, draws = section.wavelet.make()(), Draws.of(section, n_shots)
     draw = cast(Choose, find(SAMPLINGS[section.sampling]))
     found = np.zeros(n_shots, dtype=np.int64)
@@ -176,9 +202,9 @@ def _count_estimates(section: InversionSection, n_shots: int) -> Iterator[int]:
 class Sharing:
     """The distribution of an epoch's work over ranks.
 
-    threads: of each rank; part: shots of an epoch on the rank with most; at_once: number of shots
-    at a time, rounds: number of times; advice: a better batch or number of ranks; encoded: True if
-    a shot has all sources.
+    threads: number of threads of each rank; part: shots of an epoch on the rank that takes longest;
+    at_once: number of shots that it simulates at a time; rounds: number of times; advice: a better
+    batch or number of ranks; encoded: True if a shot has all sources.
     """
 
     shots: int
@@ -191,33 +217,51 @@ class Sharing:
     at_once: int
     rounds: int
     advice: str
-    encoded: bool = False
+    encoded: bool
+
+    def describe(self) -> Iterator[str]:
+        """Yield the sharing in lines."""
+        threads = "/".join(map(str, sorted(set(self.threads))))
+        yield (
+            f"{self.ranks} rank{'s' * (self.ranks > 1)} on {self.hosts} "
+            f"host{'s' * (self.hosts > 1)}, {threads} thread{'s' * (max(self.threads) > 1)} each"
+        )
+        shots = f"{self.batch} of {self.shots} shots"
+        if self.encoded:
+            shots = f"{self.batch} encoded shot{'s' * (self.batch > 1)} of all {self.shots} sources"
+        yield (
+            f"{self.epochs} epochs of {shots}: a rank has up to {self.part}, "
+            f"{self.at_once} at a time in {self.rounds} round{'s' * (self.rounds > 1)}"
+        )
+        yield from textwrap.wrap(self.advice, WIDTH - 2)
 
 
 def share_work(experiment: Experiment, machine: Machine) -> Sharing:
-    """Return the sharing of the shots of an epoch in equal parts."""
+    """Divide the shots of an epoch equally between the ranks."""
     section, ranks = experiment.config.inversion, len(machine.threads)
     shots = experiment.survey.n_shots
     batch = section.largest_batch(shots)
     parts = [len(part) for part in np.array_split(np.arange(batch), ranks)]
-    slots = [share.slots for share in machine.shares]
+    most_at_once = [share.most_at_once for share in machine.shares]
     rounds, rank = max(
-        (ceil(part / most), -k) for k, (part, most) in enumerate(zip(parts, slots, strict=True))
+        (ceil(part / most), -k)
+        for k, (part, most) in enumerate(zip(parts, most_at_once, strict=True))
     )
+    encoded = section.encoding != "none"
     return Sharing(
-        shots,
-        batch,
-        section.epochs,
-        ranks,
-        len(set(machine.hosts)),
-        machine.threads,
-        parts[-rank],
-        min(parts[-rank], slots[-rank]),
-        rounds,
-        "The threads of a rank share an encoded shot."
-        if section.encoding != "none"
+        shots=shots,
+        batch=batch,
+        epochs=section.epochs,
+        ranks=ranks,
+        hosts=len(set(machine.hosts)),
+        threads=machine.threads,
+        part=parts[-rank],
+        at_once=min(parts[-rank], most_at_once[-rank]),
+        rounds=rounds,
+        advice="The threads of a rank share an encoded shot."
+        if encoded
         else _advise(batch, shots, sum(machine.threads)),
-        section.encoding != "none",
+        encoded=encoded,
     )
 
 
@@ -225,22 +269,22 @@ def _advise(batch: int, shots: int, threads: int) -> str:
     left = batch % threads
     if left == 0:
         return (
-            f"The batch fills all {threads} threads in every round; more ranks or threads shorten "
-            f"an epoch up to {batch}."
+            f"The batch uses all {threads} threads in every round; more ranks or threads shorten "
+            f"an epoch, up to {batch}."
         )
     more, less = batch - left + threads, batch - left
     better = [n for n in (less, more) if 0 < n <= shots]
     if not better:
-        return f"The survey's {shots} shots cannot fill {threads} threads: give fewer ranks."
+        return f"The survey's {shots} shots cannot use {threads} threads: start fewer ranks."
     return (
         f"The last round leaves {threads - left} of {threads} threads idle: a batch of "
-        f"{' or '.join(map(str, better))} would fill them."
+        f"{' or '.join(map(str, better))} would use them."
     )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A history: its name, and bytes of a rank for each number of shots at once."""
+    """A history: its name, and the memory of a rank in bytes, by number of shots at once."""
 
     name: str
     bytes: tuple[int, ...]
@@ -248,14 +292,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of rank 0, which takes most, and of its host, in bytes.
+    """The memory of rank 0, which needs most, and of its host, in bytes.
 
-    engine: its name; counts: shots at once, of the choices; chosen: the history of a run, None if
-    nothing fits; why: the reason; waves: of the simulations; data: observed traces; arrays: models,
-    gradients and their sums, and traces that are compared; remembered: state of the optimizer;
-    otherwise: that with the other value of `sharded`, None if there is no other; records: figures
-    and files of this rank alone; program: the program with the engine and Matplotlib; once: models
-    and survey, once for all ranks of the host; ranks: number of these.
+    engine: name of the engine; counts: numbers of shots at once for which `choices` have sizes;
+    chosen: the history that a run uses, None if none fits; why: the reason; waves: waves of the
+    simulations; data: observed traces; arrays: models, gradients and their sums, and traces that
+    are compared; remembered: state of the optimizer; otherwise: this state with the other value of
+    `sharded`, None if there is no choice; records: figures and files, on rank 0 only; program: the
+    program with the engine and Matplotlib; once: models and survey, once for all ranks of the host;
+    ranks: number of ranks of the host.
     """
 
     engine: str
@@ -275,58 +320,93 @@ class Memory:
 
     @property
     def beyond(self) -> int:
-        """The bytes that a run adds to the program, on this rank alone."""
+        """The bytes of a run on this rank alone, in addition to the program."""
         return self.waves + self.data + self.arrays + self.remembered + self.records
 
     @property
     def together(self) -> int:
-        """The bytes of all ranks of the host beyond their programs, with equal shots."""
+        """The bytes of all ranks of the host in addition to their programs, with equal shots."""
         return self.once + self.ranks * (self.beyond - self.records) + self.records
 
+    def describe(self, at_once: int) -> Iterator[str]:
+        """Yield the memory in lines; at_once: shots that a rank simulates at a time."""
+        heads = [f"{n} shot{'s' * (n > 1)}" for n in self.counts]
+        width = max(len(choice.name) for choice in self.choices) + 2
+        yield "engine " + self.engine
+        yield "history".ljust(width) + "".join(f"{head:>12}" for head in heads) + "   at once"
+        for choice in self.choices:
+            cells = "".join(f"{say_bytes(n):>12}" for n in choice.bytes)
+            yield choice.name.ljust(width) + cells + ("   <-" if choice.name == self.chosen else "")
+        yield from textwrap.wrap(self.why, WIDTH - 2)
+        yield from textwrap.wrap(
+            f"{at_once} shot{'s' * (at_once > 1)} {say_bytes(self.waves)}, observed traces "
+            f"{say_bytes(self.data)}, models, gradients and sums {say_bytes(self.arrays)}, the "
+            f"optimiser's state {say_bytes(self.remembered)}, rank 0's figures and files "
+            f"{say_bytes(self.records)}: "
+            f"{say_bytes(self.beyond)} besides {say_bytes(self.program)} for the program itself",
+            WIDTH - 2,
+        )
+        if self.ranks > 1:
+            yield from textwrap.wrap(
+                f"the {self.ranks} ranks of a host share one copy of the models and the survey, "
+                f"{say_bytes(self.once)}, and two while they are prepared; in all a host "
+                f"takes {say_bytes(self.together)} besides the programs",
+                WIDTH - 2,
+            )
+        if self.otherwise is not None:
+            word = "sharded" if self.otherwise < self.remembered else "not sharded"
+            yield f"{word}, this state would take {say_bytes(self.otherwise)} on each rank"
 
-def weigh_memory(
-    experiment: Experiment, task: Task, upkeep: Upkeep, sharing: Sharing, machine: Machine
+
+def estimate_memory(
+    experiment: Experiment, task: Task, overhead: MemoryOverhead, sharing: Sharing, machine: Machine
 ) -> Memory:
-    """Estimate the memory of a run; task: the largest shot; upkeep: of rank 0."""
+    """Estimate the memory of a run; task: the largest shot; overhead: that of rank 0."""
     fit, why = _fit(experiment, task, sharing, machine)
     at_once = sharing.at_once if fit is None else min(sharing.at_once, fit.at_once)
     counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
     together = {count: task.repeat(count) for count in counts}
     options = [_fitted(history, together[at_once], machine.memory) for history in _offered(task)]
     return Memory(
-        task.engine.NAME,
-        counts,
-        tuple(
+        engine=task.engine.NAME,
+        counts=counts,
+        choices=tuple(
             Choice(describe(history), tuple(together[n].footprint(history) for n in counts))
             for history in options
         ),
-        None if fit is None else describe(fit.history),
-        why,
-        0 if fit is None else together[at_once].footprint(fit.history),
-        upkeep.traces,
-        upkeep.given + upkeep.stage + upkeep.state + upkeep.update + upkeep.each_shot * at_once,
-        upkeep.remembered,
-        _weigh_otherwise(experiment, sharing),
-        upkeep.records,
-        machine.program + upkeep.engine + upkeep.figures,
-        upkeep.host,
-        machine.hosts.count(machine.hosts[0]),
+        chosen=None if fit is None else describe(fit.history),
+        why=why,
+        waves=0 if fit is None else together[at_once].footprint(fit.history),
+        data=overhead.traces,
+        arrays=(
+            overhead.given
+            + overhead.stage
+            + overhead.state
+            + overhead.update
+            + overhead.each_shot * at_once
+        ),
+        remembered=overhead.remembered,
+        otherwise=_estimate_otherwise(experiment, sharing),
+        records=overhead.records,
+        program=machine.program + overhead.engine + overhead.figures,
+        once=overhead.host,
+        ranks=machine.hosts.count(machine.hosts[0]),
     )
 
 
-def _weigh_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
-    """Return the bytes of the optimizer's state on a rank with the other `sharded`."""
+def _estimate_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
+    """Return the bytes of the optimizer's state on a rank with the other value of `sharded`."""
     optimizer = experiment.config.inversion.optimizer
-    if not optimizer.takes("slabs") or sharing.ranks == 1:
+    if not optimizer.takes("shards") or sharing.ranks == 1:
         return None
-    whole, slabs = weigh_optimizer(experiment, sharing.ranks)
-    return whole if optimizer.sharded else slabs
+    whole, shards = estimate_optimizer(experiment, sharing.ranks)
+    return whole if optimizer.sharded else shards
 
 
 def _fit(
     experiment: Experiment, task: Task, sharing: Sharing, machine: Machine
-) -> tuple[Fit | None, str]:
-    """Return how a run simulates its shots, None if it cannot, and the reason."""
+) -> tuple[MemoryFit | None, str]:
+    """Return the history and the number of shots at once, None if nothing fits, and the reason."""
     try:
         fit = fit_shots(task, machine.shares, experiment.config.inversion.reproducible)
     except InputError as error:
@@ -338,12 +418,13 @@ def _fit(
     shots = min(sharing.at_once, fit.at_once)
     return fit, (
         f"{describe(chosen)}: {reason}; {shots} shot{'s' * (shots > 1)} at once: "
-        f"{say_bytes(task.repeat(shots).footprint(chosen))} of {say_bytes(machine.memory)} at hand."
+        f"{say_bytes(task.repeat(shots).footprint(chosen))} of {say_bytes(machine.memory)} "
+        "available."
     )
 
 
 def _offered(task: Task) -> list[History]:
-    """Return all histories of the engine, the fastest first, and the one of the input."""
+    """Return all histories of the engine, the fastest first, including that of the input."""
     asked, kinds = task.asked, task.engine.HISTORIES
     if isinstance(asked, Auto):
         return list(histories.candidates(replace(asked, kind=None), kinds))
@@ -352,7 +433,7 @@ def _offered(task: Task) -> list[History]:
 
 
 def _fitted(history: History, task: Task, memory: int) -> History:
-    """Recomputation with as many states as fit."""
+    """Return a recomputing history with as many states as fit; return others unchanged."""
     if not isinstance(history, Recompute):
         return history
     kind = Auto(history.interval, history.frequency, kind="recompute", memory=memory)
@@ -363,11 +444,11 @@ def _fitted(history: History, task: Task, memory: int) -> History:
 
 
 @dataclass(frozen=True)
-class Band:
+class Dispersion:
     """The numerical dispersion of one frequency at the slowest velocity.
 
-    frequency: Hz; points: per wavelength; error: of the phase velocity, relative; delay: on the
-    longest path, s.
+    frequency: Hz; points: number of points per wavelength; error: relative error of the phase
+    velocity; delay: delay on the longest path, s.
     """
 
     name: str
@@ -376,15 +457,26 @@ class Band:
     error: float
     delay: float
 
+    def describe(self, path: float) -> str:
+        """Return the errors of waves of this frequency on a path (m)."""
+        if self.error == -float("inf"):
+            return "too high for the grid"
+        late = "late" if self.delay >= 0 else "early"
+        return (
+            f"phase velocity {100 * self.error:+.2g} %, "
+            f"up to {_ms(abs(self.delay))} {late} after {path / 1000:.3g} km"
+        )
+
 
 @dataclass(frozen=True)
 class Resolution:
     """The grid in space and time.
 
-    shape, padded, spacing: of each axis, padded with the boundary, m; axis, samples: of
-    the traces; lost: what a band leaves out at the end of the record, s; longest: the longest step
-    without substeps, s; substeps; courant: fastest velocity times step over the smallest spacing;
-    velocities: slowest and fastest, m/s; path: longest path, m.
+    shape, padded: numbers of points along each axis, without and with the boundary layer; spacing:
+    m; axis, samples: time axis and number of samples of the traces; lost: time at the end of the
+    record that a band leaves out, s; longest: longest time step without substeps, s; substeps:
+    number of substeps; courant: fastest velocity times step over the smallest spacing; velocities:
+    slowest and fastest, m/s; path: longest path, m; bands: dispersion at some frequencies.
     """
 
     shape: tuple[int, ...]
@@ -398,11 +490,35 @@ class Resolution:
     courant: float
     velocities: tuple[float, float]
     path: float
-    bands: tuple[Band, ...]
+    bands: tuple[Dispersion, ...]
+
+    def describe(self) -> Iterator[str]:
+        """Yield the resolution in lines."""
+        yield (
+            f"{_times(self.shape)} points, {_times(self.spacing)} m apart; "
+            f"{_times(self.padded)} with the boundary"
+        )
+        yield f"velocities {self.velocities[0]:.0f} to {self.velocities[1]:.0f} m/s"
+        steps = "no substeps" if self.substeps == 1 else f"{self.substeps} substeps"
+        yield (
+            f"{self.samples} samples of {_ms(self.axis.dt)}: {steps} (up to "
+            f"{_ms(self.longest)} needs none); Courant number {self.courant:.2f}"
+        )
+        if self.lost:
+            yield (
+                f"in this band, records begin {_ms(-self.axis.start)} before the shot, and the "
+                f"last {_ms(self.lost)} of the observed data are not compared"
+            )
+        yield "at the slowest velocity:"
+        for band in self.bands:
+            yield (
+                f"{band.name + ' ':.<27} {band.frequency:4.3g} Hz: {band.points:4.1f} points per "
+                f"wavelength, {band.describe(self.path)}"
+            )
 
 
 def find_resolution(experiment: Experiment, task: Task) -> Resolution:
-    """Return the resolution of an experiment, of which the task is one shot."""
+    """Return the resolution of an experiment; task: the simulation of one of its shots."""
     model, survey, problem = experiment.initial, experiment.survey, task.problem
     fastest_in_model = float(wave_speed(model.arrays).max())
     fastest = max(fastest_in_model, problem.max_velocity)
@@ -418,25 +534,25 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
         error = phase_velocity_error(problem.order, h, dt, slowest, frequency)
         points = slowest / (frequency * max(h)) if frequency else inf
         delay = path / slowest * (1.0 / (1.0 + error) - 1.0) if error > -1.0 else inf
-        bands.append(Band(name, frequency, points, error, delay))
+        bands.append(Dispersion(name, frequency, points, error, delay))
     return Resolution(
-        model.grid.shape,
-        problem.padded_shape,
-        model.grid.spacing,
-        survey.axis,
-        survey.n_samples,
-        0.0 if experiment.band is None else experiment.band.lead,
-        numerics.longest_step(problem.order, problem.spacing, fastest),
-        task.substeps,
-        fastest * problem.dt / min(problem.spacing),
-        (slowest, fastest_in_model),
-        path,
-        tuple(bands),
+        shape=model.grid.shape,
+        padded=problem.padded_shape,
+        spacing=model.grid.spacing,
+        axis=survey.axis,
+        samples=survey.n_samples,
+        lost=0.0 if experiment.band is None else experiment.band.lead,
+        longest=numerics.longest_step(problem.order, problem.spacing, fastest),
+        substeps=task.substeps,
+        courant=fastest * problem.dt / min(problem.spacing),
+        velocities=(slowest, fastest_in_model),
+        path=path,
+        bands=tuple(bands),
     )
 
 
 def longest_path(experiment: Experiment) -> float:
-    """Return the longest path of the slowest waves, m: across the model, or of the record."""
+    """Return the longest path of the slowest waves, m, limited by the model or by the record."""
     grid, survey = experiment.initial.grid, experiment.survey
     diagonal = float(np.linalg.norm(np.asarray(grid.last) - np.asarray(grid.origin)))
     return min(diagonal, slowest_velocity(experiment) * survey.n_samples * survey.dt)

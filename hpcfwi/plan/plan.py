@@ -1,51 +1,386 @@
-"""A plan, what an experiment takes on a machine of some speed, and its text.
+"""A plan: the speed of this machine, and the time and memory of a run on it.
 
-A plan is a pure function of estimates and measured times, which `run.commands` finds. The text has
-findings first, in plain lines for terminals and batch logs.
+Shots of the survey are simulated as in an epoch, on all ranks at once, so that the measurement
+includes the competition between ranks. If whole records would take too long, their beginnings are
+measured and extrapolated with the number of cell updates, because an engine that computes only near
+the wave is faster at first. A plan is a pure function of estimates and measured times; its text
+begins with the findings.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import ceil, log2, prod
+from statistics import median
 from typing import TextIO
 
-from hpcfwi.errors import say_bytes
+import numpy as np
+
+from hpcfwi.errors import SEVERITIES, Finding, InversionFailure, say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.memory import Upkeep
-from hpcfwi.operators.batching import largest_task
-from hpcfwi.plan.checks import (
-    SEVERITIES,
-    Finding,
-    check_experiment,
-    check_room,
-    check_sharing,
-    check_steps,
-)
-from hpcfwi.plan.comparison import Comparison, describe
+from hpcfwi.inversion.loop import Evaluations
+from hpcfwi.inversion.memory import MemoryOverhead, choose_history_and_chunk
+from hpcfwi.inversion.objective import Objective
+from hpcfwi.inversion.stages import Batch, Part, Stage
+from hpcfwi.inversion.state import State
+from hpcfwi.operators.simulator import largest_task
+from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.exact import NO_MAGNITUDES
+from hpcfwi.plan.checks import check_experiment, check_room, check_sharing, check_steps
+from hpcfwi.plan.comparison import Comparison
 from hpcfwi.plan.estimate import (
-    Band,
+    WIDTH,
     Machine,
     Memory,
     Resolution,
     Sharing,
+    Simulations,
     Work,
     count_work,
+    estimate_memory,
     find_resolution,
     share_work,
-    weigh_memory,
 )
-from hpcfwi.plan.speed import Reading, Speed, Timing, estimate_reading, estimate_timing
 from hpcfwi.report.log import say_duration
+from hpcfwi.survey import Survey, spread_shots
+from hpcfwi.wave.simulation import Task
+
+# Time for measurements of one stage and of all stages, s
+BUDGET, LONGEST = 4.0, 16.0
+REPETITIONS = 3  # most measurements of the longest record
+SHORTEST = 32  # samples of the shortest record that is measured
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Times (s) of a round of shots over whole records, in which each thread has one shot.
+
+    forward: simulations alone; gradient: gradients; illuminated: gradients and illuminations;
+    measured: number of samples of the records that were simulated; processors: share of the
+    threads' time during which they had a processor, 1 on GPUs.
+    """
+
+    forward: float
+    gradient: float
+    illuminated: float
+    measured: int
+    processors: float
+
+
+class Stopwatch:
+    """Measures the time of the work of an epoch, for records of any length; collective.
+
+    samples: number of samples of a whole record.
+    """
+
+    def __init__(self, experiment: Experiment, context: Context) -> None:
+        self._section, survey = experiment.config.inversion, experiment.simulated_survey()
+        self._stage = Stage(0, "", 0, experiment)
+        batch = self._section.largest_batch(survey.n_shots)
+        part = np.array_split(np.arange(batch), context.size)[context.rank]
+        counts = context.all_gather(min(context.threads, part.size))
+        spread = spread_shots(survey.n_shots, sum(counts))
+        first = sum(counts[: context.rank])
+        self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
+        self._survey, self._context = survey, context
+        self._model = experiment.initial.as_tensors(context.device)
+        self._limits = experiment.limits(self._model)
+        self._simulator, chunks = choose_history_and_chunk(
+            experiment.make_simulator(), self._model, experiment, context, has_state=False
+        )
+        # Exact sums cost almost nothing, but would need the magnitudes of the terms beforehand.
+        self._objective = Objective(
+            self._simulator, self._section.misfit.make(), context, chunks, reproducible=False
+        )
+        self.samples = survey.n_samples
+        self._seconds = self._processor_seconds = 0.0
+
+    def warm_up(self) -> float:
+        """Run everything once, and return how much longer the first run takes than later ones, s.
+
+        This includes an update, because torch loads modules of its optimizers only then.
+        """
+        shortest = min(self.samples, SHORTEST)
+        optimizer = self._section.optimizer.make()(self._model, self._limits)
+        state = State(0, self._model, optimizer.state(), magnitudes=NO_MAGNITUDES)
+        batch, stage = self._batch(shortest), self._stage
+        evaluate = Evaluations(self._objective, stage, batch, state, illuminate=False)
+        # In some models, a step for the beginning of a record fails.
+        with suppress(InversionFailure):
+            optimizer.step(self._model, evaluate)
+        first, again = (
+            self.time_forward(shortest)
+            + self.time_gradient(shortest)
+            + self.time_gradient(shortest, illuminate=True)
+            for _ in range(2)
+        )
+        return max(0.0, first - again)
+
+    def time_forward(self, samples: int) -> float:
+        """Return the time of a forward simulation on the slowest rank, s."""
+
+        def simulate() -> None:
+            if self._mine.size:
+                survey = self._part(samples).survey
+                self._simulator.simulate(self._model, survey, keep=False).data.sum().item()
+
+        return self._time(simulate)
+
+    def time_gradient(self, samples: int, illuminate: bool = False) -> float:
+        """Return the time of a gradient on the slowest rank, s."""
+        evaluate = self._objective.evaluate
+        batch = self._batch(samples)
+        return self._time(lambda: evaluate(self._model, batch, NO_MAGNITUDES, illuminate))
+
+    def lengthen(self, measured: int, timings: list[float]) -> float:
+        """Return the ratio of the time of the whole record to that of its first `measured` samples.
+
+        timings: times of gradients for records, each twice as long as the one before, up to
+        `measured`. The increase at the last doubling is extrapolated to the remaining work, so that
+        costs of a simulation that do not depend on its length are not counted again.
+        """
+        last = timings[-1]
+        before = min(timings[-2], 0.75 * last) if len(timings) > 1 else 0.5 * last
+        half, done, whole = (self.count_updates(n) for n in (measured // 2, measured, self.samples))
+        factor = 1.0 + (1.0 - before / last) * (whole - done) / (done - half)
+        return max(self._context.all_gather(factor))
+
+    def count_updates(self, samples: int) -> float:
+        """Return the number of cell updates by the engine for the shots of all ranks."""
+        survey = _shortened(self._survey.select(self._shots), samples)
+        return self._simulator.set_up(self._model, survey, window=None).count_updates()
+
+    def _batch(self, samples: int) -> Batch:
+        part = self._part(samples)
+        mine = [part] if part.shots.size else []
+        return Batch(1, self._shots, (), lambda _: part, lambda _: iter(mine))
+
+    def _part(self, samples: int) -> Part:
+        survey = _shortened(self._survey.select(self._mine), samples)
+        silence = np.zeros((self._mine.size, survey.n_receivers, samples), np.float32)
+        return Part(self._mine, survey, lambda: silence)
+
+    def _time(self, work: Callable[[], object]) -> float:
+        self._context.barrier()
+        start, processor_start = time.perf_counter(), time.process_time()
+        work()
+        seconds = time.perf_counter() - start
+        self._seconds += seconds
+        self._processor_seconds += time.process_time() - processor_start
+        return max(self._context.all_gather(seconds))
+
+    def share_of_processors(self) -> float:
+        """Return the smallest share of processor time of any rank so far; collective."""
+        wanted = self._seconds * self._context.threads
+        if not self._mine.size or self._context.device.type != "cpu":
+            wanted = 0.0
+        return min(self._context.all_gather(self._processor_seconds / wanted if wanted else 1.0))
+
+
+def _shortened(survey: Survey, samples: int) -> Survey:
+    """Return the survey with only the first `samples` samples of its records."""
+    return replace(survey, wavelet=survey.wavelet[..., :samples])
+
+
+def measure_speed(watch: Stopwatch, budget: float = BUDGET) -> Speed:
+    """Measure the time of rounds of an epoch, in at most two or three times `budget` (s).
+
+    Collective. Raises `InversionFailure` if a shot gives values that are not finite.
+    """
+    samples = watch.samples
+    measured, timings = _longest_affordable(watch, budget)
+    rounds = _repeat(watch, measured, budget)
+    forward, gradient, illuminated = (median(t) for t in zip(*rounds, strict=True))
+    if measured < samples:
+        longer = samples / measured
+        factor = watch.lengthen(measured, timings)
+        # With illuminations the backward pass covers the whole grid, so that its time is
+        # proportional to the length; it is an upper bound for a gradient.
+        illuminated = factor * forward + longer * (illuminated - forward)
+        forward, gradient = factor * forward, min(factor * gradient, illuminated)
+    return Speed(forward, gradient, illuminated, measured, watch.share_of_processors())
+
+
+def _longest_affordable(watch: Stopwatch, budget: float) -> tuple[int, list[float]]:
+    """Return the length of record to measure, and the times of gradients up to this length."""
+    halvings = int(log2(max(watch.samples / SHORTEST, 1.0)))
+    lengths = [watch.samples >> k for k in range(halvings, -1, -1)]
+    timings: list[float] = []
+    for k, length in enumerate(lengths):
+        timings.append(watch.time_gradient(length))
+        if k > 0:
+            growth = max(2.0, timings[-1] / timings[-2])
+            if sum(timings) + growth * timings[-1] > budget:
+                break
+    return lengths[len(timings) - 1], timings
+
+
+def _repeat(watch: Stopwatch, samples: int, budget: float) -> list[tuple[float, float, float]]:
+    """Measure forward, gradient and illuminated in turn, as often as the budget allows."""
+    rounds: list[tuple[float, float, float]] = []
+    while not rounds or (
+        len(rounds) < REPETITIONS and sum(map(sum, rounds)) + sum(rounds[-1]) < budget
+    ):
+        rounds.append(
+            (
+                watch.time_forward(samples),
+                watch.time_gradient(samples),
+                watch.time_gradient(samples, illuminate=True),
+            )
+        )
+    return rounds
+
+
+LOADED = 0.7  # share of the processors below which times are not reliable
+# Time of a Gauss-Newton product of a shot, relative to its gradient (docs/decisions/038)
+PRODUCT_SECONDS = 1.5
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10.0 else say_duration(seconds)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times in seconds, on this machine with these ranks.
+
+    ready: time to start the program and read the input; compile: time to prepare the engine, in the
+    first run only; observe: time to simulate the observed data, 0 if they exist; epoch: likely time
+    of an epoch; ending: time for the data fit at the end; total: likely time of the whole run,
+    without figures; least: the same with the least work; updates: number of cell updates in an
+    epoch; measured, samples: numbers of simulated and of all samples of a record; processors: as in
+    `Speed`.
+    """
+
+    ready: float
+    compile: float
+    observe: float
+    epoch: float
+    ending: float
+    total: float
+    least: float
+    updates: float
+    measured: int
+    samples: int
+    processors: float
+
+    def describe(self, epochs: int) -> Iterator[str]:
+        """Yield the times in lines; epochs: number of epochs of the stage."""
+        extent = (
+            "whole records"
+            if self.measured == self.samples
+            else f"{self.measured} of {self.samples} samples"
+        )
+        yield (
+            f"{self.updates:.3g} cell updates per epoch, forward and backward; measured on "
+            f"{extent}: {self.updates / self.epoch / 1e6:.0f} million per second"
+        )
+        yield f"start {_duration(self.ready)}" + (
+            f", observed data {_duration(self.observe)}"
+            if self.observe
+            else ", observed data exist already"
+        )
+        if self.processors < LOADED:
+            yield (
+                f"other programs were busy: these processes had a processor for only "
+                f"{100.0 * self.processors:.0f} % of their time, so the times may be too long"
+            )
+        least = f", at least {_duration(self.least)}" if self.least < self.total else ""
+        yield (
+            f"an epoch {_duration(self.epoch)}, {epochs} epochs {_duration(epochs * self.epoch)}, "
+            f"data fit at the end {_duration(self.ending)}; in all {_duration(self.total)}"
+            f"{least}, plus the figures"
+        )
+        yield (
+            f"preparing the engine took {_duration(self.compile)}, not counted above: compiled "
+            "code is kept for the next start"
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Observed data that are read: bytes in an epoch, bytes in all, and the required rate, B/s.
+
+    rate: None if the time of an epoch is not known.
+    """
+
+    epoch: int
+    whole: int
+    rate: float | None
+
+    def describe(self) -> str:
+        """Return the reading in a line."""
+        rate = (
+            ""
+            if self.rate is None
+            else f": requires {self.rate / 1e6:.3g} MB/s for all ranks together"
+        )
+        return f"{say_bytes(self.whole)} in the file, {say_bytes(self.epoch)} read per epoch{rate}"
+
+
+def estimate_timing(
+    experiment: Experiment,
+    task: Task,
+    sharing: Sharing,
+    work: Work,
+    machine: Machine,
+    speed: Speed,
+    has_data: bool,
+) -> Timing:
+    """Estimate the time of a run at the measured speed; has_data: the observed data exist."""
+    survey = experiment.survey
+
+    def simulate(shots: int) -> float:
+        """Return the time of forward simulations, one on each thread at a time."""
+        return ceil(ceil(shots / sharing.ranks) / min(machine.threads)) * speed.forward
+
+    def invert(simulations: Simulations) -> float:
+        seconds = (
+            (simulations.gradients + PRODUCT_SECONDS * simulations.products) * speed.gradient
+            + simulations.illuminated * speed.illuminated
+            + simulations.forwards * speed.forward
+        )
+        return sharing.rounds * seconds / sharing.batch
+
+    there = has_data or not experiment.is_synthetic
+    observe = 0.0 if there else simulate(survey.n_shots)
+    ending, epochs = simulate(work.ending), invert(work.likely)
+    around = machine.ready + observe + ending
+    updates = 2.0 * prod(task.problem.padded_shape) * task.steps * work.likely.count
+    return Timing(
+        ready=machine.ready,
+        compile=machine.compiling,
+        observe=observe,
+        epoch=epochs / sharing.epochs,
+        ending=ending,
+        total=around + epochs,
+        least=around + invert(work.least),
+        updates=updates / sharing.epochs,
+        measured=speed.measured,
+        samples=survey.n_samples,
+        processors=speed.processors,
+    )
+
+
+def estimate_reading(experiment: Experiment, timing: Timing | None) -> Reading:
+    """Estimate the amount of data that the epochs of a run read."""
+    survey = experiment.survey
+    batch = experiment.config.inversion.largest_batch(survey.n_shots)
+    shot = 4 * survey.n_receivers * survey.n_samples
+    rate = None if timing is None else batch * shot / timing.epoch
+    return Reading(batch * shot, survey.n_shots * shot, rate)
 
 
 @dataclass(frozen=True)
 class Plan:
     """The plan of a run.
 
-    name: of the input file; timing: None if nothing could be measured; comparison: of the data with
-    those of the starting model in this stage, None if nothing could be simulated.
+    name: name of the input file; timing: None if nothing could be measured; comparison: comparison
+    of the data with those of the starting model in this stage, None if nothing could be simulated.
     """
 
     name: str
@@ -62,21 +397,22 @@ class Plan:
 def make_plan(
     name: str,
     experiment: Experiment,
-    upkeep: Upkeep,
+    overhead: MemoryOverhead,
     machine: Machine,
     has_data: bool,
     speed: Speed | None = None,
 ) -> Plan:
-    """The plan of an experiment; without times where the speed is not known.
+    """Return the plan of an experiment, without times if the speed is not known.
 
-    experiment: with its models on the grid of its waves; upkeep: of rank 0; has_data: whether the
-    observed data need not be simulated. Raises `InputError` where the engine has no such history.
+    experiment: the experiment with its models on the grid of its waves; overhead: that of rank 0;
+    has_data: True if the observed data exist. Raises `InputError` if the engine does not have the
+    history of the input.
     """
     model = experiment.initial.as_tensors(machine.device)
-    simulator, survey = experiment.compared(), experiment.survey
+    simulator, survey = experiment.make_simulator(), experiment.survey
     task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
     sharing = share_work(experiment, machine)
-    memory = weigh_memory(experiment, task, upkeep, sharing, machine)
+    memory = estimate_memory(experiment, task, overhead, sharing, machine)
     work, timing = count_work(experiment), None
     if speed is not None:
         timing = estimate_timing(experiment, task, sharing, work, machine, speed, has_data)
@@ -98,12 +434,8 @@ def make_plan(
     )
 
 
-WIDTH = 100
-LOADED = 0.7  # share of the processors, below which times are not believed
-
-
 def write_plans(plans: Sequence[Plan], stream: TextIO, quiet: bool = False) -> None:
-    """Write the report of each stage; `quiet`: only errors and warnings."""
+    """Write the report of each stage; quiet: only errors and warnings."""
     for number, plan in enumerate(plans):
         if number and not quiet:
             stream.write("\n")
@@ -111,23 +443,24 @@ def write_plans(plans: Sequence[Plan], stream: TextIO, quiet: bool = False) -> N
     times = [plan.timing for plan in plans if plan.timing is not None]
     if len(plans) > 1 and len(times) == len(plans) and not quiet:
         whole = times[0].ready + sum(time.total - time.ready for time in times)
-        stream.write(f"\nAll {len(plans)} stages: {_duration(whole)}, and the figures\n")
+        stream.write(f"\nAll {len(plans)} stages: {_duration(whole)}, plus the figures\n")
 
 
 def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
-    """Write the report; `quiet`: only errors and warnings."""
-    lines = list(_findings(plan.name, plan.findings, quiet))
+    """Write the report; quiet: only errors and warnings."""
+    lines = [*_list_findings(plan.name, plan.findings, quiet)]
+    epochs, timing = plan.sharing.epochs, plan.timing
     if not quiet:
         for title, part in (
-            ("Grid", _resolution(plan.resolution)),
-            ("Work", [*_sharing(plan.sharing), *_work(plan.work, plan.sharing)]),
-            ("Memory of a rank", _memory(plan.memory, plan.sharing)),
-            ("Time", _timing(plan.timing, plan.sharing)),
-            ("Observed data", _reading(plan.reading)),
-            ("Starting model", () if plan.comparison is None else describe(plan.comparison)),
+            ("Grid", plan.resolution.describe()),
+            ("Work", [*plan.sharing.describe(), plan.work.describe(epochs)]),
+            ("Memory per rank", plan.memory.describe(plan.sharing.at_once)),
+            ("Time", ["not measured"] if timing is None else timing.describe(epochs)),
+            ("Observed data", [plan.reading.describe()]),
+            ("Starting model", [] if plan.comparison is None else plan.comparison.describe()),
         ):
-            told = ["  " + line for line in part]
-            lines += ["", title, *told] if told else []
+            if shown := ["  " + line for line in part]:
+                lines += ["", title, *shown]
     stream.write("".join(line.rstrip() + "\n" for line in lines))
     stream.flush()
 
@@ -135,150 +468,19 @@ def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
 def write_findings(
     name: str, findings: Sequence[Finding], stream: TextIO, quiet: bool = False
 ) -> None:
-    """Write how many were found in the input file of that name, and each; `quiet` as above."""
-    stream.write("".join(line.rstrip() + "\n" for line in _findings(name, findings, quiet)))
+    """Write the number of findings in the input file `name`, and the findings.
+
+    quiet: only errors and warnings.
+    """
+    stream.write("".join(line.rstrip() + "\n" for line in _list_findings(name, findings, quiet)))
 
 
-def _findings(name: str, findings: Sequence[Finding], quiet: bool) -> Iterator[str]:
+def _list_findings(name: str, findings: Sequence[Finding], quiet: bool) -> Iterator[str]:
     shown = [s for s in SEVERITIES if not (quiet and s == "note")]
     found = [f for s in shown for f in findings if f.severity == s]
     if not quiet:
         counts = {s: sum(f.severity == s for f in found) for s in shown}
-        told = ", ".join(f"{n} {s}{'s' * (n > 1)}" for s, n in counts.items() if n)
-        yield f"{name}: {told or 'nothing to object to'}"
+        totals = ", ".join(f"{n} {s}{'s' * (n > 1)}" for s, n in counts.items() if n)
+        yield f"{name}: {totals or 'no problems found'}"
     for finding in found:
         yield from textwrap.wrap(str(finding), WIDTH, subsequent_indent="  ")
-
-
-def _resolution(r: Resolution) -> Iterator[str]:
-    yield (
-        f"{_times(r.shape)} points, {_times(r.spacing)} m apart; {_times(r.padded)} with the "
-        "boundary"
-    )
-    yield f"velocities {r.velocities[0]:.0f} to {r.velocities[1]:.0f} m/s"
-    steps = "no substeps" if r.substeps == 1 else f"{r.substeps} substeps"
-    yield (
-        f"{r.samples} samples of {_ms(r.axis.dt)}: {steps} (up to {_ms(r.longest)} needs none); "
-        f"Courant number {r.courant:.2f}"
-    )
-    if r.lost:
-        yield (
-            f"in this band records begin {_ms(-r.axis.start)} before the shot, and what was "
-            f"observed in their last {_ms(r.lost)} is not compared"
-        )
-    yield "at the slowest velocity:"
-    for band in r.bands:
-        yield (
-            f"{band.name + ' ':.<27} {band.frequency:4.3g} Hz: {band.points:4.1f} points a "
-            f"wavelength, {_error(band, r.path)}"
-        )
-
-
-def _error(band: Band, path: float) -> str:
-    if band.error == -float("inf"):
-        return "which the grid does not carry"
-    late = "late" if band.delay >= 0 else "early"
-    return (
-        f"phase velocity {100 * band.error:+.2g} %, "
-        f"up to {_ms(abs(band.delay))} {late} after {path / 1000:.3g} km"
-    )
-
-
-def _sharing(s: Sharing) -> Iterator[str]:
-    threads = "/".join(map(str, sorted(set(s.threads))))
-    yield (
-        f"{s.ranks} rank{'s' * (s.ranks > 1)} on {s.hosts} host{'s' * (s.hosts > 1)}, {threads} "
-        f"thread{'s' * (max(s.threads) > 1)} each"
-    )
-    shots = f"{s.batch} of {s.shots} shots"
-    if s.encoded:
-        shots = f"{s.batch} encoded shot{'s' * (s.batch > 1)} of all {s.shots} sources"
-    yield (
-        f"{s.epochs} epochs of {shots}: a rank has up to {s.part}, "
-        f"{s.at_once} at a time in {s.rounds} round{'s' * (s.rounds > 1)}"
-    )
-    yield from textwrap.wrap(s.advice, WIDTH - 2)
-
-
-def _work(w: Work, s: Sharing) -> Iterator[str]:
-    least, likely = w.least.count, w.likely.count
-    each = f"{likely / s.epochs:.3g} shots an epoch"
-    whole = f"{likely:.0f} in all"
-    if least < likely:
-        each = f"{least / s.epochs:.3g} or more, likely {each}"
-        whole = f"{least:.0f} or more in all, likely {likely:.0f}"
-    yield f"{w.optimizer} simulates {each}, {whole}; {w.ending} more are looked at in the end"
-
-
-def _memory(m: Memory, s: Sharing) -> Iterator[str]:
-    heads = [f"{n} shot{'s' * (n > 1)}" for n in m.counts]
-    width = max(len(choice.name) for choice in m.choices) + 2
-    yield "engine " + m.engine
-    yield "history".ljust(width) + "".join(f"{head:>12}" for head in heads) + "   at once"
-    for choice in m.choices:
-        cells = "".join(f"{say_bytes(n):>12}" for n in choice.bytes)
-        yield choice.name.ljust(width) + cells + ("   <-" if choice.name == m.chosen else "")
-    yield from textwrap.wrap(m.why, WIDTH - 2)
-    yield from textwrap.wrap(
-        f"{s.at_once} shot{'s' * (s.at_once > 1)} {say_bytes(m.waves)}, observed traces "
-        f"{say_bytes(m.data)}, models, gradients and sums {say_bytes(m.arrays)}, the optimiser's "
-        f"state {say_bytes(m.remembered)}, rank 0's figures and files {say_bytes(m.records)}: "
-        f"{say_bytes(m.beyond)} beyond the {say_bytes(m.program)} of the program itself",
-        WIDTH - 2,
-    )
-    if m.ranks > 1:
-        yield from textwrap.wrap(
-            f"models and the survey are there once for the {m.ranks} ranks of a host, "
-            f"{say_bytes(m.once)}, and twice while they are prepared; all in all a host takes "
-            f"{say_bytes(m.together)} beyond the programs",
-            WIDTH - 2,
-        )
-    if m.otherwise is not None:
-        word = "sharded" if m.otherwise < m.remembered else "not sharded"
-        yield f"{word}, that state would take {say_bytes(m.otherwise)} of each rank"
-
-
-def _timing(t: Timing | None, s: Sharing) -> Iterator[str]:
-    if t is None:
-        yield "not measured"
-        return
-    extent = "whole records" if t.measured == t.samples else f"{t.measured} of {t.samples} samples"
-    yield (
-        f"{t.updates:.3g} cell updates an epoch, forwards and backwards; measured on {extent}: "
-        f"{t.updates / t.epoch / 1e6:.0f} million a second"
-    )
-    yield f"start {_duration(t.ready)}" + (
-        f", observed data {_duration(t.observe)}" if t.observe else ", observed data are there"
-    )
-    if t.processors < LOADED:
-        yield (
-            f"other programs were busy: these processes had a processor for "
-            f"{100.0 * t.processors:.0f} % of their time, and times here may be that much too long"
-        )
-    least = f", {_duration(t.least)} at least" if t.least < t.total else ""
-    yield (
-        f"an epoch {_duration(t.epoch)}, {s.epochs} epochs {_duration(s.epochs * t.epoch)}, the "
-        f"look at their end {_duration(t.ending)}; in all {_duration(t.total)}{least}, and the "
-        "figures"
-    )
-    yield (
-        f"preparing the engine took {_duration(t.compile)}, not counted above: compiled code is "
-        "kept, and the next start is shorter"
-    )
-
-
-def _reading(r: Reading) -> Iterator[str]:
-    rate = "" if r.rate is None else f": {r.rate / 1e6:.3g} MB/s, all ranks together, keep up"
-    yield f"{say_bytes(r.whole)} in the file, {say_bytes(r.epoch)} read an epoch{rate}"
-
-
-def _times(values: tuple[float, ...]) -> str:
-    return " x ".join(f"{v:g}" for v in values)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10.0 else say_duration(seconds)

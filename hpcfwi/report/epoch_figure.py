@@ -1,7 +1,7 @@
 """The figure of an epoch: sections of a 2-D model, or slices of a 3-D one.
 
-Sections are to scale, with depth downwards. Of a volume each panel has three slices, laid out like
-an unfolded cube. `panels` decides what is shown.
+Sections are to scale, with depth downwards. For a volume each panel has three slices, laid out like
+an unfolded cube. `panels` decides the contents.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
-from hpcfwi.report import scales, style
-from hpcfwi.report.panels import EpochPicture, Panel, count, edges, panels
-from hpcfwi.report.scales import KM
+from hpcfwi.report import style
+from hpcfwi.report.panels import KM, EpochPicture, Panel, count, edges, exceeded, panels, thin_out
 
-# A section is drawn to scale between these ratios of width to height, and stretched beyond them.
+# A section is drawn to scale if its ratio of width to height is in this range, otherwise stretched.
 NARROWEST, WIDEST = 0.4, 7.0
-WIDE = 2.2  # from this ratio on, panels stand one below the other
-MARKS = 30  # positions drawn at most, so that they stay apart
+WIDE = 2.2  # from this ratio on, panels are arranged in one column
+MARKS = 30  # largest number of positions that are drawn, so that they stay apart
 
 
 def section_figure(picture: EpochPicture) -> Figure:
-    """The six panels. Wide models are drawn one below the other, others in two rows."""
+    """Draw the six panels, in one column for wide models, and otherwise in two rows."""
     grid = picture.grid
     figure, places = _panels(grid)
     for axes, panel in zip(places, panels(picture), strict=True):
@@ -36,7 +35,7 @@ def section_figure(picture: EpochPicture) -> Figure:
 
 
 def _panels(grid: Grid) -> tuple[Figure, list[Axes]]:
-    """Six panels for sections of this grid, in a figure that leaves little space empty."""
+    """Return six panels for sections of this grid, in a figure with little empty space."""
     ratio = _drawn_ratio(grid)
     if _is_wide(grid):
         figure = style.new_figure(8.0, 6 * (6.6 / ratio + 0.34) + 0.3)
@@ -52,7 +51,7 @@ def _panels(grid: Grid) -> tuple[Figure, list[Axes]]:
 
 
 def _prepare(axes: Axes, grid: Grid, x: bool, y: bool) -> None:
-    """Limits, aspect and ticks; with the axes' names and numbers where x and y say so."""
+    """Set limits, aspect and ticks; x, y: True if this axis has a name and numbers."""
     left, right, bottom, top = _extent(grid)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
@@ -72,13 +71,13 @@ def _drawn_ratio(grid: Grid) -> float:
 
 
 def _ratio(grid: Grid) -> float:
-    """Width over height of a section."""
+    """Return width over height of a section."""
     left, right, bottom, top = _extent(grid)
     return (right - left) / (bottom - top)
 
 
 def _extent(grid: Grid) -> tuple[float, float, float, float]:
-    """Left, right, bottom and top edge, in km."""
+    """Return the left, right, bottom and top edge, in km."""
     (top, bottom), (left, right) = (edges(grid, axis) for axis in range(2))
     return left, right, bottom, top
 
@@ -98,19 +97,19 @@ def _draw_section(axes: Axes, grid: Grid, panel: Panel) -> None:
         aspect=axes.get_aspect(),
     )
     width = 0.02 if _is_wide(grid) else 0.04
-    extend = scales.exceeded(values, panel.limits)
+    extend = exceeded(values, panel.limits)
     style.add_colour_bar(axes, image, panel.unit, extend, width)
 
 
 def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
-    """Some receivers and sources of the grid, and how many there are in the figure's lower left."""
+    """Mark some receivers and sources, with their numbers in the lower left of the figure."""
     for positions, marker, size, colour, name in (
         (picture.receivers, "v", 3.5, "white", "receiver"),
         (picture.sources, "*", 5.5, style.MARK, "source"),
     ):
         if positions is None:
             continue
-        # Sorted and each once, so that receivers that move with the source are thinned out evenly
+        # Sorted and unique, so that receivers that move with the source are thinned out evenly
         inside = np.unique(positions[picture.grid.contains(positions)], axis=0)
         shown = inside[:: max(1, -(-len(inside) // MARKS))] / KM
         axes.plot(
@@ -122,7 +121,7 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
             markeredgecolor="black",
             markeredgewidth=0.4,
             label=count(positions, name),
-            clip_on=len(shown) == 0,  # without points and unclipped it would stretch the layout
+            clip_on=len(shown) == 0,  # a set without points would stretch the layout if not clipped
         )
     handles, _ = axes.get_legend_handles_labels()
     if handles:
@@ -137,11 +136,11 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
         )
 
 
-GAP = 0.09  # between slices, of the cube's longest side
-SHORTEST = 0.25  # of the longest side: a shorter one is stretched to this
+GAP = 0.09  # gap between slices, relative to the cube's longest side
+SHORTEST = 0.25  # least length of a side, relative to the longest one; others are stretched
 WIDE_VOLUME = 1.8  # from this ratio of width to height on, there are two columns, else three
 WIDTH = 11.5  # inches
-VOLUME_MARKS = 60  # positions drawn at most along each axis
+VOLUME_MARKS = 60  # largest number of positions that are drawn along each axis
 NAMES = ("depth", "y", "x")
 
 
@@ -160,11 +159,9 @@ MAP, INLINE, CROSSLINE = Slice(1, 2, 0), Slice(0, 2, 1), Slice(0, 1, 2)
 def slice_figure(picture: EpochPicture) -> Figure:
     """Draw the six panels, each with a map, the inline section below it, and the crossline section.
 
-    Lines mark where the slices cut one another.
-
-    They go through what departs most from flat layers, in the true model or, where that is not
-    known, in the starting one: in the same place in all epochs. To scale, except that short sides
-    are stretched.
+    Lines mark the intersections of slices. The slices go through the part of the true model, or of
+    the starting model if the true one is not known, that differs most from flat layers; they are
+    the same in all epochs. The figure is to scale, except that short sides are stretched.
     """
     picture = picture.cut()
     grid, cuts = picture.grid, picture.cuts
@@ -176,7 +173,7 @@ def slice_figure(picture: EpochPicture) -> Figure:
 
 
 def _slice_panels(grid: Grid) -> tuple[Figure, list[Axes]]:
-    """Six places for unfolded cubes of this grid; they have no axes of their own."""
+    """Return six panels for unfolded cubes of this grid, whose axes are not drawn."""
     width, height = _unfolded(_sides(grid))
     ratio = width / height
     columns, mosaic = (2, "AB;CD;EF") if ratio >= WIDE_VOLUME else (3, "ABC;DEF")
@@ -190,14 +187,14 @@ def _slice_panels(grid: Grid) -> tuple[Figure, list[Axes]]:
 
 
 def _sides(grid: Grid) -> tuple[float, float, float]:
-    """Lengths of the cube as drawn along z, y and x; the longest is 1."""
+    """Return the lengths of the cube as drawn along z, y and x; the longest is 1."""
     lengths = np.array([np.ptp(edges(grid, axis)) for axis in range(3)])
     z, y, x = np.maximum(lengths / lengths.max(), SHORTEST)
     return z, y, x
 
 
 def _unfolded(sides: tuple[float, float, float]) -> tuple[float, float]:
-    """Width and height of the unfolded cube."""
+    """Return width and height of the unfolded cube."""
     z, y, x = sides
     return x + GAP + y, z + GAP + y
 
@@ -224,8 +221,8 @@ def _draw_panel(place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...]) ->
     images = {which: _draw_slice(axes[which], grid, panel, which, shown[which]) for which in axes}
     for which, inset in axes.items():
         _mark_cuts(inset, grid, which, cuts)
-    extend = scales.exceeded(np.concatenate([v.ravel() for v in shown.values()]), panel.limits)
-    # Lower than the map: the numbers may have a factor, which stands above the bar
+    extend = exceeded(np.concatenate([v.ravel() for v in shown.values()]), panel.limits)
+    # The bar is lower than the map, because a factor of its numbers may be written above it
     style.add_colour_bar(axes[MAP], images[MAP], panel.unit, extend, 0.05, height=0.9)
     origins = np.zeros((0, 3)) if panel.origins is None else panel.origins
     inside = origins[grid.contains(origins)]
@@ -247,7 +244,7 @@ def _draw_slice(axes: Axes, grid: Grid, panel: Panel, which: Slice, values: NDAr
 
 
 def _prepare_slice(axes: Axes, grid: Grid, which: Slice) -> None:
-    """Limits, ticks and names; the inline section's serve the map above and the section beside."""
+    """Set limits, ticks and names; the other two slices share those of the inline section."""
     axes.set_xlim(*edges(grid, which.horizontal))
     top, bottom = edges(grid, which.vertical)
     axes.set_ylim(*((top, bottom) if which is MAP else (bottom, top)))
@@ -259,7 +256,7 @@ def _prepare_slice(axes: Axes, grid: Grid, which: Slice) -> None:
 
 
 def _mark_cuts(axes: Axes, grid: Grid, which: Slice, cuts: tuple[int, ...]) -> None:
-    """Lines where the other two slices cut this one, and where this one is."""
+    """Draw lines where the other two slices intersect this one."""
     at = [grid.coordinates(axis)[index] / KM for axis, index in enumerate(cuts)]
     for draw, axis in ((axes.axvline, which.horizontal), (axes.axhline, which.vertical)):
         draw(at[axis], color="black", gapcolor="white", linewidth=0.7, dashes=(4, 4))
@@ -276,8 +273,8 @@ def _mark_cuts(axes: Axes, grid: Grid, which: Slice, cuts: tuple[int, ...]) -> N
 
 
 def _mark_origins(axes: Axes, positions: NDArray[np.float64]) -> None:
-    """Some of the positions (n, 3) that waves come from: stars, or dots where they are many."""
-    shown = scales.thin_out(positions[:, 1:], VOLUME_MARKS) / KM
+    """Mark some positions (n, 3) of sources or receivers by stars, or by dots if they are many."""
+    shown = thin_out(positions[:, 1:], VOLUME_MARKS) / KM
     few = len(shown) <= VOLUME_MARKS
     axes.plot(
         shown[:, 1],

@@ -1,9 +1,9 @@
-"""The figures of a run, each made by a function of what it shows.
+"""The figures of a run, each drawn by one function.
 
-The functions take arrays, and know neither runs nor files of other kinds: gathers as grey images,
-reflectors alone and over the model in which they were found, vertical profiles, losses, wavelets.
-`epoch_figure` is offered here with the others. `style` and `scales` have what the figures have in
-common, and `painter` draws them in the background.
+The functions take arrays and do not depend on runs or other files. The figures show gathers as grey
+images, reflectors alone and over the background model, vertical profiles, misfits and wavelets.
+`epoch_figure` chooses between the figures of the module `epoch_figure`. `style` and `panels` have
+the common parts of the figures.
 """
 
 from __future__ import annotations
@@ -18,10 +18,24 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from hpcfwi.report import scales, style
+from hpcfwi.report import style
 from hpcfwi.report.epoch_figure import section_figure, slice_figure
-from hpcfwi.report.panels import MODEL_COLOURS, MOST_CELLS, EpochPicture, Excerpt, edges
-from hpcfwi.report.scales import KM
+from hpcfwi.report.panels import (
+    KM,
+    MODEL_COLOURS,
+    MOST_CELLS,
+    EpochPicture,
+    Excerpt,
+    clip_limit,
+    coarsen,
+    edges,
+    evenly_spaced,
+    exceeded,
+    find_line,
+    last_above,
+    running_median,
+    tell_factor,
+)
 from hpcfwi.survey import TimeAxis, divide
 
 
@@ -34,10 +48,10 @@ def draw_traces(
 ) -> tuple[AxesImage, float, float]:
     """Draw traces (trace, time) at places (trace,), in m, from left to right.
 
-    axis: time axis of the traces; limit: the amplitude that is black, as its opposite is white.
-    Returns the image, and the places of the first and the last trace, in m.
+    axis: time axis of the traces; limit: amplitude of black; minus limit is white. Returns the
+    image, and the places of the first and the last trace, in m.
     """
-    even, first, last = scales.evenly_spaced(traces, places)
+    even, first, last = evenly_spaced(traces, places)
     half = 0.5 * (last - first) / max(len(even) - 1, 1) or 0.5
     image = axes.imshow(
         even.T,
@@ -57,7 +71,7 @@ def draw_traces(
 
 
 CLIP = 98.0  # percentile of the magnitudes
-# Of the image, where the model is seen through it
+# Opacity of the image over the model
 OPAQUE = 0.55
 
 
@@ -69,27 +83,28 @@ def image_figure(
 ) -> Figure:
     """Return a figure of the reflectivity, alone and over the background, and of the true one.
 
-    Arrays have the shape of the picture's grid; truth is None where it is not known. Each
-    reflectivity has a grey scale of its own, as an image knows no frequencies beyond the wavelet's.
-    It is clipped at a percentile of the cells that both waves of the picture light.
+    Arrays have the shape of the picture's grid; truth is None if it is not known. Each reflectivity
+    has a separate grey scale, because an image lacks the frequencies that the wavelet lacks. The
+    scale is clipped at a percentile of the cells that both waves of the picture illuminate.
     """
     picture = picture.cut()
     grid, lit = picture.grid, picture.find_lit()
     plane = picture.cuts[1] if picture.cuts else None
-    shown = {
-        f"Reflectivity, iteration {picture.epoch}": image,
-        "Over the model of the waves": image,
-    }
+    # Titles, images, and the models below them
+    shown: list[tuple[str, NDArray[np.floating], NDArray[np.floating] | None]] = [
+        (f"Reflectivity, iteration {picture.epoch}", image, None),
+        ("Reflectivity over the migration velocity", image, background),
+    ]
     if truth is not None:
-        shown["True reflectivity"] = truth
+        shown.append(("True reflectivity", truth, None))
     (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
     extent = left, right, bottom, top
     height = min(max(7.0 * (bottom - top) / (right - left), 1.2), 6.0)
     figure = style.new_figure(8.0, len(shown) * (height + 0.35) + 0.3)
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (title, values) in zip(panels, shown.items(), strict=True):
+    for axes, (title, values, model) in zip(panels, shown, strict=True):
         last = axes is panels[-1]
-        over = _section(background, plane) if "Over" in title else None
+        over = None if model is None else _section(model, plane)
         _draw(axes, _section(values, plane), over, lit, extent)
         where = "" if plane is None else f", y = {grid.coordinates(1)[plane] / KM:.2f} km"
         style.title(axes, title + where)
@@ -106,7 +121,7 @@ def _draw(
     lit: NDArray[np.bool_],
     extent: tuple[float, float, float, float],
 ) -> None:
-    limit = scales.clip_limit(values, CLIP, lit)
+    limit = clip_limit(values, CLIP, lit)
     if over is not None:
         axes.imshow(over, cmap=MODEL_COLOURS, extent=extent, aspect="auto")
     drawn = axes.imshow(
@@ -119,20 +134,20 @@ def _draw(
         alpha=None if over is None else OPAQUE,
     )
     if over is None:
-        extend = scales.exceeded(values, (-limit, limit))
+        extend = exceeded(values, (-limit, limit))
         style.add_colour_bar(axes, drawn, "reflectivity", extend, 0.02)
 
 
 def _section(values: NDArray[np.floating], plane: int | None) -> NDArray[np.floating]:
-    """Return what is drawn of an array; plane: the index along y in a volume."""
-    return scales.coarsen(values if plane is None else values[:, plane], MOST_CELLS)
+    """Return the section of an array that is drawn; plane: the index along y in a volume."""
+    return coarsen(values if plane is None else values[:, plane], MOST_CELLS)
 
 
 KEPT = "0.92"
 
 
 def profiles_figure(picture: EpochPicture) -> Figure:
-    """True, initial and inverted model over depth; what the inversion keeps is shaded."""
+    """Draw the true, initial and inverted model over depth; cells that are kept are shaded."""
     picture = picture.cut()
     places = picture.places
     assert places is not None
@@ -148,7 +163,7 @@ def profiles_figure(picture: EpochPicture) -> Figure:
             "depth (km)" if axes is panels[0] else "",
         )
     style.set_ticks(panels[0].xaxis, 4)
-    # In some places nothing is kept, in others cells apart from each other
+    # Profiles may have no kept cells, or several ranges of them, so that labels are made unique
     named = {
         name: handle
         for axes in panels
@@ -165,13 +180,13 @@ def profiles_figure(picture: EpochPicture) -> Figure:
 
 
 def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[int, ...]) -> None:
-    """Draw the profiles at a place, of this number in `find_places`."""
+    """Draw the profiles at a place; number: its index in `find_places`."""
     grid, scale = picture.grid, picture.parameter.figure_scale
     depths = grid.coordinates(0) / KM
     top, bottom = edges(grid, 0)
     axes.set_ylim(bottom, top)
     if picture.kept is not None:
-        # Cells change from not kept to kept, or back, at these of their edges
+        # Edges at which cells change from not kept to kept, or back
         column = np.pad(picture.kept.T[place[::-1]], 1)
         turns = np.flatnonzero(column[1:] != column[:-1])
         for first, end in (top + turns * grid.spacing[0] / KM).reshape(-1, 2):
@@ -197,16 +212,16 @@ def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[
 
 
 GATHER_CLIP = 98.0  # percentile of the magnitudes
-GIVEN = "0.6"  # grey, of a wavelet that another takes the place of
-# Names of the axes that receivers are spread along, by dimension
+GIVEN = "0.6"  # grey of a wavelet that is replaced by another
+# Names of the axes along which receivers are spread, by number of dimensions
 DIRECTIONS = {2: ("depth", "position"), 3: ("depth", "y", "x")}
 
 
 def epoch_figure(picture: EpochPicture) -> Figure:
-    """True model, inverted model, what it has changed, gradient and both illuminations.
+    """Draw the true and the inverted model, its change, the gradient and both illuminations.
 
-    Both models have the colour scale of the true one, or of the inverted one where the true one
-    is not known.
+    Both models have the colour scale of the true one, or of the inverted one if the true one is not
+    known.
     """
     return slice_figure(picture) if picture.grid.ndim == 3 else section_figure(picture)
 
@@ -214,10 +229,10 @@ def epoch_figure(picture: EpochPicture) -> Figure:
 def wavelet_figure(
     wavelet: NDArray[np.float32], axis: TimeAxis, given: NDArray[np.float32] | None = None
 ) -> Figure:
-    """The wavelet (time,) and its amplitude spectrum.
+    """Draw the wavelet (time,) and its amplitude spectrum.
 
-    given: that of the survey (time,), where the wavelet was estimated; it is drawn on its scale.
-    Both axes end where nothing is left to see.
+    given: wavelet of the survey (time,) if the wavelet was estimated; it is drawn on a separate
+    scale. Both axes end where the curves vanish.
     """
     figure = style.new_figure(8.0, 2.8)
     in_time, in_frequency = figure.subplots(1, 2)
@@ -227,7 +242,7 @@ def wavelet_figure(
     shown = [wavelet]
     if given is not None:
         ratio = np.abs(wavelet).max() / (np.abs(given).max() or 1.0)
-        factor = "" if 0.5 <= ratio <= 2.0 else f", times {scales.tell_factor(ratio)}"
+        factor = "" if 0.5 <= ratio <= 2.0 else f", times {tell_factor(ratio)}"
         shown.append(ratio * given if factor else given)
         in_time.plot(times, shown[1], color=GIVEN, linewidth=1.2, label=f"of the survey{factor}")
     label = None if given is None else "estimated"
@@ -245,16 +260,17 @@ def wavelet_figure(
 def wavelets_figure(
     wavelets: NDArray[np.float32], axis: TimeAxis, given: NDArray[np.float32] | None = None
 ) -> Figure:
-    """The wavelets of shots (shot, time), and their spectra.
+    """Draw the wavelets of shots (shot, time), and their spectra.
 
-    Beside an image of the amplitudes, on one scale, the spectrum of the mean power, within those of
-    the faintest and the strongest. Shots whose wavelets are zero, not known yet, are left out.
+    The panels are an image of the amplitudes, and the spectrum of the mean power with the range
+    from the weakest to the strongest spectrum. Shots whose wavelets are zero, because they are not
+    known yet, are left out.
     """
     figure = style.new_figure(8.0, 3.4)
     in_time, in_frequency = figure.subplots(1, 2)
 
     known, top = np.any(wavelets, axis=1), axis.start - 0.5 * axis.dt
-    limit = scales.clip_limit(wavelets, 100.0)
+    limit = clip_limit(wavelets, 100.0)
     image = in_time.imshow(
         np.where(known[:, None], wavelets, np.nan).T,
         cmap=style.TRACE_COLOURS,
@@ -267,9 +283,7 @@ def wavelets_figure(
     in_time.set_facecolor(style.LIGHT)
     in_time.set_ylim(_last_seen(np.abs(wavelets).max(axis=0), axis), top)
     style.set_ticks(in_time.xaxis, 5, integer=True)
-    style.title(
-        in_time, "Source wavelets" if known.all() else "Source wavelets, blue: not known yet"
-    )
+    style.title(in_time, "Source wavelets" if known.all() else "Source wavelets (blue: unknown)")
     style.label(in_time, "shot", "time (s)")
     style.add_colour_bar(in_time, image, "amplitude", "neither", 0.03)
 
@@ -278,20 +292,20 @@ def wavelets_figure(
 
 
 def _last_seen(wavelet: NDArray[np.float32], axis: TimeAxis) -> float:
-    """End of a panel of a wavelet (time,): half as long again as there is something to see, s."""
+    """Return the end of the panel of a wavelet (time,), s: 1.5 times its visible duration."""
     times = axis.times(wavelet.size)
-    seen = 1.5 * (scales.last_above(times, wavelet, 1e-3) - axis.start) or axis.dt
+    seen = 1.5 * (last_above(times, wavelet, 1e-3) - axis.start) or axis.dt
     return float(min(axis.start + seen, times[-1]))
 
 
 def _draw_spectra(
     axes: Axes, wavelets: NDArray[np.float32], dt: float, given: NDArray[np.float32] | None
 ) -> None:
-    """The amplitude spectrum of wavelets (n, time); of several the mean, and from least to most.
+    """Draw the amplitude spectrum of wavelets (n, time); for several the mean and the range.
 
-    given: another one (time,), which is drawn with its own maximum.
+    given: another wavelet (time,), whose spectrum is drawn relative to its maximum.
     """
-    # Zeros appended make the curve smooth and its peak exact.
+    # Appended zeros make the curve smooth and its peak accurate.
     padded = 8 * wavelets.shape[1]
     frequencies = np.fft.rfftfreq(padded, dt)
     energy, most, least = (np.full(frequencies.shape, value) for value in (0.0, 0.0, np.inf))
@@ -304,11 +318,11 @@ def _draw_spectra(
     peak = frequencies[mean.argmax()]
     if len(wavelets) == 1:
         least = np.zeros_like(mean)
-    last = scales.last_above(frequencies, mean, 1e-2)
+    last = last_above(frequencies, mean, 1e-2)
     if given is not None:
         other = np.abs(np.fft.rfft(given.astype(np.float64), padded))
         axes.plot(frequencies, other / (other.max() or 1.0), color=GIVEN, linewidth=1.2)
-        last = max(last, scales.last_above(frequencies, other, 1e-2))
+        last = max(last, last_above(frequencies, other, 1e-2))
     axes.plot(frequencies, mean / largest, color=style.STRONG, linewidth=1.4)
     axes.fill_between(
         frequencies,
@@ -332,18 +346,18 @@ def gathers_figure(
     axis: TimeAxis,
     names: Sequence[str],
 ) -> Figure:
-    """The gathers (receiver, time) of n shots side by side, on one scale of grey.
+    """Draw the gathers (receiver, time) of n shots side by side, on a common grey scale.
 
     receivers: (receiver, ndim) of each, m; sources: (n, ndim), m, marked at time 0; axis: time axis
     of the gathers; names: n titles. The horizontal axis is the direction in which the receivers
-    extend the furthest. Of receivers that cover an area, those on the line next to the source are
+    extend the furthest. If receivers cover an area, those on the line nearest to the source are
     shown.
     """
     figure = style.new_figure(max(1.2 + 2.2 * len(data), 4.0), 4.4)
     panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
-    lines = [scales.find_line(*at) for at in zip(receivers, sources, strict=True)]
+    lines = [find_line(*at) for at in zip(receivers, sources, strict=True)]
     shown = np.concatenate([g[line].ravel() for g, (_, line) in zip(data, lines, strict=True)])
-    limit = scales.clip_limit(shown, GATHER_CLIP)
+    limit = clip_limit(shown, GATHER_CLIP)
     for axes, gather, places, source, name, (along, line) in zip(
         panels, data, receivers, sources, names, lines, strict=True
     ):
@@ -353,7 +367,7 @@ def gathers_figure(
         style.title(axes, name + _place_of_line(places[line], along))
         direction = DIRECTIONS[places.shape[1]][along]
         style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is panels[0] else "")
-    extend = scales.exceeded(shown, (-limit, limit))
+    extend = exceeded(shown, (-limit, limit))
     style.add_colour_bar(panels[-1], image, f"pressure, clipped at {GATHER_CLIP:g} %", extend, 0.03)
     return figure
 
@@ -369,13 +383,13 @@ def _place_of_line(places: NDArray[np.float64], along: int) -> str:
 def loss_figure(
     metrics: Sequence[Mapping[str, Any]], start: float | None = None, comparable: bool = True
 ) -> Figure:
-    """The misfit ("loss") of each epoch and, where known, the model error ("model_error", m/s).
+    """Draw the misfit ("loss") of each epoch and the model error ("model_error", m/s) if known.
 
-    An epoch's misfit is that of its own shots and jumps with them; the strong line is a running
-    median. Each stage ("stage") has lines of its own, and begins at a vertical one. Values that
-    are None or not finite are gaps. start: the error of the initial model, where it is known;
-    comparable: whether misfits of all stages are the same of the same data; else those of each
-    stage are drawn relative to its first.
+    The misfit of an epoch depends on its shots and varies with them; the strong line is a running
+    median. Each stage ("stage") has separate lines, and begins at a vertical line. Values that are
+    None or not finite are gaps. start: the error of the initial model, if it is known; comparable:
+    True if the misfits of all stages are of the same kind and data; otherwise those of each stage
+    are drawn relative to its first one.
     """
     epochs, losses, errors = (_column(metrics, key) for key in ("epoch", "loss", "model_error"))
     with_errors = bool(np.isfinite(errors).any())
@@ -410,7 +424,7 @@ def loss_figure(
 
 
 def _find_stages(metrics: Sequence[Mapping[str, Any]]) -> list[slice]:
-    """Return the ranges of entries of the stages."""
+    """Return the range of entries of each stage."""
     names = [entry.get("stage") for entry in metrics]
     begins = [k for k in range(1, len(names)) if names[k] != names[k - 1]]
     return [slice(first, last) for first, last in pairwise([0, *begins, len(names)])]
@@ -424,7 +438,7 @@ def _plot_noisy(
         axes.plot(epochs, values, color=style.LIGHT, linewidth=0.9, label="each epoch's shots")
         axes.plot(
             epochs,
-            scales.running_median(values, window),
+            running_median(values, window),
             color=style.STRONG,
             linewidth=1.8,
             label=f"median of {window} epochs",
@@ -447,5 +461,5 @@ def _column(metrics: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float6
 
 
 def _marker(epochs: NDArray[np.float64]) -> str:
-    # A line through few points, or one, shows nothing without them.
+    # A line through one or a few points is invisible without markers.
     return "o" if epochs.size <= 10 else ""

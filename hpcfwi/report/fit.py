@@ -1,7 +1,7 @@
-"""The figures of how well simulated traces fit observed ones, before and after a stage.
+"""Figures that compare simulated with observed traces, before and after a stage.
 
-They take arrays; `inversion.shot_qc` and `plan.comparison` say of which shots, and have the
-numbers.
+The functions take arrays; `inversion.shot_qc` and `plan.comparison` choose the shots and compute
+the numbers.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from hpcfwi.report import scales, style
+from hpcfwi.report import style
 from hpcfwi.report.figures import draw_traces
-from hpcfwi.report.scales import KM
+from hpcfwi.report.panels import KM, clip_limit, last_above, tell_factor, value_limits
 from hpcfwi.survey import TimeAxis
 
 CLIP = 98.0  # percentile of the magnitudes
 ROW = 2.7  # inches
-GROUPS = 12  # of interleaved traces
-BINS = 40  # of offsets
+GROUPS = 12  # number of groups of interleaved traces
+BINS = 40  # number of bins of offsets
 CYCLIC = "twilight_shifted"  # pale at 0, dark at both ends
 NOTHING = "0.75"
-LEAST = 0.05  # of the largest amplitude: the frequencies that are shown
+LEAST = 0.05  # least amplitude of frequencies that are shown, relative to the largest amplitude
 
 Gather = tuple[int, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]
 """A shot's number, offsets (trace,) in m, observed and simulated traces (trace, time)."""
@@ -33,26 +33,25 @@ Gather = tuple[int, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32
 def traces_figure(
     gathers: Sequence[Gather], axis: TimeAxis, epoch: int, scaled: bool = False
 ) -> Figure:
-    """Return a figure of observed traces, both in turns, and the difference, a row a shot.
+    """Return a figure with a row for each shot: observed, interleaved and residual traces.
 
-    Each row has one scale of grey.
-
-    axis: time axis of the traces; epoch: after which they were simulated; scaled: whether each
-    simulated trace has the norm of the observed one.
+    Each row has one grey scale. axis: time axis of the traces; epoch: number of the epoch after
+    which they were simulated; scaled: True if each simulated trace has the norm of the observed
+    one.
     """
     rows = len(gathers)
     figure = style.new_figure(9.0, ROW * rows + 0.3)
     panels = figure.subplots(rows, 3, squeeze=False)
     for number, (shot, places, observed, simulated) in enumerate(gathers, start=1):
         row = panels[number - 1]
-        limit = scales.clip_limit(observed, CLIP)
+        limit = clip_limit(observed, CLIP)
         turns = take_turns(places, min(GROUPS, places.size))
         mixed = np.where(turns[:, None], simulated, observed)
         for axes, (name, traces) in zip(
             row,
             (
                 (f"Shot {shot}, observed", observed),
-                (f"in turns; red: simulated{', scaled' * scaled}", mixed),
+                (f"interleaved, red: simulated{', scaled' * scaled}", mixed),
                 (f"observed - simulated, epoch {epoch}", observed - simulated),
             ),
             strict=True,
@@ -71,7 +70,7 @@ def traces_figure(
 
 
 def take_turns(places: NDArray[np.float64], groups: int) -> NDArray[np.bool_]:
-    """Return whether each trace (trace,) is in an even group, of equal groups by place."""
+    """Return True for the traces (trace,) of every second group, if groups have equal sizes."""
     rank = np.argsort(np.argsort(places, kind="stable"), kind="stable")
     return np.asarray((rank * groups // max(places.size, 1)) % 2 == 1)
 
@@ -83,12 +82,12 @@ def fit_figure(
     epoch: int,
     scaled: bool = False,
 ) -> Figure:
-    """Phase differences by shot and offset, the misfit by shot, and the fit by frequency.
+    """Draw phase differences by shot and offset, the misfit by shot, and the fit by frequency.
 
-    shots: of each its number, misfit, offsets (trace,) in m and phases (trace,) in degrees, NaN
-    where there is none; frequency: of the phases, Hz; spectra: frequencies (Hz), and amplitudes of
-    what was observed and of the residual; epoch: after which they were simulated; scaled: whether
-    these are of traces of the same norm.
+    shots: number, misfit, offsets (trace,) in m and phases (trace,) in degrees of each shot, with
+    NaN for no phase; frequency: frequency of the phases, Hz; spectra: frequencies (Hz), and
+    amplitudes of the observed data and of the residual; epoch: number of the epoch after which the
+    traces were simulated; scaled: True if all traces have the same norm.
     """
     figure = style.new_figure(9.0, 5.2)
     grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[5, 4])
@@ -109,9 +108,9 @@ def fit_figure(
 def bin_phases(
     offsets: NDArray[np.float64], phases: NDArray[np.float64], ends: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Mean directions of the phases (trace,), degrees, between ends (bin + 1,) of offsets (trace,).
+    """Return the circular means, degrees, of phases (trace,) in bins of offsets (trace,).
 
-    NaN where there is none.
+    ends: limits of the bins, m. Bins without phases have NaN.
     """
     known = np.isfinite(phases)
     bins = np.clip(np.digitize(offsets[known], ends) - 1, 0, ends.size - 2)
@@ -127,7 +126,7 @@ def _draw_phases(
     frequency: float,
 ) -> None:
     offsets = np.concatenate([shot[2] for shot in shots])
-    low, high = scales.value_limits(offsets)
+    low, high = value_limits(offsets)
     ends = np.linspace(low, high, BINS + 1)
     image = axes.imshow(
         np.stack([bin_phases(places, phases, ends) for _, _, places, phases in shots], axis=1),
@@ -140,7 +139,7 @@ def _draw_phases(
         extent=(-0.5, len(shots) - 0.5, low / KM, high / KM),
     )
     axes.set_facecolor(NOTHING)
-    style.title(axes, f"Phase at {frequency:.3g} Hz, observed later by")
+    style.title(axes, f"Phase delay of the observed data at {frequency:.3g} Hz")
     style.label(axes, "", "offset (km)")
     axes.tick_params(labelbottom=False)
     bar = style.add_colour_bar(axes, image, "degrees", "neither", 0.03)
@@ -171,13 +170,13 @@ def _draw_spectra(
     below.axhline(1.0, color="0.6", linewidth=0.8, linestyle="--")
     below.plot(frequencies, ratios, color=style.MARK, linewidth=1.4)
     below.set_ylim(0.0, max(1.1, min(1.05 * np.nanmax(ratios, initial=0.0), 2.0)))
-    below.set_xlim(0.0, 1.1 * scales.last_above(frequencies, observed, LEAST))
+    below.set_xlim(0.0, 1.1 * last_above(frequencies, observed, LEAST))
     style.title(below, "Residual by frequency")
     style.label(below, "frequency (Hz)", "residual / observed")
 
 
 def _mark_turns(axes: Axes, places: NDArray[np.float64], turns: NDArray[np.bool_]) -> None:
-    """A strip above the traces that are simulated."""
+    """Mark the simulated traces by a strip above them."""
     order = np.argsort(places, kind="stable")
     ends = np.flatnonzero(np.diff(turns[order])) + 1
     for part in np.split(order, ends):
@@ -203,31 +202,32 @@ def comparison_figure(
     lags: NDArray[np.float64],
     period: float,
 ) -> Figure:
-    """Return a figure of observed, simulated and residual traces, and of when first arrivals are.
+    """Return a figure of observed, simulated and residual traces, and of first-arrival times.
 
     Parameters
     ----------
     gathers
         For each shot its number, offsets (trace,) in m, observed and simulated traces (trace,
-        time), and picks (line, trace) in s, which are marked, NaN where there is none.
+        time), and picks (line, trace) in s, which are marked; NaN for no pick.
     axis
         Time axis of the traces.
     ratio
-        Ratio of observed amplitudes to simulated ones, negative if their signs differ. Simulated
-        traces are multiplied by it where they differ in sign or much in size; it is 0 or NaN where
-        it is not known.
+        Ratio of observed amplitudes to simulated ones, negative if their signs differ; 0 or NaN if
+        it is not known. Simulated traces are multiplied by it if the signs differ, or the sizes
+        differ much.
     offsets, lags
         Offsets and times of first arrivals, in m and s.
     period
-        In s; a misfit of traces forgives half of it.
+        Period of the wavelet's peak frequency, s. Cycles are skipped if the times of first arrivals
+        differ by more than half of it.
     """
     rows = len(gathers)
     figure = style.new_figure(9.0, CHECK_ROW * rows + LAGS)
     grid = figure.add_gridspec(rows + 1, 3, height_ratios=[CHECK_ROW] * rows + [LAGS])
     is_like = 0.5 <= ratio <= 2.0 or not abs(ratio) > 0.0
-    factor = "" if is_like else f", times {scales.tell_factor(ratio)}"
+    factor = "" if is_like else f", times {tell_factor(ratio)}"
     for row, (shot, places, observed, simulated, picks) in enumerate(gathers):
-        limit = scales.clip_limit(observed, CLIP)
+        limit = clip_limit(observed, CLIP)
         scaled = simulated * ratio if factor else simulated
         for column, (name, traces) in enumerate(
             (
@@ -253,6 +253,6 @@ def comparison_figure(
     skipped = np.abs(lags) > 0.5 * period
     for which, colour in ((~skipped, style.STRONG), (skipped, style.MARK)):
         axes.plot(offsets[which] / KM, 1e3 * lags[which], ".", color=colour, markersize=3)
-    style.title(axes, f"First arrivals; shaded: off by less than half a period ({half:.0f} ms)")
-    style.label(axes, "offset (km)", "observed later by (ms)")
+    style.title(axes, f"First arrivals; shaded: less than half a period ({half:.0f} ms)")
+    style.label(axes, "offset (km)", "observed - simulated (ms)")
     return figure

@@ -1,8 +1,7 @@
-"""The run's log and its progress: where messages go, on which rank, and how long a task will take.
+"""The log and the progress of a run: the output of messages on each rank, and the time left.
 
-Messages are written with `logging.getLogger("hpcfwi")` throughout the program. On a terminal the
-progress is a live bar, in a batch log it is plain lines. `page` has the numbers of each epoch for
-later use.
+The whole program writes messages with `logging.getLogger("hpcfwi")`. The progress is a live bar on
+a terminal, and plain lines in the log of a batch job. `page` stores the numbers of each epoch.
 """
 
 from __future__ import annotations
@@ -25,22 +24,23 @@ from hpcfwi.system import open_own
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+logger = logging.getLogger(__name__)
+
 
 LOGGER = "hpcfwi"
-# A record with this attribute set has been shown already and is for the file only.
+# A record with this attribute has already been shown and is written to the file only.
 ALREADY_SHOWN = "already_shown"
 
 
 @contextmanager
 def start_log(path: Path | None, rank: int, quiet: bool = False) -> Iterator[None]:
-    """Send the messages where they belong; a log started before has none of them meanwhile.
+    """Direct messages to the screen and a file; an outer log pauses within the block.
 
-    Rank 0 writes to the screen (`quiet`: only from WARNING up) and, with a time, to the end of
-    the file `path` (None: no file). Other ranks write only from WARNING up, to stderr, after
-    "rank N:", and nothing of `hpcfwi.wave`. The screen is looked up anew for each message, so that
-    a live bar which has taken the place of stdout prints the message above itself. Raises
-    `InputError`, on rank 0 only, where the file cannot be opened, or is no file of its own, as a
-    link.
+    Rank 0 writes messages to the screen (`quiet`: only warnings and errors) and, with the time,
+    appends them to the file `path` (None: no file). Other ranks write only warnings and errors to
+    stderr, after "rank N:", and none of `hpcfwi.wave`. The stream is looked up for each message,
+    because a live bar replaces stdout to print messages above itself. Raises `InputError`, on rank
+    0 only, if the file cannot be opened or is a link.
     """
     logger = logging.getLogger(LOGGER)
     handlers: list[logging.Handler] = [_Screen(rank, quiet)]
@@ -48,7 +48,7 @@ def start_log(path: Path | None, rank: int, quiet: bool = False) -> Iterator[Non
         handlers.append(_open_file(path))
     before = logger.handlers, logger.propagate
     others = [h for h in logger.handlers if not isinstance(h, _Screen | _File)]
-    # A library that sets up the root logger must not make each message appear twice.
+    # Otherwise each message would appear twice if a library configures the root logger.
     logger.handlers, logger.propagate = [*others, *handlers], False
     logger.setLevel(logging.INFO)
     try:
@@ -67,7 +67,7 @@ class _Screen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, ALREADY_SHOWN, False):
             return
-        # Waves know nothing of ranks: what they have to say is the same on all of them
+        # Messages of `wave` are the same on all ranks
         if self._rank > 0 and record.name.startswith("hpcfwi.wave."):
             return
         try:
@@ -77,9 +77,9 @@ class _Screen(logging.Handler):
             if self._rank > 0:
                 text = f"rank {self._rank}: {text}"
             stream = sys.stderr if self._rank > 0 else sys.stdout
-            # A file name may hold letters that this terminal's encoding lacks.
+            # A file name may have characters that are not in the terminal's encoding.
             encoding = getattr(stream, "encoding", None) or "utf-8"
-            # One write, so that lines of several ranks do not mix.
+            # A single write, so that lines of several ranks do not mix.
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             stream.flush()
         except Exception:
@@ -87,7 +87,7 @@ class _Screen(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """A line that a full disk does not take is lost: the run itself tells that it cannot write."""
+    """A handler that ignores a full disk, because the run itself reports that it cannot write."""
 
     def _open(self) -> TextIOWrapper:
         return open(
@@ -110,22 +110,21 @@ def _open_file(path: Path) -> _File:
     return file
 
 
-logger = logging.getLogger(__name__)
-
-# The time left is judged from the median of so many last steps: a single one that was held up
-# does not count.
+# The time left is estimated from the median of this number of last steps, which ignores a single
+# slow one.
 STEPS_REMEMBERED = 9
 WIDTH_WHERE_UNKNOWN = 80
 
 
 class Progress:
-    """Shows how many of `total` units (epochs, shots) are done; use it in a `with` statement.
+    """The progress of a run in units (epochs, shots); use it in a `with` statement.
 
-    done: before (by a run that is now continued); unit: what is counted, in the singular; every:
-    without a terminal, a line is printed when at least this part of the total has been done since
-    the last one, and at the end, 0 for a line at each `advance`; enabled: False on all ranks but
-    one, nothing is shown or logged; quiet: nothing is shown, the lines still go to the log's file;
-    stream: where to show it, by default what `sys.stdout` is on entry.
+    total: number of units; done: number of units that an earlier run has done; unit: name of a
+    unit, in the singular; every: without a terminal, a line is printed when at least this part of
+    the total has been done since the last line, and at the end; 0 for a line at each `advance`;
+    enabled: if False, as on all ranks but one, nothing is shown or logged; quiet: if True, nothing
+    is shown, but lines are written to the log's file; stream: output, by default the value of
+    `sys.stdout` on entry.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class Progress:
         model_error: float | None = None,
         note: str | None = None,
     ) -> None:
-        """Count `units` more; say the misfit, the model error (m/s) and a note where given."""
+        """Count more units; report the misfit, the model error (m/s) and a note if given."""
         if not self._enabled or units == 0:
             return
         now = time.monotonic()
@@ -207,7 +206,7 @@ class Progress:
 
 
 def _live_bar(stream: TextIO, width: int) -> RichProgress:
-    # Not above: in a batch job there is no terminal, on no rank
+    # Imported here, because batch jobs have no terminal and do not need it
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as RichProgress
@@ -220,16 +219,16 @@ def _live_bar(stream: TextIO, width: int) -> RichProgress:
         console=console,
         expand=True,
         refresh_per_second=4,
-        # What is redirected appears on this terminal; a stderr that goes to a file stays there.
+        # The bar prints stderr above itself, unless stderr goes to a file.
         redirect_stderr=sys.stderr.isatty(),
     )
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Columns of the terminal that shows `stream`; None where it is a file, a pipe, a batch log.
+    """Return the columns of the terminal of `stream`; None for a file, a pipe or a batch log.
 
-    None too for a terminal without a size: Open MPI gives one to every rank, wherever its own
-    output goes, and what is drawn again and again there would fill a file.
+    It is also None for a terminal without a size. Open MPI gives such a terminal to every rank even
+    if its output goes to a file, which a live bar would fill.
     """
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         return None
@@ -240,7 +239,7 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def say_duration(seconds: float) -> str:
-    """Seconds as a reader wants them, such as "2 h 05 min"."""
+    """Return a duration as text, such as "2 h 05 min"."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,9 +1,8 @@
-"""The numbers of a run (`metrics.jsonl`), and a page that shows the run and needs no other file.
+"""The metrics of a run (`metrics.jsonl`), and an HTML page that shows the run.
 
-The numbers are one JSON object a line, one line an epoch, which holds its number as "epoch". They
-are measured in `inversion` and only kept here. A value that takes long to find may be a function,
-which is called when the line is written. The page is HTML with figures, numbers, input and
-versions, which `run.commands` reads.
+The metrics file has one JSON object on one line for each epoch, with its number as "epoch".
+`inversion` measures the values. The page contains figures, metrics, input and versions, which
+`run.commands` reads, and needs no other file.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -27,17 +25,13 @@ from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.report.log import say_duration
 from hpcfwi.system import open_own, open_regular, written_whole
 
-# In place of what a function finds: no text that is written has this character
-_LATER = "\0"
-_NUMBERS = re.compile(rb"\[[0-9, ]*\]")
-
 
 def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one line to the file, which is made where it is missing.
+    """Add one line to the file, which is created if it is missing.
 
-    Numbers that are not finite become null: JSON has no word for them. After a crash the file may
-    end within a line; `mend_metrics` sees to that before the first line is appended.
-    Raises `WriteFailure`, and `InputError` for what is no file of its own, as a link.
+    Numbers that are not finite become null, because JSON cannot represent them. After a crash the
+    file may end within a line; `mend_metrics` repairs it before the first line is appended. Raises
+    `WriteFailure`, and `InputError` for a link.
     """
     try:
         with open(path, "ab", opener=open_own) as file:
@@ -47,10 +41,9 @@ def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records in the order written; none where there is no file yet.
+    """Return the records in their order, or an empty list if there is no file.
 
-    A last line that a crash cut short is left out. Raises `InputError` where a line before the last
-    is not a JSON object.
+    An incomplete last line is ignored. Raises `InputError` if an earlier line is not a JSON object.
     """
     try:
         with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
@@ -69,57 +62,47 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise InputError(
                 f"{path}, line {number}",
                 f"is not a JSON object: {line[:40]!r}",
-                "Mend or delete this line.",
+                "Correct or delete this line.",
             )
     return records
 
 
-def mend_metrics(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Have the file hold these records, as a run does that goes on from a checkpoint's history.
+def mend_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Make the file agree with these records, which are the history of a checkpoint.
 
-    Its lines stay as far as they agree with the records, and what functions of these would find, a
-    list of whole numbers, is not found again. What comes after them is cut off, and what is missing
-    is written. Where none agrees the file is made anew: at any time, and after a power cut, the old
-    one or the new one is whole then. Raises `WriteFailure`.
+    Lines that agree with the records, except for the numbers of their shots, are not changed. Lines
+    after them are removed, and missing ones are written. Raises `WriteFailure`.
     """
-    records = [*records]
-    size, count = _measure_agreeing(path, records)
-    missing = map(_line, records[count:])
-    if not count:
-        with written_whole(path) as file:
-            file.writelines(missing)
+    kept, is_whole = _read_agreeing(path, records)
+    if is_whole and len(kept) == len(records):
         return
-    try:
-        with open(path, "r+b", opener=open_own) as file:
-            file.truncate(size)
-            file.seek(size)
-            file.writelines(missing)
-    except OSError as error:
-        raise WriteFailure.of(path, error) from error
+    with written_whole(path) as file:
+        file.writelines(kept)
+        file.writelines(map(_line, records[len(kept) :]))
 
 
-def _measure_agreeing(path: Path, records: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Bytes and number of the file's lines that agree with the first of the records."""
-    size = count = 0
+def _read_agreeing(path: Path, records: Sequence[Mapping[str, Any]]) -> tuple[list[bytes], bool]:
+    """Return the file's first lines that agree with the records, and True if it has no others."""
+    kept: list[bytes] = []
     try:
         with open(path, "rb", opener=open_own) as file:
-            for record in records:
-                line = file.readline()
+            for record, line in zip(records, file, strict=False):
                 if not _agrees(line, record):
-                    break
-                size, count = size + len(line), count + 1
-    except (OSError, InputError):  # missing, or no file of its own
-        return 0, 0
-    return size, count
+                    return kept, False
+                kept.append(line)
+            return kept, len(kept) < len(records) or not file.read(1)
+    except (OSError, InputError):  # the file is missing, or a link
+        return [], False
 
 
 def _agrees(line: bytes, record: Mapping[str, Any]) -> bool:
-    known = {key: _LATER if callable(value) else value for key, value in record.items()}
-    begin, later, end = _line(known).partition(json.dumps(_LATER).encode("ascii"))
-    if not later:
-        return line == begin
-    found = line[len(begin) : len(line) - len(end)]
-    return line.startswith(begin) and line.endswith(end) and bool(_NUMBERS.fullmatch(found))
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    if not isinstance(found, dict) or not line.endswith(b"\n"):
+        return False
+    return {**found, "shots": None} == {**_plain(record), "shots": None}
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
@@ -127,12 +110,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can say it: NumPy's numbers and arrays as Python's, not finite as None.
-
-    A function is called for its value.
-    """
-    if callable(value):
-        return _plain(value())
+    """Return a value for JSON, with Python numbers and lists, and None if it is not finite."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.generic | np.ndarray):
@@ -168,24 +146,24 @@ def make_page(
     unit: str,
     config: str,
     figures: Sequence[tuple[str, bytes]],
-    told: Sequence[tuple[str, Sequence[str], Sequence[str]]],
+    findings: Sequence[tuple[str, Sequence[str], Sequence[str]]],
 ) -> str:
     """Return the whole page.
 
-    history: of the metrics; unit: of the model's error; config: TOML; figures: names
-    and PNG images; told: of the data, titles, lines and warnings.
+    history: the metrics; unit: unit of the model error; config: the input in TOML; figures: names
+    and PNG images; findings: titles, lines and warnings about the data.
     """
     parts = [
         f"<h1>{escape(name)}</h1>",
         _say_where_it_is(history, unit),
         *_tabulate(history, unit),
-        *(["<h2>Data</h2>"] if told else []),
-        *(_tell(*part) for part in told),
+        *(["<h2>Data</h2>"] if findings else []),
+        *(_show_findings(*part) for part in findings),
         "<h2>Figures</h2>",
         *(_show(title, image) for title, image in figures),
         "<h2>Input</h2>",
         f"<pre>{escape(config)}</pre>",
-        "<h2>Made with</h2>",
+        "<h2>Software</h2>",
         f"<p>hpcfwi {__version__}, torch {torch.__version__}, NumPy {numpy.__version__}, "
         f"Python {platform.python_version()}. How to cite: {escape(CITATION)}, "
         f"version {__version__}.</p>",
@@ -215,7 +193,7 @@ def _say_where_it_is(history: Sequence[Mapping[str, Any]], unit: str) -> str:
 def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
     """Return a heading and the last epoch of each stage, or of a run without stages."""
     ends = {str(entry.get("stage", 0)): entry for entry in history}
-    named = [*ends] != ["0"]  # as a run without stages calls its only part
+    named = [*ends] != ["0"]  # the name in a run without stages
     rows = "".join(
         f"<tr>{f'<td>{escape(stage)}</td>' * named}<td>{entry['epoch']}</td>"
         f"<td>{entry.get('simulations', '')}</td><td>{entry['loss']:.4g}</td>"
@@ -228,8 +206,8 @@ def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
     return [f"<h2>{'Stages' if named else 'Result'}</h2>", table + note]
 
 
-def _tell(title: str, lines: Sequence[str], warnings: Sequence[str]) -> str:
-    """Return what was found of the data in paragraphs, with the warnings first."""
+def _show_findings(title: str, lines: Sequence[str], warnings: Sequence[str]) -> str:
+    """Return the findings about the data as paragraphs, with the warnings first."""
     parts = [f'<p class="warning">{escape(warning)}</p>' for warning in warnings]
     parts += [f"<p>{escape(line)}</p>" for line in lines]
     return f"<h3>{escape(title)}</h3>{''.join(parts)}"

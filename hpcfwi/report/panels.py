@@ -1,7 +1,6 @@
-"""The panels of an epoch's figure: what they show, in which units and on which scales; no drawing.
+"""The panels of an epoch's figure: contents, units, and limits and scales of colours; no drawing.
 
-An excerpt is what figures show of an array that may be as large as memory; of a large array nothing
-else is kept.
+An excerpt is the part of an array that figures show. Of a large array, only the excerpt is kept.
 """
 
 from __future__ import annotations
@@ -9,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hpcfwi.model import Grid, Parameter
-from hpcfwi.report import scales
-from hpcfwi.report.scales import KM
 
-# Cells of a model up to which whole arrays are kept of an epoch's figure, 16 bytes each
+# Number of cells of a model up to which whole arrays are kept for an epoch's figure, 16 bytes each
 MOST_WHOLE = 2**22
-MOST_CELLS = 1500  # drawn along an axis, as figures have no more dots
+MOST_CELLS = 1500  # largest number drawn along an axis, because figures have no more pixels
 PROFILES = 5
-# Of a volume, in parts of its extent along y and x: the middle, and those of its quarters
+# Places of profiles in a volume, relative to its extent along y and x: the middle and the quarters
 QUARTERS = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))
 
 
@@ -31,9 +28,9 @@ QUARTERS = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))
 class Excerpt:
     """The parts of an array that figures show.
 
-    sections: at most `MOST_CELLS` along each axis, or means of as many blocks: a whole 2-D array,
-    or the slices of a volume across z, y and x; profiles: (place, z), see `find_places`; limits: of
-    the colours.
+    sections: a whole 2-D array, or the slices of a volume across z, y and x, with at most
+    `MOST_CELLS` cells or means of blocks along each axis; profiles: (place, z), see `find_places`;
+    limits: limits of the colour scale.
     """
 
     sections: tuple[NDArray[np.floating], ...]
@@ -48,38 +45,41 @@ class Excerpt:
         places: Sequence[tuple[int, ...]],
         limits: tuple[float, float],
     ) -> Excerpt:
-        """cuts: the indices of a volume's slices, along z, y and x; places: of profiles."""
+        """Return the excerpt of an array.
+
+        cuts: indices of a volume's slices along z, y and x; places: indices of the profiles.
+        """
         slices = [array]
         if array.ndim == 3:
             slices = [np.take(array, [n], axis).squeeze(axis) for axis, n in enumerate(cuts)]
         profiles = np.stack([array.T[place[::-1]] for place in places])
-        return cls(tuple(scales.coarsen(s, MOST_CELLS) for s in slices), profiles, limits)
+        return cls(tuple(coarsen(s, MOST_CELLS) for s in slices), profiles, limits)
 
     def less(self, other: Excerpt, percentile: float) -> Excerpt:
-        """Return how much it is more than another, with limits that clip some of it."""
+        """Return this excerpt minus another one, with limits at a percentile of its magnitudes."""
         sections = tuple(a - b for a, b in zip(self.sections, other.sections, strict=True))
-        limit = scales.clip_limit(np.concatenate([s.ravel() for s in sections]), percentile)
+        limit = clip_limit(np.concatenate([s.ravel() for s in sections]), percentile)
         return Excerpt(sections, self.profiles - other.profiles, (-limit, limit))
 
 
 def name_sections(grid: Grid) -> tuple[str, ...]:
-    """Return the names of an excerpt's sections, in order: the axes that they are across."""
+    """Return the names of an excerpt's sections, in order: the axes perpendicular to them."""
     return ("section",) if grid.ndim == 2 else tuple(grid.axes)
 
 
 def size_sections(grid: Grid) -> list[tuple[int, ...]]:
-    """The shapes of the sections of an excerpt, in order."""
-    shape = tuple(scales.coarse_size(n, MOST_CELLS) for n in grid.shape)
+    """Return the shapes of the sections of an excerpt, in order."""
+    shape = tuple(coarse_size(n, MOST_CELLS) for n in grid.shape)
     return [shape] if grid.ndim == 2 else [shape[:k] + shape[k + 1 :] for k in range(grid.ndim)]
 
 
 def find_places(
     grid: Grid, points: Sequence[NDArray[np.float64]] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """Return indices of the horizontal axes where profiles are taken, each once.
+    """Return the places of profiles as indices along the horizontal axes, without duplicates.
 
-    They are spread evenly over what the points (n, ndim) of a survey extend over, in m, or over the
-    grid where none is in it. In 2-D they are as far from its ends as half of their distance.
+    They are spread evenly over the extent of points (n, ndim) of a survey, in m, or over the grid
+    if no point is in it. In 2-D the first and last place are half an interval from its ends.
     """
     inside = np.concatenate([np.zeros((0, grid.ndim)), *(p[grid.contains(p)] for p in points)])
     extent = inside if len(inside) else np.array([grid.origin, grid.last])
@@ -92,14 +92,14 @@ def find_places(
 
 
 CHANGE_CLIP = 99.5  # percentile of the magnitudes
-# By the axes of the model: waves that spread in three leave less to the map in the middle's depth
+# By the number of axes. In 3-D, amplitudes decrease faster, so that the map at middle depth is weak
 GRADIENT_CLIP = {2: 99.0, 3: 90.0}
 DARKEST = -60.0  # dB
 # Matplotlib's names
 MODEL_COLOURS = "viridis"
 SIGNED_COLOURS = "RdBu_r"
 ENERGY_COLOURS = "magma"
-# Of a picture, the arrays that another epoch has others of
+# Arrays of a picture that change from epoch to epoch
 ENERGIES = ("source_illumination", "receiver_illumination")
 CHANGING = ("inverted", "gradient", *ENERGIES)
 
@@ -110,11 +110,12 @@ class EpochPicture:
 
     Arrays have the grid's shape; large ones are replaced by excerpts.
 
-    parameter: the parameter that is shown; true: in its unit, None if it is not known, and then
-    start, the starting model, takes its place; inverted: the model; gradient: of the misfit with
-    respect to it; illuminations: time sums of squared fields; sources, receivers: (n, ndim), m, in
-    the grid's coordinates; kept: cells that the inversion keeps; cuts: indices (z, y, x) of a
-    volume's slices, and places of profiles, see `find_places`; None until they are found.
+    parameter: the parameter that is shown; true: the true model in its unit, None if it is not
+    known; start: the starting model, which then replaces it; inverted: the inverted model;
+    gradient: gradient of the misfit with respect to it; illuminations: time sums of squared fields;
+    sources, receivers: (n, ndim), m, in the grid's coordinates; kept: cells that the inversion does
+    not change; cuts, places: indices (z, y, x) of a volume's slices, and places of profiles, see
+    `find_places`; None until `cut` finds them.
     """
 
     epoch: int
@@ -133,10 +134,10 @@ class EpochPicture:
     places: tuple[tuple[int, ...], ...] | None = None
 
     def cut(self) -> EpochPicture:
-        """Return the same with its slices and the places of its profiles.
+        """Return the same picture with its slices and the places of its profiles.
 
-        Slices go through what departs most from flat layers, in the true model or, where that is
-        not known, in the starting one.
+        Slices go through the part of the true model, or of the starting model if the true one is
+        not known, that differs most from flat layers.
         """
         if self.places is None:
             points = [p for p in (self.sources, self.receivers) if p is not None]
@@ -145,10 +146,10 @@ class EpochPicture:
             return replace(self, cuts=self.cuts or ())
         known = next(v for v in (self.true, self.start, self.inverted) if v is not None)
         assert not isinstance(known, Excerpt), "made with cuts"
-        return replace(self, cuts=scales.find_structure(known))
+        return replace(self, cuts=find_structure(known))
 
     def shorten(self) -> EpochPicture:
-        """The same, with its slices; of a large model excerpts of all that an epoch changes."""
+        """Return the same picture with slices; if it is large, excerpts replace changing arrays."""
         picture = self.cut()
         if prod(self.grid.shape) <= MOST_WHOLE:
             return picture
@@ -156,7 +157,7 @@ class EpochPicture:
         return replace(picture, **changing)
 
     def excerpt(self, name: str) -> Excerpt | None:
-        """Return the excerpt of an array, None if it is not known; slices must be known."""
+        """Return the excerpt of an array, None if the array is not known; needs slices."""
         assert self.cuts is not None
         assert self.places is not None
         array = getattr(self, name)
@@ -165,34 +166,34 @@ class EpochPicture:
         return Excerpt.of(array, self.cuts, self.places, self._find_limits(name, array))
 
     def find_lit(self) -> NDArray[np.bool_]:
-        """Return which cells of the section that is drawn are lit by both waves.
+        """Return a mask of the cells of the drawn section that both waves illuminate.
 
-        For a volume it is the one across y. The picture has slices.
+        For a volume this is the section across y. The picture must have slices.
         """
         excerpts = [self.excerpt(name) for name in ENERGIES]
         sections = [e.sections[self.grid.ndim // 3] for e in excerpts if e is not None]
         most = [e.limits[1] for e in excerpts if e is not None]
-        return scales.find_lit(sections, most, DARKEST)
+        return find_lit(sections, most, DARKEST)
 
     def _find_limits(self, name: str, array: NDArray[np.floating]) -> tuple[float, float]:
-        """Between which values an array of the picture is drawn."""
+        """Return the limits of the values of an array of the picture."""
         if name == "gradient":
             energies = [np.asarray(getattr(self, each)) for each in ENERGIES]
-            lit = scales.find_lit(energies, [*map(scales.greatest_of, energies)], DARKEST)
-            limit = scales.clip_limit(array, GRADIENT_CLIP[self.grid.ndim], lit)
+            lit = find_lit(energies, [*map(greatest_of, energies)], DARKEST)
+            limit = clip_limit(array, GRADIENT_CLIP[self.grid.ndim], lit)
             return -limit, limit
         if name in ENERGIES:
-            return 0.0, scales.greatest_of(array)
-        return scales.value_limits(array)
+            return 0.0, greatest_of(array)
+        return value_limits(array)
 
 
 @dataclass(frozen=True)
 class Panel:
     """One of the six panels: an excerpt of an array, and its colours.
 
-    excerpt: None if the array is not known; convert: from a part of it to the values that are
-    drawn; origins: (n, ndim), m, of the waves whose energy it is; caption: number and kind of the
-    origins.
+    excerpt: None if the array is not known; convert: a function of a part of it that returns the
+    values to draw; origins: positions (n, ndim), m, of the sources of waves whose energy is shown;
+    caption: number and kind of the origins.
     """
 
     title: str
@@ -206,10 +207,10 @@ class Panel:
 
 
 def panels(picture: EpochPicture) -> Iterator[Panel]:
-    """True model, inverted model, what it has changed, gradient, source and receiver illumination.
+    """Yield the panels: true model, inverted model, change, gradient, both illuminations.
 
-    Both models have the colour scale of the true one, or of the inverted one where the true one
-    is not known.
+    Both models have the colour scale of the true one, or of the inverted one if the true one is not
+    known.
     """
     picture = picture.cut()
     reference, title = picture.excerpt("true"), "True model"
@@ -223,7 +224,7 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
     scale = parameter.figure_scale
 
     def in_unit(part: NDArray[np.floating]) -> NDArray[np.floating]:
-        """Convert in double precision, as rounding would exceed the limits."""
+        """Convert in double precision, because rounded values could exceed the limits."""
         return part.astype(np.float64) / scale
 
     unit = f"{parameter.title} ({parameter.figure_unit})"
@@ -259,7 +260,7 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
         yield Panel(
             f"{name.capitalize()} illumination",
             energy,
-            partial(scales.decibels, greatest=energy.limits[1], least=DARKEST),
+            partial(decibels, greatest=energy.limits[1], least=DARKEST),
             (DARKEST, 0.0),
             ENERGY_COLOURS,
             "dB re maximum",
@@ -277,3 +278,196 @@ def edges(grid: Grid, axis: int) -> tuple[float, float]:
     """Return the outer edges of the first and the last cell along an axis, in km."""
     half = 0.5 * grid.spacing[axis]
     return (grid.origin[axis] - half) / KM, (grid.last[axis] + half) / KM
+
+
+Values = NDArray[np.float64]
+
+KM = 1e3  # m
+MOST_TRACES = 4096
+STRAIGHT = 0.01  # deviation of a line from straight, as a share of the extent of all lines
+
+
+def value_limits(array: ArrayLike) -> tuple[float, float]:
+    """Return the least and the greatest finite value, moved apart if they are equal."""
+    values, finite = _judge(array)
+    if not finite.any():
+        return 0.0, 1.0
+    low = float(values.min(where=finite, initial=inf))
+    high = float(values.max(where=finite, initial=-inf))
+    if low == high:
+        margin = 0.01 * abs(low) or 1.0
+        return low - margin, high + margin
+    return low, high
+
+
+def clip_limit(array: ArrayLike, percentile: float, lit: NDArray[np.bool_] | None = None) -> float:
+    """Return the magnitude that `percentile` % of the finite values do not exceed; never 0.
+
+    lit: mask of the cells that count if they are not 0, see `find_lit`; all cells count if it is
+    not given, or if none is left.
+    """
+    values, finite = _judge(array)
+    if lit is not None:
+        shown = finite & lit & (values != 0.0)
+        finite = shown if shown.any() else finite
+    magnitudes = np.abs(values[finite])
+    if magnitudes.size == 0:
+        return 1.0
+    greatest = float(magnitudes.max())
+    return float(np.percentile(magnitudes, percentile, overwrite_input=True)) or greatest or 1.0
+
+
+def find_lit(
+    energies: Sequence[NDArray[np.floating]], greatest: Sequence[float], least: float
+) -> NDArray[np.bool_]:
+    """Return a mask of the cells where each energy is above `least` (dB) of its greatest value."""
+    parts = zip(energies, greatest, strict=True)
+    lit = [energy > most * 10.0 ** (least / 10.0) for energy, most in parts]
+    return np.asarray(np.logical_and.reduce(lit))
+
+
+def tell_factor(ratio: float) -> str:
+    """Return a factor to two digits, without an exponent below a million."""
+    return f"{float(f'{ratio:.2g}'):g}"
+
+
+def exceeded(array: ArrayLike, limits: tuple[float, float]) -> str:
+    """Return the limits that values exceed: "neither", "min", "max" or "both"."""
+    values, finite = _judge(array)
+    below = bool(np.any(values < limits[0], where=finite))
+    above = bool(np.any(values > limits[1], where=finite))
+    if below and above:
+        return "both"
+    return "min" if below else "max" if above else "neither"
+
+
+def greatest_of(array: ArrayLike) -> float:
+    """Return the greatest finite value; 0 if none is above it."""
+    values, finite = _judge(array)
+    return float(values.max(where=finite, initial=0.0))
+
+
+def decibels(energy: ArrayLike, greatest: float, least: float) -> Values:
+    """Return 10 log10(energy / greatest) in dB, but at least `least`, also for zeros."""
+    values = np.asarray(energy, dtype=np.float64)
+    floor = 10.0 ** (least / 10.0)
+    ratio = values / greatest if greatest > 0.0 else np.zeros_like(values)
+    return 10.0 * np.log10(np.maximum(ratio, floor))
+
+
+def coarsen(array: NDArray[np.floating], most: int) -> NDArray[np.floating]:
+    """Return the means of blocks of cells, so that there are at most `most` along each axis.
+
+    An axis with at most as many cells is not changed. The last block of an axis may be smaller.
+    """
+    for axis, n in enumerate(array.shape):
+        if n > most:
+            starts = np.arange(0, n, -(-n // most))
+            cells = np.diff(starts, append=n).reshape(-1, *[1] * (array.ndim - axis - 1))
+            array = np.add.reduceat(array, starts, axis, dtype=np.float64) / cells
+    return array
+
+
+def coarse_size(n: int, most: int) -> int:
+    """Return the number of blocks that `coarsen` makes of `n` cells along an axis."""
+    return -(-n // -(-n // most))
+
+
+def running_median(values: ArrayLike, window: int) -> Values:
+    """Return the running median of values (n,), shape (n,).
+
+    It is the median of the finite ones of `window` values, fewer at the ends, or NaN without any.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    half = window // 2
+    around = (values[max(i - half, 0) : i + half + 1] for i in range(values.size))
+    finite = (_finite(part) for part in around)
+    return np.array([np.median(part) if part.size else np.nan for part in finite])
+
+
+def last_above(places: NDArray[np.floating], values: ArrayLike, part: float) -> float:
+    """Return the last of the places (n,) at which values (n,) exceed this part of their maximum."""
+    magnitudes = np.abs(np.asarray(values, dtype=np.float64))
+    (where,) = np.nonzero(magnitudes > part * magnitudes.max())
+    return float(places[where[-1]]) if where.size else float(places[-1])
+
+
+def evenly_spaced(traces: NDArray, places: NDArray[np.floating]) -> tuple[NDArray, float, float]:
+    """Return evenly spaced traces (m, time), and the first and the last place.
+
+    Each is the nearest of the traces (n, time) at `places` (n,). Traces that are already evenly
+    spaced are only sorted by place; otherwise the interval is the smallest one between places, but
+    not so small that there are more than `MOST_TRACES` traces.
+    """
+    order = np.argsort(places, kind="stable")
+    places, traces = places[order], traces[order]
+    first, last = float(places[0]), float(places[-1])
+    gaps = np.diff(places)
+    gaps = gaps[gaps > 1e-6 * (last - first)]
+    if gaps.size == 0:
+        return traces[:1], first, last
+    n = min(round((last - first) / gaps.min()) + 1, MOST_TRACES)
+    even = np.linspace(first, last, n)
+    middles = 0.5 * (places[1:] + places[:-1])
+    return traces[np.searchsorted(middles, even)], first, last
+
+
+def find_structure(volume: NDArray[np.floating]) -> tuple[int, ...]:
+    """Return the index (z, y, x) at which slices of a volume (nz, ny, nx) show most structure.
+
+    Along each axis it is the slice with the largest squared difference from the mean at the same
+    depth, weighted to prefer slices in the middle to slices at the edges.
+    """
+    flat = volume.mean(axis=(1, 2), dtype=np.float64)
+    scale = np.abs(flat).max() or 1.0
+    along = [np.zeros(n) for n in volume.shape]
+    for z, level in enumerate(flat):  # plane by plane, to save memory in double precision
+        departure = ((volume[z] - level) / scale) ** 2
+        along[0][z] = departure.mean()
+        along[1] += departure.mean(axis=1) / flat.size
+        along[2] += departure.mean(axis=0) / flat.size
+    # If all layers are flat except for rounding errors, this takes the middle.
+    weights = (np.hanning(part.size + 2)[1:-1] for part in along)
+    return tuple(
+        int(np.argmax((part + 1e-9) * weight)) for part, weight in zip(along, weights, strict=True)
+    )
+
+
+def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Return one of the positions (n, 2) in each of `most` by `most` parts of their area."""
+    extent = np.ptp(positions, axis=0)
+    parts = (positions - positions.min(axis=0)) / np.where(extent > 0.0, extent, 1.0) * most
+    row, column = parts.astype(np.int64).T
+    _, first = np.unique(row * (most + 1) + column, return_index=True)
+    return positions[first]
+
+
+def find_line(
+    places: NDArray[np.float64], source: NDArray[np.float64]
+) -> tuple[int, NDArray[np.int64]]:
+    """Return the axis along which places (n, ndim) extend the furthest, and the indices of a line.
+
+    In 2-D and in a well, the line has all places. If places (z, y, x) cover an area, it has those
+    that are nearest to the source (ndim,) across the axis, within a tolerance (`STRAIGHT`).
+    """
+    extent = np.ptp(places, axis=0)
+    along = extent.size - 1 - int(extent[::-1].argmax())
+    if extent.size == 2 or along == 0:
+        return along, np.arange(len(places))
+    across = 3 - along
+    nearest = places[np.abs(places[:, across] - source[across]).argmin(), across]
+    distance = np.abs(places[:, across] - nearest)
+    return along, np.flatnonzero(distance <= STRAIGHT * extent[across])
+
+
+def _finite(array: ArrayLike) -> Values:
+    values = np.asarray(array, dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def _judge(array: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+    """Return an array of numbers without a change of precision, and a mask of finite ones."""
+    values = np.asarray(array)
+    if values.dtype.kind != "f":
+        values = values.astype(np.float64)
+    return values, np.isfinite(values)

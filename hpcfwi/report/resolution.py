@@ -1,6 +1,6 @@
-"""The figure of a resolution test: a perturbation, what comes back of it, and how well.
+"""The figure of a resolution test: a perturbation, the response, and measures of both.
 
-`inversion.resolution` has the measures. Of a volume the section nearest to the middle of y is
+`inversion.resolution` has the measures. For a volume, the section nearest to the middle of y is
 shown.
 """
 
@@ -15,28 +15,37 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
-from hpcfwi.report import scales, style
-from hpcfwi.report.panels import ENERGY_COLOURS, MODEL_COLOURS, MOST_CELLS, SIGNED_COLOURS, edges
-from hpcfwi.report.scales import KM
+from hpcfwi.report import style
+from hpcfwi.report.panels import (
+    ENERGY_COLOURS,
+    KM,
+    MODEL_COLOURS,
+    MOST_CELLS,
+    SIGNED_COLOURS,
+    coarsen,
+    edges,
+    exceeded,
+    value_limits,
+)
 
 DARKEST = -60.0  # dB
 LENGTH_COLOURS = "viridis_r"
 TALLEST = 1.5  # height over width of a figure in one column
-MOST_NUMBERS = 16  # points in a row whose values are written
+MOST_NUMBERS = 16  # number of points in a row up to which values are written
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Resolution:
-    """A resolution test. Arrays have the grid's shape unless it says otherwise.
+class ResolutionTest:
+    """A resolution test; arrays have the shape of the grid unless stated otherwise.
 
     Attributes
     ----------
     size : float
         The size of a checkerboard's cells, or the distance between points, m.
     model : str
-        The model around which the waves were linearised, in words.
+        A description of the model around which the waves were linearised.
     speed : ndarray
         Speed of the waves in that model, m/s.
     perturbation : ndarray
@@ -46,7 +55,7 @@ class Resolution:
     points : ndarray or None
         Positions (nz, ..., nx, ndim), m, of the points of point spread functions.
     measures : mapping
-        As `measure_points` or `measure_checkerboard` give them.
+        The result of `measure_points` or `measure_checkerboard`.
     """
 
     grid: Grid
@@ -59,8 +68,8 @@ class Resolution:
     measures: Mapping[str, Values]
 
 
-def resolution_figure(found: Resolution) -> Figure:
-    """Return a figure of the perturbation, what comes back of it, and what was measured."""
+def resolution_figure(found: ResolutionTest) -> Figure:
+    """Return a figure of the perturbation, the response and the measures."""
     figure, panels = _panels(found.grid, 4 if found.points is None else 3 + found.grid.ndim)
     if found.points is None:
         _draw_checkerboard(panels, found)
@@ -70,7 +79,7 @@ def resolution_figure(found: Resolution) -> Figure:
 
 
 def _panels(grid: Grid, count: int) -> tuple[Figure, list[Axes]]:
-    """Return panels one below the other or, where that would be tall, in two columns."""
+    """Return panels in one column or, if the figure would be too tall, in two columns."""
     (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
     for columns, width in ((1, 8.0), (2, 11.5)):
         side = min(max((width / columns - 1.4) * (bottom - top) / (right - left), 1.0), 5.0)
@@ -95,7 +104,7 @@ def _panels(grid: Grid, count: int) -> tuple[Figure, list[Axes]]:
     return figure, panels
 
 
-def _draw_checkerboard(panels: list[Axes], found: Resolution) -> None:
+def _draw_checkerboard(panels: list[Axes], found: ResolutionTest) -> None:
     grid, measures = found.grid, found.measures
     limit = float(np.abs(found.perturbation).max()) or 1.0
     title = f"Checkerboard, cells of {found.size:.0f} m, {found.model}"
@@ -103,14 +112,14 @@ def _draw_checkerboard(panels: list[Axes], found: Resolution) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = found.response / measures["amplitude"]
     shown = shown / (_typical(shown) or 1.0)
-    title = "What comes back, each place scaled to its own strength"
+    title = "Response, divided by its local amplitude"
     _draw(panels[1], grid, shown, (-2.0, 2.0), SIGNED_COLOURS, "relative", title)
-    title = "Correlation of the two around each place"
+    title = "Local correlation of perturbation and response"
     _draw(panels[2], grid, measures["correlation"], (0.0, 1.0), MODEL_COLOURS, "", title)
     _draw(panels[3], grid, *_in_decibels(measures["amplitude"]))
 
 
-def _draw_points(panels: list[Axes], found: Resolution, points: Values) -> None:
+def _draw_points(panels: list[Axes], found: ResolutionTest, points: Values) -> None:
     grid, measures = found.grid, found.measures
     middle = points.shape[1] // 2  # of the rows along y of a volume
     plane = int(_indices(grid, points, 1)[middle])
@@ -122,12 +131,12 @@ def _draw_points(panels: list[Axes], found: Resolution, points: Values) -> None:
         factor = np.where(there, 1.0 / at, np.nan)
     shown = found.response * factor[np.ix_(*blocks)]
     title = f"Points {found.size:.0f} m apart, {found.model}"
-    limits = scales.value_limits(found.speed / KM)
+    limits = value_limits(found.speed / KM)
     _draw(panels[0], grid, found.speed / KM, limits, MODEL_COLOURS, "km/s", title, plane)
     z, x = (section[there[shown_ones]][:, k] / KM for k in (0, -1))
     signs = np.where(at > 0.0, 1.0, -1.0)[shown_ones][there[shown_ones]]
     panels[0].scatter(x, z, c=signs, cmap="gray", s=16, linewidths=0.5, edgecolors="w")
-    title = "What comes back, around each point scaled to its value there"
+    title = "Response, divided by its value at the nearest point"
     _draw(panels[1], grid, shown, (-1.0, 1.0), SIGNED_COLOURS, "relative", title, plane)
     widths = measures["width"]
     for axis, name in enumerate(grid.axes):
@@ -145,7 +154,7 @@ def _in_decibels(amplitude: Values) -> tuple[Values, tuple[float, float], str, s
         decibels = 20.0 * np.log10(np.where(amplitude > 0.0, amplitude, np.nan))
     known = decibels[np.isfinite(decibels)]
     least = max(DARKEST, float(np.floor(known.min() / 10.0) * 10.0)) if known.size else DARKEST
-    title = "Amplitude of what comes back"
+    title = "Amplitude of the response"
     return decibels, (min(least, -10.0), 0.0), ENERGY_COLOURS, "dB re maximum", title
 
 
@@ -159,12 +168,12 @@ def _draw(
     title: str,
     plane: int | None = None,
 ) -> None:
-    """An array of the grid; plane: the index along y of what is shown of a volume."""
+    """Draw an array of the grid; plane: the index along y of the section of a volume."""
     if grid.ndim == 3:
         values = values[:, grid.shape[1] // 2 if plane is None else plane]
     (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
     image = axes.imshow(
-        scales.coarsen(values, MOST_CELLS),
+        coarsen(values, MOST_CELLS),
         cmap=colours,
         vmin=limits[0],
         vmax=limits[1],
@@ -172,7 +181,7 @@ def _draw(
         aspect="auto",
     )
     style.title(axes, title + _say_section(grid))
-    style.add_colour_bar(axes, image, unit, scales.exceeded(values, limits), 0.02)
+    style.add_colour_bar(axes, image, unit, exceeded(values, limits), 0.02)
 
 
 def _draw_blocks(
@@ -185,7 +194,7 @@ def _draw_blocks(
     title: str,
     colours: str = LENGTH_COLOURS,
 ) -> None:
-    """A value a point, in the part of the section that is nearer to it than to any other."""
+    """Draw the value of each point in the part of the section nearest to it."""
     if grid.ndim == 3:
         values = values[:, points.shape[1] // 2]
     ends = [_find_ends(grid, points, axis) for axis in (0, grid.ndim - 1)]
@@ -193,7 +202,7 @@ def _draw_blocks(
         ends[1], ends[0], values, cmap=colours, vmin=limits[0], vmax=limits[1], edgecolors="w"
     )
     style.title(axes, title + _say_section(grid))
-    style.add_colour_bar(axes, image, unit, scales.exceeded(values, limits), 0.02)
+    style.add_colour_bar(axes, image, unit, exceeded(values, limits), 0.02)
     if values.shape[1] > MOST_NUMBERS:
         return
     for (row, column), value in np.ndenumerate(values):
@@ -240,10 +249,10 @@ def _find_blocks(grid: Grid, points: Values, axis: int) -> NDArray[np.int64]:
 
 
 def _typical(values: Values) -> float:
-    """The root mean square of what is finite."""
+    """Return the root mean square of the finite values."""
     values = values[np.isfinite(values)]
     return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
 
 
 def _say_section(grid: Grid) -> str:
-    return "" if grid.ndim == 2 else ", middle of y"
+    return "" if grid.ndim == 2 else ", at the middle of y"

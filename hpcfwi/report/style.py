@@ -1,7 +1,7 @@
 """The style of all figures: sizes, colours, labels, and how they are saved.
 
-The figures themselves are in `figures`. Everything is set on the figure's own objects, never
-through pyplot or `rcParams`: no display is needed, and a thread may draw.
+The figures are in `figures`. All settings are made on the objects of a figure, never through pyplot
+or `rcParams`, so that no display is needed and a thread may draw.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ STRONG, LIGHT, MARK = "#1f4e79", "#9dbbd8", "#d62f1f"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of `width` by `height` inches, with a canvas that draws into memory."""
-    # Room for what the layout does not foresee: numbers that grow when the axes shrink.
+    """Return an empty figure of `width` by `height` inches, with a canvas that draws in memory."""
+    # Space for tick labels that become longer when the axes shrink, which the layout does not know
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06)
     figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
     FigureCanvasAgg(figure)
@@ -36,25 +36,25 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure in the format of the file's name: whoever looks never sees half of it.
+    """Write the figure in the format of the file's name, completely or not at all.
 
-    Images within a PDF stay images. Raises `WriteFailure`.
+    Images in a PDF file remain raster images. Raises `WriteFailure`.
     """
     with written_whole(path) as file:
         if path.suffix == ".png":
-            # savefig would draw it twice: first for bounding boxes that nobody asks for
+            # savefig would draw it twice, first for unused bounding boxes
             FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
         else:
             figure.savefig(file, format=path.suffix[1:], dpi=DPI)
 
 
 def title(axes: Axes, text: str) -> None:
-    """The panel's title, above its left end."""
+    """Write the title of a panel above its left end."""
     axes.set_title(text, fontsize=TITLE, loc="left")
 
 
 def label(axes: Axes, x: str, y: str) -> None:
-    """The axes' names and numbers, in the sizes that all figures share."""
+    """Set the names of the axes and the sizes of names and numbers."""
     axes.set_xlabel(x, fontsize=TEXT)
     axes.set_ylabel(y, fontsize=TEXT)
     axes.tick_params(which="both", labelsize=SMALL)
@@ -63,7 +63,7 @@ def label(axes: Axes, x: str, y: str) -> None:
 
 
 def set_ticks(axis: Axis, most: int, integer: bool = False) -> None:
-    """Set at most so many intervals, between round numbers; integer: between whole ones."""
+    """Set ticks at round numbers with at most `most` intervals; integer: at integers only."""
     least = 1 if integer else 2
     axis.set_major_locator(
         MaxNLocator(most, steps=[1, 2, 5, 10], integer=integer, min_n_ticks=least)
@@ -73,12 +73,13 @@ def set_ticks(axis: Axis, most: int, integer: bool = False) -> None:
 def add_colour_bar(
     axes: Axes, image: ScalarMappable, text: str, extend: str, width: float, height: float = 1.0
 ) -> Colorbar:
-    """A colour bar to the right of the axes.
+    """Add a colour bar to the right of the axes.
 
-    `extend` says which ends of the scale are exceeded: "neither", "min", "max" or "both"; width
-    and height are parts of those of the axes.
+    extend: the ends of the scale that are exceeded, "neither", "min", "max" or "both"; width,
+    height: relative to those of the axes.
     """
-    # An inset follows the axes' aspect ratio; a neighbour would be as high as the space for them.
+    # An inset follows the aspect ratio of the axes, while separate axes would fill the height of
+    # the panel.
     place = axes.inset_axes((1.0 + 0.75 * width, 0.0, width, height))
     bar = place.figure.colorbar(image, cax=place, extend=extend)
     set_ticks(bar.long_axis, 5)

@@ -1,1 +1,1 @@
-"""The work of commands: the job, the run directory, what is written into it, and how it goes on."""
+"""The work of commands: jobs, the run directory and its files, and the continuation of runs."""

@@ -1,8 +1,8 @@
 """The commands `check`, `plan` and `show --report`.
 
-`check` shows the observed data beside those of the starting model; a run does the same before its
-first epoch. `plan` finds on all ranks what a run would take here, and one rank writes it. `show
---report` makes one page of a run, from its directory.
+`check` compares the observed data with those of the starting model; a run does the same before its
+first epoch. `plan` estimates the memory and the time of a run on all ranks, and one rank writes the
+plan. `show --report` makes a page about a run from its directory.
 """
 
 from __future__ import annotations
@@ -10,30 +10,37 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import Finding, InputError, WriteFailure, refuse
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.memory import weigh_upkeep
+from hpcfwi.inversion.memory import estimate_overhead
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shot_qc import View, describe_fit
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.checks import Finding
-from hpcfwi.plan.data import Meeting, check_meetings, meet_data
+from hpcfwi.plan.checks import check_data
+from hpcfwi.plan.comparison import DataComparison, compare_data
 from hpcfwi.plan.estimate import describe_machine, seconds_since_start
-from hpcfwi.plan.plan import Plan, make_plan, write_findings, write_plans
-from hpcfwi.plan.speed import BUDGET, LONGEST, Stopwatch, measure_speed
+from hpcfwi.plan.plan import (
+    BUDGET,
+    LONGEST,
+    Plan,
+    Stopwatch,
+    make_plan,
+    measure_speed,
+    write_findings,
+    write_plans,
+)
 from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
 from hpcfwi.report.page import make_page, read_metrics
@@ -52,11 +59,11 @@ def check_job(
     quiet: bool = False,
     migrates: bool = False,
 ) -> None:
-    """Compare, write what was found to stdout, and draw check.png in the run directory; collective.
+    """Compare the data, write the findings to stdout, and draw check.png; collective.
 
-    migrates: whether for the section [migration] in place of [inversion].
+    migrates: True if the section [migration] replaces [inversion].
 
-    Raises `InputError` on all ranks for what a run would refuse.
+    Raises `InputError` on all ranks for all errors in the input that a run would report.
     """
     with start_log(None, context.rank, quiet=True):
         config = context.from_root(lambda: load_config(path, settings, migrates))
@@ -64,54 +71,59 @@ def check_job(
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
-        met = look_at_data(experiment, make_stages(experiment, context), context)
+        compared = look_at_data(experiment, make_stages(experiment, context), context)
+        findings = _list_findings(compared)
 
         def tell() -> None:
-            keep_checked(directory, met)
-            write_findings(str(path), list(chain(*(found for _, found in met))), sys.stdout, quiet)
-            for meeting, _ in met:
-                figure = draw(meeting, directory)
+            keep_checked(directory, compared)
+            write_findings(str(path), findings, sys.stdout, quiet)
+            for one in compared:
+                figure = draw(one, directory)
                 if not quiet:
-                    _write_meeting(meeting, figure)
+                    _write_comparison(one, figure)
 
         context.from_root(tell)
-    refuse(met)
+    refuse(findings)
 
 
 def look_before_inverting(
     experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
 ) -> None:
-    """Warn in the log of what is wrong with the data, and draw it where anything is; collective.
+    """Log the comparison of the data of all stages, and draw data with findings; collective.
 
-    The data of all stages. Raises `InputError` on all ranks where there is nothing to invert.
+    Raises `InputError` on all ranks if there is nothing to invert.
     """
-    met = look_at_data(experiment, stages, context)
-    for meeting, _ in met:
-        for line in meeting.describe():
-            log.info("Data%s: %s", f", {meeting.label}" if meeting.label else "", line)
-    refuse(met)
-    context.from_root(partial(keep_checked, directory, met))
+    compared = look_at_data(experiment, stages, context)
+    for one in compared:
+        for line in one.describe():
+            log.info("Data%s: %s", f", {one.label}" if one.label else "", line)
+    refuse(_list_findings(compared))
+    context.from_root(partial(keep_checked, directory, compared))
 
-    def warn(meeting: Meeting, findings: list[Finding]) -> None:
-        for finding in findings:
+    def warn(one: DataComparison) -> None:
+        for finding in one.findings:
             log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
-        figure = draw(meeting, directory)
-        log.warning("What was observed beside what the starting model gives: %s", figure)
+        figure = draw(one, directory)
+        log.warning("Observed data and data of the starting model: %s", figure)
 
-    for meeting, findings in met:
-        if findings:
-            context.from_root(partial(warn, meeting, findings))
+    for one in compared:
+        if one.findings:
+            context.from_root(partial(warn, one))
 
 
-def keep_checked(directory: RunDirectory, met: Sequence[tuple[Meeting, list[Finding]]]) -> None:
-    """Write what was found of the data, for the report; rank 0 only."""
+def _list_findings(compared: Sequence[DataComparison]) -> list[Finding]:
+    return [finding for one in compared for finding in one.findings]
+
+
+def keep_checked(directory: RunDirectory, compared: Sequence[DataComparison]) -> None:
+    """Write the findings about the data, for the report; rank 0 only."""
     found = [
         {
-            "label": meeting.label,
-            "lines": list(meeting.describe()),
-            "findings": list(map(str, findings)),
+            "label": one.label,
+            "lines": list(one.describe()),
+            "findings": list(map(str, one.findings)),
         }
-        for meeting, findings in met
+        for one in compared
     ]
     with _refusing_unwritable(directory.checked), written_whole(directory.checked) as file:
         file.write(json.dumps(found, indent=1).encode())
@@ -119,7 +131,7 @@ def keep_checked(directory: RunDirectory, met: Sequence[tuple[Meeting, list[Find
 
 @contextmanager
 def _refusing_unwritable(path: Path) -> Iterator[None]:
-    """Raise `InputError` where a file of the run directory, or that itself, cannot be written."""
+    """Raise `InputError` if a file of the run directory, or the directory, cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -128,45 +140,36 @@ def _refusing_unwritable(path: Path) -> Iterator[None]:
         raise InputError(
             str(path),
             f"cannot be written ({reason})",
-            "Choose a directory that you may write, with --output or output.directory.",
+            "Choose a directory to which you may write, with --output or output.directory.",
         ) from failure
 
 
 def look_at_data(
     experiment: Experiment, stages: Sequence[Stage], context: Context
-) -> list[tuple[Meeting, list[Finding]]]:
-    """Return the comparisons of the data of all stages, and their findings; collective."""
+) -> list[DataComparison]:
+    """Return the comparisons of the data of all stages, with their findings; collective."""
     there = context.from_root(partial(is_there, experiment.observed))
     with open_observed(experiment, context) if there else nullcontext() as reader:
-        meetings = meet_data(experiment, stages, reader, context)
-    findings = check_meetings(meetings, experiment.config.survey.file or "survey")
-    return list(zip(meetings, findings, strict=True))
+        compared = compare_data(experiment, stages, reader, context)
+    return check_data(compared, experiment.config.survey.file or "survey")
 
 
-def refuse(met: Iterable[tuple[Meeting, list[Finding]]]) -> None:
-    """Raise `InputError` for the first error that was found."""
-    for _, findings in met:
-        for finding in findings:
-            if finding.severity == "error":
-                raise InputError(finding.where, finding.found, finding.remedy)
-
-
-def _write_meeting(meeting: Meeting, figure: Path) -> None:
+def _write_comparison(one: DataComparison, figure: Path) -> None:
     """Write a comparison in lines, under its label."""
-    lines = [*meeting.describe(), f"figure: {figure}"]
-    head = [f"{meeting.label}:"] if meeting.label else []
+    lines = [*one.describe(), f"figure: {figure}"]
+    head = [f"{one.label}:"] if one.label else []
     sys.stdout.write("".join(f"{line}\n" for line in [*head, *(f"  {line}" for line in lines)]))
     sys.stdout.flush()
 
 
-def draw(meeting: Meeting, directory: RunDirectory) -> Path:
-    """The figure, in the run directory; its path. Rank 0 only."""
+def draw(compared: DataComparison, directory: RunDirectory) -> Path:
+    """Draw the figure in the run directory and return its path; rank 0 only."""
     from hpcfwi.report import style
     from hpcfwi.report.fit import comparison_figure
 
-    comparison, first = meeting.comparison, meeting.stages[0]
+    comparison, first = compared.comparison, compared.stages[0]
     experiment = first.experiment
-    path = directory.figure("check", first.number + 1 if meeting.label else 0)
+    path = directory.figure("check", first.number + 1 if compared.label else 0)
 
     def find_picks(view: View) -> NDArray[np.float64]:
         source = experiment.survey.sources[view.number]
@@ -199,16 +202,21 @@ def plan_job(
 ) -> None:
     """Check a config, measure, and write the plan to stdout; collective, writes no file.
 
-    migrates: whether of the section [migration] in place of [inversion]; quick: whether no times
-    are measured.
+    migrates: True if the section [migration] replaces [inversion]; quick: True if no times are
+    measured.
 
-    Raises `InputError` on all ranks for what a run would refuse, and, after the plan was written,
-    where it has found an error.
+    Raises `InputError` on all ranks for all errors in the input that a run would report, and for
+    errors in the plan, after it is written.
     """
     with start_log(None, context.rank, quiet=True):
         config = context.from_root(lambda: load_config(path, settings, migrates))
         seen, notes = _leave_out_own(config)
-        experiment = prepare(seen, context)
+        try:
+            experiment = prepare(seen, context)
+        except InputError as error:
+            if context.is_root and error.findings:
+                write_findings(str(path), error.findings, sys.stdout, quiet)
+            raise
         directory = RunDirectory(Path(config.output.directory))
         stages = make_stages(experiment, context)
         other = context.from_root(lambda: directory.other_values(config))
@@ -220,47 +228,44 @@ def plan_job(
         plans = []
         for stage in stages:
             name = f"{path}, stage {stage.name}" if len(stages) > 1 else str(path)
-            # The first simulates the observed data for all
+            # Only the first stage may have to simulate the observed data.
             there = has_data or stage.number > 0
             budget = 0.0 if quick else min(BUDGET, LONGEST / len(stages))
             plans.append(_plan_stage(name, stage.experiment, ready, there, budget, context))
         fitting = [stage for stage in stages if plans[stage.number].memory.chosen is not None]
         with open_observed(experiment, context) if has_data else nullcontext() as reader:
-            meetings = meet_data(experiment, fitting, reader, context)
-        found = check_meetings(meetings, config.survey.file or "survey")
-        for meeting, new in zip(meetings, found, strict=True):
-            first = meeting.stages[0].number
-            plans[first] = replace(plans[first], findings=(*plans[first].findings, *new))
-            for stage in meeting.stages:
+            compared = compare_data(experiment, fitting, reader, context)
+        for one in check_data(compared, config.survey.file or "survey"):
+            first = one.stages[0].number
+            plans[first] = replace(plans[first], findings=(*plans[first].findings, *one.findings))
+            for stage in one.stages:
                 plan = plans[stage.number]
-                plans[stage.number] = replace(plan, comparison=meeting.comparison)
+                plans[stage.number] = replace(plan, comparison=one.comparison)
         if other:
             note = Finding(
                 "note",
                 f"output.directory: {directory.path}",
                 f"the run in this directory has other values: {other}",
-                "To run what is planned here, choose another directory with --output.",
+                "To run this plan, choose another directory with --output.",
             )
             notes.append(note)
         plans[0] = replace(plans[0], findings=(*plans[0].findings, *notes))
         if context.is_root:
             write_plans(plans, sys.stdout, quiet)
-    errors = [f for plan in plans for f in plan.findings if f.severity == "error"]
-    if errors:
-        raise InputError(errors[0].where, errors[0].found, errors[0].remedy)
+    refuse(finding for plan in plans for finding in plan.findings)
 
 
 def _leave_out_own(config: Config) -> tuple[Config, list[Finding]]:
-    """A config without a network of the user's own, which is not imported, and a note of that."""
+    """Return a config without a user's network, which is not imported, and a note about it."""
     network = config.model.network
     if network is None or network.kind in NETWORKS:
         return config, []
     note = Finding(
         "note",
         "model.network.kind",
-        f'found "{network.kind}", which is not imported to make a plan: this is the plan of the '
-        "same inversion without a network",
-        "A run takes the memory and the time of the network besides.",
+        f'found "{network.kind}", which is not imported for a plan: this plan is for the same '
+        "inversion without a network",
+        "A run also needs the memory and the time of the network.",
     )
     model = config.model.model_copy(update={"network": None})
     return config.model_copy(update={"model": model}), [note]
@@ -274,15 +279,16 @@ def _plan_stage(
     budget: float,
     context: Context,
 ) -> Plan:
-    """The plan of a stage, with times where its memory suffices; collective.
+    """Return the plan of a stage, with times if its memory suffices; collective.
 
-    budget: seconds to measure these with, 0 for none.
+    budget: time for measurements, s; 0 for no measurements.
     """
-    upkeep = weigh_upkeep(experiment, context.size, rank=0)
+    overhead = estimate_overhead(experiment, context.size, rank=0)
     machine = describe_machine(experiment, context, ready)
     seen = experiment.seen_by_waves()
-    # By one rank, as it looks at all shots; what the others have is gathered already
-    make = partial(make_plan, name, seen, upkeep)
+    # One rank does this, because it takes the memory of all shots. The values of the other ranks
+    # are already gathered.
+    make = partial(make_plan, name, seen, overhead)
     plan = context.from_root(partial(make, machine, has_data))
     if plan.memory.chosen is None or not budget:
         return plan
@@ -292,45 +298,46 @@ def _plan_stage(
     return context.from_root(partial(make, machine, has_data, speed))
 
 
-# Figures by the beginnings of their files' names, in the order of the page; of epochs the last.
+# Titles of figures, in the order of the page, by the beginning of the file name; of several epochs
+# only the last one is shown.
 TITLES = {
-    "image": "Reflectors that the migration has found",
-    "epoch_": "The last epoch that was drawn",
-    "loss": "Misfit and error of the model",
+    "image": "Image of the migration",
+    "epoch_": "Last epoch with a figure",
+    "loss": "Misfit and model error",
     "profiles": "Profiles through the models at the end of the last stage",
-    "traces": "Observed and simulated traces at its end",
-    "fit": "How well the data are fitted at the end",
+    "traces": "Observed and simulated traces at the end of the last stage",
+    "fit": "Data fit at the end",
     "resolution": "Resolution",
-    "check": "Observed data against the starting model",
-    "wavelet": "Wavelet of the survey and, where one was estimated, the last of these",
+    "check": "Observed data and data of the starting model",
+    "wavelet": "Wavelet of the survey and the last estimated wavelet, if any",
     "observed_data": "Observed data",
 }
-# Of which each stage has one to see, not only the last that has any.
+# Figures that are shown for every stage, not only for the last stage that has them.
 OF_EACH = ("fit", "check")
 
 
 def write_report(path: Path, pdf: bool = False) -> Path:
-    """Draw the figures of a run again, and write report.html beside them; returns its path.
+    """Draw the figures of a run again, write report.html to its directory, and return the path.
 
     pdf: as in `show`.
 
-    Raises `InputError` as `show` does, and where the page cannot be written.
+    Raises `InputError` as `show` does, and if the page cannot be written.
     """
     show(path, pdf)
     directory = RunDirectory(path)
     figures = []
     for beginning, title in TITLES.items():
-        # Numbers have no more digits than they need
+        # Numbers in file names have no leading zeros, so that longer names come later
         there = sorted(path.glob(f"{beginning}*.png"), key=lambda file: (len(file.name), file.name))
         for file in there if beginning in OF_EACH else there[-1:]:
             stage = file.stem.removeprefix(beginning).strip("_")
-            told = f"{title}, stage {stage}" if stage and beginning in OF_EACH else title
-            figures.append((told, file.read_bytes()))
+            full_title = f"{title}, stage {stage}" if stage and beginning in OF_EACH else title
+            figures.append((full_title, file.read_bytes()))
     history = read_metrics(directory.metrics) if directory.metrics.exists() else []
     config = directory.config.read_text(encoding="utf-8")
     first, *_ = load_config(path).inversion.parameters
     unit = PARAMETERS[first].unit
-    page = make_page(path.resolve().name, history, unit, config, figures, _read_told(directory))
+    page = make_page(path.resolve().name, history, unit, config, figures, _read_findings(directory))
     report = path / "report.html"
     try:
         with written_whole(report) as whole:
@@ -339,26 +346,26 @@ def write_report(path: Path, pdf: bool = False) -> Path:
         raise InputError(
             str(report),
             f"cannot be written ({failure.reason})",
-            "Ask for the permission to write in the run directory, or make room on its disk.",
+            "Get permission to write in the run directory, or free space on its disk.",
         ) from failure
     return report
 
 
-def _read_told(directory: RunDirectory) -> list[tuple[str, list[str], list[str]]]:
-    """Return what `check` and the ends of stages have said: titles, lines and warnings."""
-    told = _read_checked(directory.checked) if exists(directory.checked) else []
+def _read_findings(directory: RunDirectory) -> list[tuple[str, list[str], list[str]]]:
+    """Return the results of `check` and of the fits after stages: titles, lines and warnings."""
+    findings = _read_checked(directory.checked) if exists(directory.checked) else []
     stages = load_config(directory.path).stages()
     for number, (name, _) in enumerate(stages):
         if exists(directory.ending(number)):
             fit, epoch = read_fit(directory.ending(number))
             title = "Data fit" + (f" of stage {name}" if len(stages) > 1 else "")
-            told.append((title, [describe_fit(fit)], [*map(str, check_fit(fit, epoch))]))
-    return told
+            findings.append((title, [describe_fit(fit)], [*map(str, check_fit(fit, epoch))]))
+    return findings
 
 
 def _read_checked(path: Path) -> list[tuple[str, list[str], list[str]]]:
-    """Return what `check` has said of the data of each group of stages."""
-    title = "Observed data against the starting model"
+    """Return the results of `check` for the data of each group of stages."""
+    title = "Observed data and data of the starting model"
     try:
         check_regular(path)
         return [

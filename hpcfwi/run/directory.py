@@ -1,26 +1,33 @@
-"""The run directory: where everything of a run is, and what is allowed to go on in it.
+"""The run directory: the paths of a run, the checks of existing files, and the lock.
 
-Only rank 0 writes here. The layout is part of the public contract; formats are in `storage` and
-`report`.
+Only rank 0 writes here. The layout is part of the public interface; formats are in `storage` and
+`report`. Only one job at a time works in a directory. It holds a lock, which is released when the
+job ends, even if it is killed.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
+import os
+import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.storage.checkpoint import latest_epoch
-from hpcfwi.storage.lock import locked
-from hpcfwi.system import check_link, check_own, is_there, unfinished, written_whole
+from hpcfwi.system import check_link, check_own, is_there, open_own, unfinished, written_whole
 
 log = logging.getLogger("hpcfwi")
 
-# What may change when a run goes on: how long it goes, how it is computed, what it writes.
+# Keys that may change when a run continues: the number of epochs, how it computes, and its output.
 FREE_KEYS = (
     "inversion.epochs",
     "inversion.max_failed_shots",
@@ -31,21 +38,22 @@ FREE_KEYS = (
     "wave.engine",
     "wave.memory",
     "output.",
-    # What a migration does is in `inversion` by then, and else nothing looks at it
+    # The keys of a migration have been moved to `inversion` before the comparison.
     "migration",
 )
-# What may change until an epoch is done: all that the observed data do not depend on.
+# Keys that may change until the first epoch is done, because the observed data do not depend on
+# them
 UPDATES = ("inversion.", "data.", "stage", "model.true")
 
 
 class RunDirectory:
-    """Paths of a run.
+    """The paths of a run.
 
-    true: the true model, where it is known; image: of a migration; resolution: of
-    `hpcfwi resolve`; wavelet: that was estimated
-    last; observed: the observed data, where they are simulated; epochs: what the figures of epochs
-    and of the ends of stages show, a file each, so that they can be drawn again; masks: which
-    cells of the model are kept, for these; checked: what `check` has found.
+    true: the true model, if it is known; image: result of a migration; resolution: result of
+    `hpcfwi resolve`; wavelet: the last estimated wavelet; observed: the observed data, if they are
+    simulated; epochs: the contents of the figures of epochs and of fits after stages, one file
+    each, so that they can be drawn again; masks: the fixed cells in these figures; checked: the
+    findings of `check`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,36 +68,36 @@ class RunDirectory:
         self.log = path / "log.txt"
 
     def figure(self, name: str, label: int = 0) -> Path:
-        """Return the figure of this name; label: of a stage, see `label`."""
+        """Return the path of the figure of this name; label: label of a stage, see `label`."""
         return self.path / (f"{name}_{label}.png" if label else f"{name}.png")
 
     @staticmethod
     def label(stage: int, count: int) -> int:
-        """Return the number in names of figures of a stage, from 1; 0 if there is only one."""
+        """Return the number of a stage for names of figures, from 1; 0 if it is the only one."""
         return stage + 1 if count > 1 else 0
 
     def ending(self, stage: int) -> Path:
-        """Return the file of the fit after a stage, counted from 0."""
+        """Return the path of the fit after a stage, counted from 0."""
         return self.epochs / f"stage_{stage + 1}.h5"
 
     def check(self, config: Config) -> None:
-        """Raise `InputError` if it belongs to a run of a config that would give another answer.
+        """Raise `InputError` if the directory belongs to a run with another result.
 
-        And where `other_values` does.
+        It also raises the errors of `other_values`.
         """
         other = self.other_values(config)
         if other:
             raise InputError(
                 str(self.path),
                 f"the run in this directory has other values: {other}",
-                "Choose another directory with --output, or give these values.",
+                "Choose another directory with --output, or use these values.",
             )
 
     def other_values(self, config: Config) -> str:
-        """Return the values of the run in it that differ from a config and change the result.
+        """Return a text with values of the directory's run that change the result of a config.
 
-        The text is empty if they agree, or there is no run. Raises `InputError` if its config
-        cannot be read, or something else is in the place of a file of the run.
+        The text is empty if all values agree, or if there is no run. Raises `InputError` if the
+        config of the run cannot be read, or if a file of the run is a directory or the reverse.
         """
         try:
             self._check_kinds()
@@ -99,52 +107,53 @@ class RunDirectory:
             if latest_epoch(self.checkpoints):
                 raise InputError(
                     str(self.config),
-                    f"there is none, but checkpoints of a run are in {self.checkpoints}",
-                    "Choose another directory with --output, or put the run's config.toml back.",
+                    f"the file is missing, but {self.checkpoints} has checkpoints of a run",
+                    "Choose another directory with --output, or restore the run's config.toml.",
                 )
             return ""
         before = load_config(self.path)
         if not latest_epoch(self.checkpoints) and not self._has_metrics():
-            return _tell(changed_keys(before, config), (*FREE_KEYS, *UPDATES))
+            return _list_changes(changed_keys(before, config), (*FREE_KEYS, *UPDATES))
         if not before.stage and not config.stage:
-            return _tell(changed_keys(before, config), FREE_KEYS)
+            return _list_changes(changed_keys(before, config), FREE_KEYS)
         old, new = before.stages(), config.stages()
         if len(new) < len(old):
             return f"{len(old)} stages"
         *earlier, last = [
             changed_keys(was, now) for (_, was), (_, now) in zip(old, new, strict=False)
         ]
-        # Where the epochs of a stage end, the next begins
+        # The epochs of a stage determine the beginning of the next one
         fixed = tuple(key for key in FREE_KEYS if key != "inversion.epochs")
-        told = [*(_tell(changed, fixed) for changed in earlier), _tell(last, FREE_KEYS)]
+        changes = [_list_changes(changed, fixed) for changed in earlier]
+        changes.append(_list_changes(last, FREE_KEYS))
         return ", ".join(
-            f"in stage {number} {text}" for number, text in enumerate(told, start=1) if text
+            f"in stage {number} {text}" for number, text in enumerate(changes, start=1) if text
         )
 
     @contextmanager
     def claim(self, config: Config) -> Iterator[None]:
-        """Make the directory this run's: no other job works in it meanwhile; rank 0 only.
+        """Claim the directory for this run, so that no other job works in it; rank 0 only.
 
-        Files of the run in it stay unchanged.
-        Raises `InputError` where it cannot be written, is another run's, or another job has it.
+        Existing files are not changed. Raises `InputError` if the directory cannot be written,
+        belongs to another run, or is claimed by another job.
         """
         with ExitStack() as held:
             try:
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
                 self.epochs.mkdir(exist_ok=True)
                 held.enter_context(locked(self.path))
-                # Another job may have begun, and ended, since the last look
+                # Another job may have begun and ended since the last check, before the lock.
                 self.check(config)
             except OSError as error:
                 raise self._unusable(error) from error
             yield
 
     def begin(self, config: Config) -> None:
-        """Note the config of its run, and remove what killed jobs have left unfinished.
+        """Write the config of the run, and remove unfinished files of killed jobs.
 
-        Where fewer epochs are asked for than are done, the config that asked for these stays. For
-        who has claimed it, on rank 0 only, and knows that what the run goes on from is good.
-        Raises `InputError` where it cannot be written.
+        The existing config is kept if the new one has fewer epochs than are done. This is called on
+        rank 0 by the job that has claimed the directory, after the state of the run has been read.
+        Raises `InputError` if the directory cannot be written.
         """
         try:
             self._remove_unfinished()
@@ -155,9 +164,9 @@ class RunDirectory:
             raise self._unusable(error) from error
 
     def _remove_unfinished(self) -> None:
-        """Remove the .part files of what belongs to a run, and of nothing else.
+        """Remove the .part files that belong to a run, and no others.
 
-        Not that of the observed data, with whose simulation the run goes on.
+        The file of unfinished observed data is kept, because their simulation is continued.
         """
         models = (self.model, self.best, self.true, self.initial)
         own = (self.config, self.metrics, *models, self.wavelet, self.image, self.resolution)
@@ -170,17 +179,18 @@ class RunDirectory:
             *unfinished(self.epochs, "stage_*.h5"),
             *unfinished(self.epochs, self.masks.name),
         ]:
-            log.info("Removing %s, which a job that was killed had not finished", part)
+            log.info("Removing %s, an unfinished file of a killed job", part)
             part.unlink()
 
     def _has_metrics(self) -> bool:
-        """Return True if there are metrics of an epoch, which may have left figures."""
+        """Return True if there are metrics of an epoch, and perhaps figures."""
         return is_there(self.metrics) and self.metrics.stat().st_size > 0
 
     def _check_kinds(self) -> None:
-        """Raise `InputError` where what is a file in a run directory is not, or a directory.
+        """Raise `InputError` if a file of a run is a directory, or the reverse.
 
-        And where somebody else's links would have other files written or removed.
+        It also raises for links of other users, through which other files would be written or
+        removed.
         """
         check_own(self.log)
         for path in (self.checkpoints, self.epochs):
@@ -192,7 +202,7 @@ class RunDirectory:
             if path.exists() and not is_right:
                 raise InputError(
                     f"output.directory: {self.path}",
-                    f"cannot be a run directory, as {path} is not a {kind}",
+                    f"it cannot be a run directory, because {path} is not a {kind}",
                     "Remove it, or choose another directory with --output.",
                 )
 
@@ -201,14 +211,132 @@ class RunDirectory:
         return InputError(
             f"output.directory: {self.path}",
             f"cannot be written ({reason})",
-            "Choose a directory that you may write, with --output or output.directory.",
+            "Choose a directory to which you may write, with --output or output.directory.",
         )
 
 
-def _tell(changed: Mapping[str, Any], free: tuple[str, ...]) -> str:
-    """Keys with the values that they had, but for those that are free to change."""
+def _list_changes(changed: Mapping[str, Any], free: tuple[str, ...]) -> str:
+    """Return changed keys with their former values, except for those that are free to change."""
     return ", ".join(
         f"no {key}" if value is None else f"{key} = {quote(value)}"
         for key, value in changed.items()
         if not key.startswith(free)
+    )
+
+
+NAME = "lock"
+
+# For file systems without locks, s: the interval at which the holder renews its counter; the time
+# without a renewal after which the holder counts as dead; and the time that a new holder waits for
+# others that write the file at the same time
+COUNT_PAUSE = 5.0
+HOLDER_WAIT = 30.0
+RIVAL_WAIT = 1.0
+
+_HELD = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock on a directory; the file `lock` names the holder, and is empty afterwards.
+
+    Nothing else in the process may open this file, because closing it would release the lock.
+    Child processes do not inherit the lock. Raises `InputError` if another process holds it, or if
+    `lock` is not a file, and `OSError` if it cannot be written.
+    """
+    me = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    descriptor = open_own(directory / NAME, os.O_RDWR | os.O_CREAT)
+    try:
+        has_locks = _lock(directory, descriptor)
+        with nullcontext() if has_locks else _leased(directory, descriptor, me):
+            _write(descriptor, 0, me)
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(directory: Path, descriptor: int) -> bool:
+    """Lock the file; return True if its file system has locks."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        if error.errno in _HELD:
+            raise _refusal(directory, os.pread(descriptor, 1000, 0)) from None
+        raise
+    return True
+
+
+@contextmanager
+def _leased(directory: Path, descriptor: int, me: str) -> Iterator[None]:
+    """Hold a directory without locks, by a counter in the file that a thread renews.
+
+    A counter that is not renewed means that the holder is dead. No clocks are compared, because
+    clocks of hosts differ and may jump.
+    """
+    found = _read(directory)
+    if found:
+        log.warning("%s: waiting %g s to see if that job is alive", directory / NAME, HOLDER_WAIT)
+        _watch(directory, found, HOLDER_WAIT)
+    # The last of several simultaneous writers holds the lock.
+    _watch(directory, _write(descriptor, 0, me), RIVAL_WAIT)
+    over = threading.Event()
+    counting = threading.Thread(target=_count, args=(descriptor, me, over), daemon=True)
+    counting.start()
+    try:
+        yield
+    finally:
+        over.set()
+        counting.join()
+
+
+def _watch(directory: Path, content: bytes, seconds: float) -> None:
+    """Raise `InputError` if the file changes within some seconds, except if it becomes empty."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(RIVAL_WAIT / 10)
+        # Open the file each time, because network file systems check for changes when it is opened.
+        now = _read(directory)
+        if not now:
+            return
+        if now != content:
+            raise _refusal(directory, now)
+
+
+def _read(directory: Path) -> bytes:
+    with open(directory / NAME, "rb", opener=open_own) as file:
+        return file.read()
+
+
+def _count(descriptor: int, me: str, over: threading.Event) -> None:
+    count = 0
+    while not over.wait(COUNT_PAUSE):
+        count += 1
+        try:
+            _write(descriptor, count, me)
+        except OSError as error:
+            log.warning("The lock cannot be renewed (%s)", error.strerror)
+
+
+def _write(descriptor: int, count: int, me: str) -> bytes:
+    """Write the counter and the name of the holder into the file, and return the text."""
+    content = f"{count:010d} {me}\n".encode()
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
+    os.fsync(descriptor)
+    return content
+
+
+def _refusal(directory: Path, content: bytes) -> InputError:
+    holder = content.decode(errors="replace").partition(" ")[2].strip()
+    return InputError(
+        str(directory),
+        f"another job is using this directory ({holder or 'it has just started'})",
+        "Wait until it ends, stop it, or choose another directory with --output.",
     )

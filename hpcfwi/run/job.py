@@ -1,4 +1,7 @@
-"""The job of a command on all ranks: from the name of a config to a finished run directory."""
+"""The job of a command on all ranks: from the name of an input file to a finished run directory.
+
+`open_input` opens an input file for a program: its shots as an operator, its models and its data.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfwi import __version__
-from hpcfwi.config import Config, import_own, load_config
+from hpcfwi.config import Config, import_plugins, load_config
 from hpcfwi.convert.request import HDF5, SEGY, kind_of
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
@@ -21,13 +26,15 @@ from hpcfwi.inversion.memory import fit_forward, fit_ranks
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
+from hpcfwi.model import Model
+from hpcfwi.operators.shots import Shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.run.commands import look_before_inverting
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.session import check_observed, invert, observe, restore
+from hpcfwi.run.session import check_observed, invert, open_observed, restore, simulate_observed
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.system import is_there
 from hpcfwi.wave import warm_up
@@ -44,31 +51,32 @@ def run_job(
     migrates: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Simulate the observed data where they are missing and, if `inverts`, invert; collective.
+    """Simulate the observed data if they are missing and, if `inverts`, invert; collective.
 
-    If `migrates`, as the section [migration] says in place of [inversion].
+    If `migrates`, the section [migration] replaces [inversion].
 
-    Nothing is written before the config, the models, the survey and its data are known to be good,
-    and nothing of a run is changed before the state that it goes on from is read.
-    Where ranks die, and the others can go on, they begin anew, or with the epoch that was in work.
-    Raises what `load_config`, `prepare`, `check_observed`, `fit_ranks`, `claim`, `restore`,
-    `observe` and `invert` raise.
+    Nothing is written before the config, the models, the survey and its data are checked, and no
+    file of a run is changed before the state from which it continues is read. If ranks die and the
+    others can continue, they repeat the preparation or the interrupted epoch.
+
+    Raises the errors of `load_config`, `prepare`, `check_observed`, `fit_ranks`, `claim`,
+    `restore`, `simulate_observed` and `invert`.
     """
     load = partial(load_config, path, settings, migrates)
     with ExitStack() as held:
-        experiment, stages, custody, state, stop = retry_after_death(
+        experiment, stages, owner, state, stop = retry_after_death(
             context, lambda: _begin(load, path, context, inverts, quiet, held)
         )
         if state is not None:
-            directory, become_root = custody.directory, custody.become_root
+            directory, become_root = owner.directory, owner.become_root
             invert(experiment, stages, directory, state, context, stop, quiet, become_root)
 
 
 @dataclass
-class _Custody:
-    """The run directory, and its log, which rank 0 keeps to itself until the job ends.
+class _RunDirectoryOwner:
+    """The run directory and its log, which rank 0 claims until the job ends.
 
-    held: by this rank; is_mine: whether this rank has the directory.
+    held: open resources of this rank; is_mine: True if this rank has claimed the directory.
     """
 
     directory: RunDirectory
@@ -79,21 +87,21 @@ class _Custody:
     is_mine: bool = False
 
     def claim(self) -> None:
-        """Take the directory, on rank 0; raises what `RunDirectory.claim` raises."""
+        """Claim the directory on rank 0; raises the errors of `RunDirectory.claim`."""
         self.held.enter_context(self.directory.claim(self.config))
         self.is_mine = True
 
     def become_root(self) -> None:
-        """Take it over from a rank 0 that has died, on the rank that is 0 now."""
+        """Claim the directory on the new rank 0 after the previous one has died."""
         if self.is_mine:
             return
         self.claim()
         self.directory.begin(self.config)
         self.open_log()
-        log.info("Rank 0 has died: this one on %s is rank 0 now", self.context.host)
+        log.info("Rank 0 has died: this rank on %s is rank 0 now", self.context.host)
 
     def open_log(self) -> None:
-        """Tell from now on what happens, on rank 0 into the directory as well."""
+        """Begin the log, which rank 0 also writes to a file in the directory."""
         self.held.enter_context(start_log(self.directory.log, self.context.rank, self.quiet))
 
 
@@ -104,47 +112,47 @@ def _begin(
     inverts: bool,
     quiet: bool,
     held: ExitStack,
-) -> tuple[Experiment, list[Stage], _Custody, State | None, StopRequest]:
+) -> tuple[Experiment, list[Stage], _RunDirectoryOwner, State | None, StopRequest]:
     """Prepare everything before the first epoch, including the observed data; collective.
 
-    Resources that stay open are entered into `held`. The state is that from which the inversion
-    continues, None without an inversion.
+    Resources that stay open are entered into `held`. The returned state is that from which the
+    inversion continues, None without an inversion.
     """
-    held.close()  # what a try has opened that a death has ended
-    # One for all: what comes between two who look for signals must not be lost
+    held.close()  # resources of an attempt that a death has ended
+    # There is one request for the whole job, because a signal between two requests would be lost.
     stop = held.enter_context(StopRequest(context))
     context.heartbeat.begin("the preparation")
-    # Nothing is in work that a signal would have to wait for; nobody knows how long it all takes
+    # A signal ends this at once, because no work is lost, and ranks may wait for any time.
     with Watch(context, stop, lambda: "the last checkpoint", grace=0.0, wait=inf):
         with start_log(None, context.rank, quiet):
             config = context.from_root(load)
-            context.from_root(partial(import_own, path, config))
+            context.from_root(partial(import_plugins, path, config))
             experiment = prepare(config, context)
             if not inverts and not experiment.is_synthetic:
                 raise InputError(
                     f"{path}: survey.file",
-                    "these data are observed already",
-                    "Name another file for simulated ones: `hpcfwi forward --to synthetic.h5`.",
+                    "the input has observed data already",
+                    "Name another file for simulated data: `hpcfwi forward --to synthetic.h5`.",
                 )
             directory, stages = RunDirectory(Path(config.output.directory)), []
-            custody = _Custody(directory, config, context, quiet, held)
+            owner = _RunDirectoryOwner(directory, config, context, quiet, held)
             context.from_root(lambda: directory.check(config))
             check_observed(experiment, context)
             _check_memory_of_data(experiment, context)
             if inverts:
                 stages = make_stages(experiment, context)
                 _check_memory(stages, context)
-            context.from_root(custody.claim)
-        custody.open_log()
+            context.from_root(owner.claim)
+        owner.open_log()
         _introduce(f"Input {path}, run directory {directory.path}", context)
         state = restore(experiment, stages, directory, context) if stages else None
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
-    observe(experiment, context, stop, quiet)
+    simulate_observed(experiment, context, stop, quiet)
     if state is not None and state.epoch == 0:
         with Watch(context, stop, lambda: "the beginning", grace=0.0, wait=inf):
             look_before_inverting(experiment, stages, directory, context)
-    return experiment, stages, custody, state, stop
+    return experiment, stages, owner, state, stop
 
 
 def simulate_into(
@@ -155,19 +163,19 @@ def simulate_into(
     context: Context,
     quiet: bool = False,
 ) -> None:
-    """Simulate all shots of a survey into a file of its own, without a run directory; collective.
+    """Simulate all shots of a survey into a file, without a run directory; collective.
 
-    The same command goes on with what an earlier one has left unfinished, on any number of ranks.
-    A file that holds other data is never written over.
+    The same command continues an unfinished file, on any number of ranks. A file of other data is
+    never overwritten.
 
     Parameters
     ----------
     path, settings
-        The input, and what is changed in it.
+        The input, and changes of its keys.
     target
-        Gathers (.h5) or SEG-Y (.sgy). SEG-Y is written from gathers beside it, which are removed.
+        Gathers (.h5) or SEG-Y (.sgy). SEG-Y is written from a temporary gathers file.
     model
-        A model file in place of that of the input.
+        A model file that replaces that of the input.
     context
         The ranks.
     quiet
@@ -176,13 +184,13 @@ def simulate_into(
     Raises
     ------
     InputError
-        On all ranks, for what cannot be simulated, or written in this kind of file.
+        On all ranks, if the data cannot be simulated, or written in this kind of file.
     """
-    # Here, as few jobs need segyio
+    # Imported here, because few jobs need it
     from hpcfwi.convert.writing import convert_to_segy, find_interval
 
     if target is None:
-        raise InputError("--model", "given without --to", "Name the file to write, as --to a.h5.")
+        raise InputError("--model", "given without --to", "Name the output file: --to a.h5.")
     is_segy = context.from_root(partial(_is_segy, target))
     gathers = target.with_name(f"{target.name}.h5") if is_segy else target
 
@@ -201,7 +209,7 @@ def simulate_into(
                 _check_memory_of_data(experiment, context)
                 _introduce(f"Input {path}, target {target}", context)
                 _prepare_engine(experiment, context)
-            observe(experiment, context, stop, quiet)
+            simulate_observed(experiment, context, stop, quiet)
             if is_segy:
                 convert_to_segy(gathers, target, context, quiet)
                 context.from_root(gathers.unlink)
@@ -210,33 +218,36 @@ def simulate_into(
 
 
 def _is_segy(target: Path) -> bool:
-    """Return True if simulated data are written as SEG-Y; `InputError` for other kinds."""
+    """Return True for a SEG-Y file, False for gathers.
+
+    Raises `InputError` for other kinds, and for a SEG-Y file that already exists.
+    """
     kind = kind_of(target)
     if kind not in (SEGY, HDF5):
         raise InputError(
             f"--to {target}",
             f"traces cannot be written as {kind}",
-            "Name a file of gathers (.h5) or SEG-Y (.sgy).",
+            "Name a gathers file (.h5) or a SEG-Y file (.sgy).",
         )
     if kind == SEGY and is_there(target):
         raise InputError(
-            str(target), "there is such a file already", "Remove it, or choose another name."
+            str(target), "this file exists already", "Remove it, or choose another name."
         )
     return kind == SEGY
 
 
 def _check_memory_of_data(experiment: Experiment, context: Context) -> None:
-    """Raise `InputError` on all ranks where the simulation of observed data does not fit."""
+    """Raise `InputError` on all ranks if the observed data cannot be simulated in memory."""
     there = context.from_root(partial(is_there, experiment.observed))
     if experiment.is_synthetic and not there:
         fit_forward(experiment, context, is_loaded=False)
 
 
 def _check_memory(stages: Sequence[Stage], context: Context) -> None:
-    """Raise `InputError` on all ranks where memory cannot suffice, before anything is simulated."""
+    """Raise `InputError` on all ranks if memory is not sufficient, before any simulation."""
     model = stages[0].experiment.initial.as_tensors(context.device)
     for experiment in (stage.experiment for stage in stages):
-        simulator, survey = experiment.compared(), experiment.simulated()
+        simulator, survey = experiment.make_simulator(), experiment.simulated_survey()
         fit_ranks(simulator, model, survey, experiment, context, has_state=False)
 
 
@@ -244,7 +255,7 @@ def _introduce(files: str, context: Context) -> None:
     hosts = context.all_gather(context.host)
     threads = context.all_gather(context.threads)
     log.info(
-        "hpcfwi %s, torch %s: %d rank%s on %d host%s, %s, %s thread%s a rank",
+        "hpcfwi %s, torch %s: %d rank%s on %d host%s, %s, %s thread%s per rank",
         __version__,
         torch.__version__,
         context.size,
@@ -262,15 +273,120 @@ def _introduce(files: str, context: Context) -> None:
 def _prepare_engine(experiment: Experiment, context: Context) -> None:
     """Compile the wave engine before the first shot; collective.
 
-    In turns, so that ranks find what others have compiled, on a disk of all hosts or of each, and
-    never write it at the same time.
+    A rank that needs code that another rank is compiling waits for it (decision 041).
     """
     wave = experiment.config.wave
     initial = experiment.initial.any
     like = torch.tensor(initial[(slice(1),) * initial.ndim], device=context.device)
-    log.info("Preparing the wave engine (half a minute the first time on a machine)")
-    mine = 0 if context.is_root else 1 if context.local_rank == 0 else 2
-    for turn in range(3):
-        if turn == mine:
-            warm_up(wave.engine, wave.order, like)
-        context.barrier()
+    log.info("Preparing the wave engine (takes half a minute the first time on a machine)")
+    warm_up(wave.engine, wave.order, like)
+    context.barrier()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An input file, or one stage of it, ready to be simulated on the ranks of a context.
+
+    Attributes
+    ----------
+    experiment : Experiment
+        The experiment that the input describes for the stage.
+    whole : Experiment
+        The experiment without the changes of the stage, with the recorded survey.
+    context : Context
+        The ranks.
+    stage : int
+        The number of the stage, from 1.
+    """
+
+    experiment: Experiment
+    whole: Experiment
+    context: Context
+    stage: int
+
+    @cached_property
+    def shots(self) -> Shots:
+        """The simulations of the survey, with the numerics of a run; see `operators.Shots`."""
+        return self.experiment.shots(self.context)
+
+    @cached_property
+    def model(self) -> Model[Tensor]:
+        """The model at the start of the inversion, for `shots`."""
+        return self.see(self.experiment.initial)
+
+    @cached_property
+    def true(self) -> Model[Tensor] | None:
+        """The true model, for `shots`; None if it is not known."""
+        return None if self.experiment.true is None else self.see(self.experiment.true)
+
+    def see(self, model: Model) -> Model[Tensor]:
+        """Return a model of the inversion's grid as tensors on the grid of `shots`."""
+        coarsening = self.experiment.coarsening
+        tensors = model.as_tensors(self.context.device)
+        return tensors if coarsening is None else coarsening.restrict(tensors)
+
+    def observed(self) -> Tensor:
+        """Return the observed traces (shot, receiver, time), in the form of the data of `shots`.
+
+        They are limited to the band of the stage, and traces that do not count are zero. Every rank
+        gets all of them. Collective.
+
+        Raises
+        ------
+        InputError
+            If the data are not simulated yet, or were made from another model or survey.
+        """
+        self.context.from_root(self._check_there)
+        survey, band = self.experiment.survey, self.experiment.band
+        with open_observed(self.whole, self.context) as reader:
+            traces = reader.read(np.arange(survey.n_shots))
+        if band is not None:
+            traces = np.stack([band.filter(gather) for gather in traces])
+        counts = self.experiment.aperture.within_offsets(survey.sources, survey.receivers)
+        traces *= np.broadcast_to(counts, survey.shape[:2])[..., None]
+        return torch.from_numpy(traces).to(self.context.device)
+
+    def _check_there(self) -> None:
+        path = self.whole.observed
+        if self.whole.is_synthetic and not is_there(path):
+            raise InputError(
+                str(path),
+                "the observed data have not been simulated yet",
+                "Run `hpcfwi forward` with this input first.",
+            )
+
+
+def open_input(
+    path: str | Path, context: Context, settings: Sequence[str] = (), stage: int | None = None
+) -> Opened:
+    """Open an input file or a run directory for a program, to simulate its shots; collective.
+
+    Parameters
+    ----------
+    path : str or Path
+        The input file (TOML), or a run directory.
+    context : Context
+        The ranks, from `hpcfwi.launch`.
+    settings : sequence of str
+        Changes of keys, "section.key=value", as `--set` takes them.
+    stage : int, optional
+        The number of the stage, from 1, whose band, offsets and grid are used; the last one if not
+        given.
+
+    Raises
+    ------
+    InputError
+        On all ranks, for all errors in the input that a run would report, and if the stage does not
+        exist.
+    """
+    config = context.from_root(partial(load_config, Path(path), settings))
+    whole = prepare(config, context)
+    stages = make_stages(whole, context)
+    number = len(stages) if stage is None else stage
+    if not 1 <= number <= len(stages):
+        raise InputError(
+            f"{path}: stage {number}",
+            f"there is no such stage; the input has {len(stages)}",
+            f"Give a number from 1 to {len(stages)}, or leave it out.",
+        )
+    return Opened(stages[number - 1].experiment, whole, context, number)

@@ -1,6 +1,7 @@
-"""The recorder of a run: what it leaves behind, and when it is written.
+"""The recorder of a run, which decides when models, metrics, checkpoints and figures are written.
 
-`records` and `storage` write the files; the algorithm is in `inversion.loop`.
+`records` and `storage` write the files. Figures are drawn by a background thread. The algorithm is
+in `inversion.loop`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,6 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks
 from hpcfwi.report.log import Progress
 from hpcfwi.report.page import append_metrics, mend_metrics
-from hpcfwi.report.painter import Painter
 from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
@@ -35,14 +36,21 @@ from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_epoch, write_image, write_model
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 log = logging.getLogger("hpcfwi")
 
 
 @dataclass
 class Recorder:
-    """Keeps what a run leaves behind, in the run directory; rank 0 alone writes.
+    """The writer of a run's files, which all ranks have and rank 0 writes.
 
-    experiment: that of the whole run; state: the newest that is done, on every rank.
+    Methods that all ranks call are collective. The others run on rank 0: `save` in the thread of
+    the watch, and files of an epoch in the thread of the background writer.
+
+    experiment: experiment of the whole run; state: state after the last finished epoch, on every
+    rank.
     """
 
     experiment: Experiment
@@ -56,40 +64,40 @@ class Recorder:
     _saving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        # The state of a checkpoint need not be written again.
+        # A state that was read from a checkpoint need not be written again.
         self._saved = self.state.epoch
         self._has_begun = False
         self._first_error: float | None = None
         self._imaged: tuple[Model, NDArray[np.float64]] | None = None
         self._cuts: tuple[int, ...] | None = None
 
-    def rejoin(self) -> None:
-        """Go back to the newest state that any rank has; collective.
+    def take_newest_state(self) -> None:
+        """Set the state to the newest one that any rank has; collective.
 
-        For ranks that go on without one that has died: each may have got into the epoch as far as
-        it could, and some to its end.
+        This is for ranks that continue after a death, because some may have finished the epoch
+        and others not.
         """
         epochs = self.context.all_gather(self.state.epoch)
         if min(epochs) < max(epochs):
             self.state = self.context.broadcast(self.state, epochs.index(max(epochs)))
 
     def prepare(self) -> None:
-        """Find out what errors are compared with, that of the initial model; collective.
+        """Measure the error of the initial model, for comparisons; collective.
 
-        Once, unless a rank has died before all knew it.
+        It is measured once, unless a rank died before all ranks had the result.
         """
         if None in self.context.all_gather(self._first_error):
             self._first_error = self._measure_error(self.experiment.initial)
 
     def begin(self, reader: GatherReader) -> None:
-        """Write what there is before the next epoch; rank 0 only.
+        """Write the files that are due before the next epoch; rank 0 only.
 
-        Once all that does not change from stage to stage; the metrics up to the state each time, as
-        a rank that has died may have been the only one to know of its last epoch.
+        Files that do not depend on the stage are written once. The metrics are made consistent with
+        the state each time, because a rank 0 that died may not have written its last epoch.
         """
         assert self.painter is not None, "rank 0 draws"
         with naming_checkpoint(self.directory.checkpoints):
-            mend_metrics(self.directory.metrics, map(self._name_shots, self.state.history))
+            mend_metrics(self.directory.metrics, self.state.metrics)
             if self._has_begun:
                 return
             if self.experiment.true is not None:
@@ -104,23 +112,21 @@ class Recorder:
     def describe(
         self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
     ) -> tuple[float, dict[str, Any]]:
-        """Return the score of a model, less is better, and the metrics of the epoch; collective.
+        """Return the score of a model (smaller is better) and the metrics of the epoch; collective.
 
-        The score is the model error or, if the truth is not known, the loss.
+        The score is the model error or, if the true model is not known, the misfit.
         """
         error = likeness = None
-        if self.experiment.true is not None:  # or a card's model stays there
+        if self.experiment.true is not None:  # otherwise the model is not copied from a GPU
             error, likeness = self._measure_error(model), self._correlate(model)
-        history, stage = self.state.history, self.stages[self.state.stage]
+        history, stage = self.state.metrics, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
             "epoch": epoch,
             "stage": stage.name,
             "loss": evaluation.loss,
             "model_error": error,
-            # Which they are follows from the input, and its end, which another try may move
-            "shots": None,
-            "planned": stage.section.epochs,
+            "shots": batch.shots.tolist(),
             "failed": list(evaluation.failed),
             "simulations": before + timings.simulations,
             "seconds": round(timings.seconds, 4),
@@ -136,18 +142,10 @@ class Recorder:
             self.progress.advance(misfit=evaluation.loss, model_error=error, note=note)
         return evaluation.loss if error is None else error, entry
 
-    def _name_shots(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """An entry of the history as the metrics have it, with what finds the epoch's shots."""
-        told = {key: value for key, value in entry.items() if key != "planned"}
-        epoch = entry["epoch"]
-        stage = next(stage for stage in self.stages if epoch <= stage.last)
-        told["shots"] = partial(stage.shots, epoch, entry["planned"])
-        return told
-
     def _measure_error(self, model: Model[Any]) -> float | None:
-        """Return the error of the first parameter in free cells, None if the truth is not known.
+        """Return the error of the first parameter in free cells, None without a true model.
 
-        Collective: the same bits for any number of ranks.
+        Collective. The result has the same bits for any number of ranks.
         """
         true, fixed = self.experiment.true, self.experiment.fixed
         if true is None:
@@ -157,23 +155,23 @@ class Recorder:
         return math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
 
     def _correlate(self, model: Model) -> float | None:
-        """Return the correlation of a migration's image with the truth, None for other runs."""
+        """Return the correlation of a migration's image with the true one, None for other runs."""
         experiment = self.experiment
         if not experiment.config.inversion.linear:
             return None
-        # By one rank: images take several times the memory of a model
+        # One rank does this, because images take several times the memory of a model.
         return self.context.from_root(lambda: experiment.compare_image(self._make_image(model)))
 
-    def draws(self, epoch: int) -> bool:
+    def figures_due(self, epoch: int) -> bool:
         """Return True if figures are due after this epoch."""
         every = self.experiment.config.output.every
         return epoch % every == 0 or any(epoch == stage.last for stage in self.stages)
 
     def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
-        """Have written what is due after an epoch, and all of it if it is the last; collective.
+        """Submit the files that are due after an epoch, and all files after the last; collective.
 
-        Raises `WriteFailure`, also of what was handed to the writer before, and `InversionFailure`
-        where too many shots have failed by now: on all ranks.
+        Raises `WriteFailure` on all ranks, also for earlier files, and `InversionFailure` if too
+        many shots have failed.
         """
         self._check_failures(state)
         due = last or state.epoch % self.experiment.config.output.checkpoint == 0
@@ -187,34 +185,34 @@ class Recorder:
         epoch = state.epoch
         if evaluation.failed:
             log.warning(
-                "Epoch %d went on without shots %s, whose misfit or gradient is not finite",
+                "Epoch %d left out shots %s, whose misfit or gradient is not finite",
                 epoch,
                 list(evaluation.failed),
             )
-        emission = state.emission if state.emission is not self.state.emission else None
-        # From here on a signal may save it.
+        estimated = state.estimated if state.estimated is not self.state.estimated else None
+        # From here on, a signal saves this state.
         self.state = state
         with naming_checkpoint(self.directory.checkpoints):
-            append_metrics(self.directory.metrics, self._name_shots(state.history[-1]))
+            append_metrics(self.directory.metrics, state.metrics[-1])
         picture = None
-        if self.draws(epoch):
+        if self.figures_due(epoch):
             stage = self.stages[state.stage]
             picture = records.make_picture(stage.experiment, state, evaluation, self._cuts)
             self._cuts = picture.cuts
-        # One that takes a step in every epoch is shown when the model is
-        if emission is not None and (picture is not None or emission.momentum is None):
+        # A wavelet that is updated in every epoch is drawn only when the model is drawn.
+        if estimated is not None and (picture is not None or estimated.momentum is None):
             survey = self.stages[state.stage].experiment.survey
-            records.keep_wavelet(self.directory, emission, survey, epoch)
+            records.keep_wavelet(self.directory, estimated, survey, epoch)
             records.draw_wavelet(
                 self.painter.submit,
                 self.directory,
-                emission.wavelet,
+                estimated.wavelet,
                 survey.axis,
                 records.first_wavelet(survey),
             )
         image = None
         if due or picture is not None:
-            # Once for both, and not beside the sums of the next epoch
+            # The image is computed once for all files, and not while the next epoch computes.
             image = self._image_of(state)
             self.writer.submit(self._write, state, picture, image, due)
         if picture is not None:
@@ -226,7 +224,7 @@ class Recorder:
                 self.painter.submit,
                 self.directory,
                 picture,
-                state.history,
+                state.metrics,
                 start,
                 label,
                 records.are_comparable([stage.experiment.config for stage in self.stages]),
@@ -250,17 +248,17 @@ class Recorder:
             raise InversionFailure(
                 f"{len(state.failed)} of {shots} shots, {_list(state.failed)}, "
                 "gave a misfit or gradient that is not finite, which is more than "
-                f"inversion.max_failed_shots = {most} allows: check their data, and the model for "
-                "velocities that the last step drove away (a smaller inversion.optimizer.lr or "
-                "step, inversion.bounds)"
+                f"inversion.max_failed_shots = {most} allows: check their data, and whether the "
+                "last step led to extreme velocities (use a smaller inversion.optimizer.lr or "
+                "step, or inversion.bounds)"
             )
 
     def conclude(self) -> None:
-        """Say where the result is, and what is not in it; rank 0 only."""
+        """Log the path of the result, and the shots that were left out; rank 0 only."""
         failed = self.state.failed
         if failed:
             log.warning(
-                "%d of %d shots were set aside in some epoch, as their results were not finite: %s",
+                "%d of %d shots were left out of some epochs, as their results were not finite: %s",
                 len(failed),
                 self.experiment.survey.n_shots,
                 _list(failed),
@@ -269,13 +267,13 @@ class Recorder:
         log.info("Done: %s", self.directory.model)
 
     def _judge(self) -> None:
-        """Say what has become of the error, and which model is the best."""
-        best, last = self.state.best, self.state.history[-1]
+        """Log the model error and the epoch of the best model."""
+        best, last = self.state.best, self.state.metrics[-1]
         if "correlation" in last:
             log.info(
-                "Correlation with the true reflectivity: %.3f after the first iteration, %.3f now: "
-                "%s",
-                self.state.history[0]["correlation"],
+                "Correlation with the true reflectivity: %.3f after the first iteration, %.3f at "
+                "the end: %s",
+                self.state.metrics[0]["correlation"],
                 last["correlation"],
                 self.directory.image,
             )
@@ -285,7 +283,7 @@ class Recorder:
             unit = PARAMETERS[name].unit
             log.log(
                 logging.INFO if error <= start else logging.WARNING,
-                "Error of the model: %.1f %s at the start, %.1f %s now",
+                "Model error: %.1f %s at the start, %.1f %s at the end",
                 start,
                 unit,
                 error,
@@ -295,22 +293,21 @@ class Recorder:
             log.info("The best model is that of epoch %d: %s", best.epoch, self.directory.best)
 
     def mend(self) -> None:
-        """Write the result that belongs to the checkpoint, where the directory has another or none.
+        """Write the model of the checkpoint if that in the directory differs or is missing.
 
-        A checkpoint that was saved in a hurry, at a signal, comes before it. Rank 0 only.
+        A checkpoint that was saved at a signal may be newer than the model. Rank 0 only.
         """
         if read_epoch(self.directory.model) != self.state.epoch:
             self._write(self.state, None, self._image_of(self.state), due=True)
 
     def save(self) -> str:
-        """Write the checkpoint of the last finished epoch; "epoch 0" where there is none yet.
+        """Write the checkpoint of the last finished epoch; return "epoch 0" if there is none.
 
-        For another thread than the one of the epochs, which may be in the middle of the next: where
-        other ranks have parts of its state it is not written, and what counts is the one before.
-        Rank 0 only.
+        Another thread calls this while the next epoch is computed. If the state is divided between
+        ranks, it is not written, and the previous checkpoint is used. Rank 0 only.
         """
         state = self.state
-        if not state.is_shared:
+        if not state.is_sharded:
             self._save(state)
         return f"epoch {self._saved}"
 
@@ -333,8 +330,8 @@ class Recorder:
     ) -> None:
         """Write the files of an epoch, and the checkpoint last.
 
-        A run that is killed in between writes the files again; files that came after the checkpoint
-        would be missing for ever.
+        After a kill in between, the run is continued from the previous checkpoint and writes the
+        files again. Files that were written after the checkpoint would remain missing.
         """
         directory, best = self.directory, state.best
         assert best is not None, "there is one after the first epoch"
@@ -352,7 +349,7 @@ class Recorder:
     def _save(self, state: State) -> None:
         with self._saving:
             if state.epoch > self._saved:
-                checkpoints, entry = self.directory.checkpoints, state.history[-1]
+                checkpoints, entry = self.directory.checkpoints, state.metrics[-1]
                 score = entry["loss"] if entry["model_error"] is None else entry["model_error"]
                 save_checkpoint(checkpoints, state.epoch, state.to_table(), score=score)
                 self._saved = state.epoch
@@ -360,3 +357,72 @@ class Recorder:
 
 def _list(shots: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(shots)))
+
+
+# Number of figures of one kind that may wait for the painter
+WAITING = 4
+
+
+class Painter(AbstractContextManager["Painter"]):
+    """A thread that draws the figures submitted to it, in order.
+
+    If figures are submitted faster than they can be drawn, a newer figure for the same file
+    replaces one that waits, and if more than `WAITING` figures of the same kind wait, the oldest is
+    dropped with a message in the log. Thus memory is bounded, the computation never waits, and the
+    last figure of each kind is always drawn. A figure that cannot be drawn causes a warning.
+
+    Only this thread may use matplotlib while the painter is open. Close it, or use it in a `with`
+    statement.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Path, tuple[Callable, Callable[[], None]]] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        # A daemon thread does not keep the program alive if an error prevents `close`.
+        self._thread = threading.Thread(target=self._work, name="painter", daemon=True)
+        self._thread.start()
+
+    def submit(self, figure: Callable[..., Figure], path: Path, *args: Any) -> None:
+        """Queue `figure(*args)` for writing to `path`; its arguments must not be changed later.
+
+        Raises RuntimeError if the painter is closed.
+        """
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("the painter is closed")
+            self._waiting[path] = (figure, lambda: _draw(figure, path, args))
+            alike = [other for other, (kind, _) in self._waiting.items() if kind == figure]
+            if len(alike) > WAITING:
+                del self._waiting[alike[0]]
+                log.info("%s is not drawn: figures are submitted too fast", alike[0].name)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Wait until all submitted figures are drawn; a second call does nothing."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                path = next(iter(self._waiting))
+                _, draw = self._waiting.pop(path)
+            try:
+                draw()
+            except Exception as error:
+                log.warning("%s is not drawn: %s: %s", path, type(error).__name__, error)
+
+
+def _draw(figure: Callable[..., Figure], path: Path, args: tuple[Any, ...]) -> None:
+    from hpcfwi.report import style
+
+    style.save(figure(*args), path)

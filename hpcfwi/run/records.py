@@ -1,8 +1,8 @@
 """The records of a run: models, metrics, the fit after a stage, and figures; rank 0 only.
 
-The contents of figures are stored in files, so that `show` draws them again without computing. The
-state that a run goes on from is in `storage.checkpoint`. Functions that draw import Matplotlib: the
-other ranks need not wait for it when they start.
+The contents of figures are stored in files, so that `show` can draw them again without simulations.
+The state of a run is in `storage.checkpoint`. Matplotlib is imported within functions, because it
+would delay the start of the other ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
-from hpcfwi.errors import InputError, WriteFailure, quote, refusing
+from hpcfwi.errors import Finding, InputError, WriteFailure, quote, refusing
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import level_floor
@@ -26,10 +26,9 @@ from hpcfwi.inversion.preparation import emit
 from hpcfwi.inversion.resolution import reflectivity
 from hpcfwi.inversion.shot_qc import Fit, ShotFit, View, judge_fit, to_unit_norm
 from hpcfwi.inversion.state import State
-from hpcfwi.inversion.wavelets import Emission, Wavelet
+from hpcfwi.inversion.wavelets import Wavelet, WaveletEstimate
 from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.checks import Finding
 from hpcfwi.report.page import read_metrics
 from hpcfwi.report.panels import (
     CHANGING,
@@ -42,6 +41,7 @@ from hpcfwi.report.panels import (
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import (
+    check_format,
     created_whole,
     find_dataset,
     follow,
@@ -61,11 +61,13 @@ from hpcfwi.wave.simulation import wave_speed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from hpcfwi.report.resolution import ResolutionTest
+
 
 def draw_fit(
     draw: Callable[..., None], directory: RunDirectory, fit: Fit, epoch: int, label: int
 ) -> None:
-    """The figures of a fit; draw, label: as in `records.draw_epoch_figures`."""
+    """Draw the figures of a fit; draw, label: see `draw_epoch_figures`."""
     from hpcfwi.report.fit import fit_figure, traces_figure
 
     gathers = [
@@ -97,19 +99,19 @@ def _scale(view: View) -> NDArray[np.float32]:
 
 
 def check_fit(fit: Fit, epoch: int) -> list[Finding]:
-    """Return a warning where the fit after an epoch is poor."""
+    """Return a warning if the fit after an epoch is poor."""
     found = judge_fit(fit)
     if found is None:
         return []
     remedy = (
-        "Look at the figures fit and traces. Begin with lower frequencies, nearer offsets or a "
-        "better starting model, or take another misfit."
+        "Look at the figures fit and traces. Start with lower frequencies, shorter offsets or a "
+        "better starting model, or use another misfit."
     )
     return [Finding("warning", f"data fit after epoch {epoch}", found, remedy)]
 
 
 def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
-    """Write a fit, found after an epoch: a group a shot, named after its number."""
+    """Write the fit after an epoch, with a group for each shot, named by its number."""
     check_link(path.parent)
     views = {view.number: view for view in fit.views}
     with created_whole(path) as file:
@@ -128,7 +130,7 @@ def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
 
 
 def read_fit(path: Path) -> tuple[Fit, int]:
-    """Read the fit that `keep_fit` has written, and its epoch; raises `InputError`."""
+    """Read a fit of `keep_fit`, and its epoch; raises `InputError`."""
     with open_alone(path) as file:
         shots, views = [], []
         for number in sorted(map(int, file)):
@@ -170,12 +172,12 @@ def _damaged(path: Path) -> InputError:
     return InputError(
         str(path),
         "its arrays do not belong together",
-        "Remove the file: the figures are drawn without, and `hpcfwi run` makes it again.",
+        "Remove the file: the figures are drawn without it, and `hpcfwi run` writes it again.",
     )
 
 
 SHOWN_GATHERS = 3
-_UNDRAWN = "Remove the file, of which the figures cannot be drawn."
+_UNDRAWN = "Remove the file; figures cannot be drawn from it."
 
 
 def make_picture(
@@ -184,7 +186,7 @@ def make_picture(
     evaluation: Evaluation,
     cuts: tuple[int, ...] | None = None,
 ) -> EpochPicture:
-    """Return the contents of an epoch's figure, for the first parameter that is inverted for.
+    """Return the contents of an epoch's figure, for the first parameter that is inverted.
 
     cuts: the indices of a volume's slices, if an earlier picture has found them.
     """
@@ -200,14 +202,14 @@ def make_picture(
         **cast(Any, {name: f.cpu().numpy() for name, f in evaluation.illuminations.items()}),
         start=experiment.initial[name],
         sources=survey.sources,
-        receivers=survey.listeners(),
+        receivers=survey.receiver_positions(),
         kept=experiment.fixed,
         cuts=cuts,
     ).shorten()
 
 
 def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
-    """Write what changes from one epoch's figure to the next, as the picture has it."""
+    """Write the parts of a picture that change from epoch to epoch."""
     check_link(directory.epochs)
     path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
     is_whole = not isinstance(picture.inverted, Excerpt)
@@ -233,7 +235,7 @@ def _write_excerpts(file: h5py.File, picture: EpochPicture) -> None:
 
 
 def keep_masks(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
-    """Write which cells the whole and its stages keep, where that is not all above a depth."""
+    """Write the fixed cells of the input and its stages, unless a depth defines them."""
     if _need_masks([experiment.config for experiment in experiments]):
         shape = len(experiments), *experiments[0].initial.grid.shape
         form: dict[str, Any] = {"chunks": (1, *shape[1:]), "compression": "gzip"}
@@ -247,13 +249,15 @@ def _need_masks(configs: Sequence[Config]) -> bool:
     return any(config.inversion.fixed is not None for config in configs)
 
 
-def keep_wavelet(directory: RunDirectory, emission: Emission, survey: Survey, epoch: int) -> None:
+def keep_wavelet(
+    directory: RunDirectory, estimated: WaveletEstimate, survey: Survey, epoch: int
+) -> None:
     """Write the wavelet that was estimated before an epoch, sampled as the survey of its stage."""
     with created_whole(directory.wavelet) as file:
         file.attrs.update(epoch=epoch, dt=survey.dt, start=survey.start)
-        file["wavelet"], file["given"] = emission.wavelet, first_wavelet(survey)
-        if emission.epochs is not None:
-            file["epochs"] = emission.epochs
+        file["wavelet"], file["given"] = estimated.wavelet, first_wavelet(survey)
+        if estimated.epochs is not None:
+            file["epochs"] = estimated.epochs
 
 
 def draw_wavelet(
@@ -263,7 +267,7 @@ def draw_wavelet(
     axis: TimeAxis,
     given: Wavelet,
 ) -> None:
-    """The figure of a wavelet that was estimated, or of those of all shots; given: the survey's."""
+    """Draw the estimated wavelet, or the wavelets of all shots; given: wavelet of the survey."""
     from hpcfwi.report.figures import wavelet_figure, wavelets_figure
 
     make = wavelet_figure if wavelet.ndim == 1 else wavelets_figure
@@ -271,7 +275,7 @@ def draw_wavelet(
 
 
 def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
-    """Read the wavelets that `keep_wavelet` has written; raises `InputError`."""
+    """Read the wavelets of `keep_wavelet`; raises `InputError`."""
     with open_alone(path) as file:
         wavelet, given = (read_real(file, path, key) for key in ("wavelet", "given"))
         axis = TimeAxis(float(file.attrs["dt"]), float(file.attrs["start"]))
@@ -280,7 +284,7 @@ def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
         raise InputError(
             str(path),
             "its arrays and its attributes do not belong together",
-            "Remove the file: the other figures are drawn without.",
+            "Remove the file: the other figures are drawn without it.",
         )
     return wavelet.astype(np.float32), axis, given.astype(np.float32)
 
@@ -297,10 +301,10 @@ def draw_survey(
     reader: GatherReader,
     config: Config,
 ) -> None:
-    """The figures of the wavelet and of a few gathers along the line.
+    """Draw the figures of the wavelet and of a few gathers.
 
-    draw(figure, path, ...) draws now or later, as `Painter.submit` does. The wavelet that was
-    estimated is drawn with the survey's, where there is one.
+    draw: a function that draws a figure at once or later, with the arguments of `Painter.submit`.
+    An estimated wavelet is drawn together with that of the survey.
     """
     from hpcfwi.report.figures import gathers_figure, wavelet_figure
 
@@ -311,7 +315,7 @@ def draw_survey(
         draw_wavelet(draw, directory, *read_wavelet(directory.wavelet))
     else:
         draw(wavelet_figure, directory.figure("wavelet"), shown.wavelet[0], survey.axis)
-    if config.survey.wavelet is not None:  # of which there is but one kind
+    if config.survey.wavelet is not None:  # the only kind of wavelet is Ricker's
         draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.axis)
     there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
     draw(
@@ -334,10 +338,10 @@ def draw_epoch_figures(
     label: int | None = None,
     comparable: bool = True,
 ) -> None:
-    """The panels of an epoch, and the misfits up to it; where it ends a stage, profiles.
+    """Draw the panels of an epoch, the misfits up to it and, if it ends a stage, profiles.
 
-    start: error of the initial model; label: of the stage that it ends, as `RunDirectory.label`;
-    comparable: whether stages have the same misfit of the same data.
+    start: error of the initial model; label: label of the stage that the epoch ends, see
+    `RunDirectory.label`; comparable: True if stages have the same misfit of the same data.
     """
     from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
 
@@ -348,7 +352,7 @@ def draw_epoch_figures(
 
 
 def are_comparable(configs: Sequence[Config]) -> bool:
-    """Return whether the losses of stages of these configs are the same of the same data."""
+    """Return True if stages of these configs have the same misfit of the same data."""
     return all(
         (one.data, one.inversion.misfit, one.inversion.encoding, one.inversion.regularize)
         == (
@@ -377,15 +381,75 @@ def draw_image(
     draw(image_figure, directory.figure("image"), image, speed, truth, picture)
 
 
-def show(path: Path, pdf: bool = False) -> list[Path]:
-    """Draw all figures of a run directory again, from what is kept there; returns their paths.
+RESOLUTION = "hpcfwi-resolution"  # name of the format, whose version is 1
+RESOLVED = ("speed", "perturbation", "response")
 
-    pdf: beside each PNG also a PDF.
-    Raises `InputError` where it is not a run directory, or one without results.
+
+def keep_resolution(path: Path, found: ResolutionTest, stage: int, frequency: float) -> None:
+    """Write the result of `hpcfwi resolve`.
+
+    stage: number of the stage; frequency: peak frequency of its data, Hz.
+    """
+    grid = found.grid
+    with created_whole(path) as file:
+        for name in RESOLVED:
+            file.create_dataset(name, data=getattr(found, name), dtype=np.float32)
+        if found.points is not None:
+            file["points"] = found.points
+        for name, values in found.measures.items():
+            file.create_dataset(name, data=values, dtype=np.float32)
+        file.attrs.update(
+            {
+                "format": RESOLUTION,
+                "version": 1,
+                "axes": grid.axes,
+                "spacing": grid.spacing,
+                "origin": grid.origin,
+                "size": found.size,
+                "model": found.model,
+                "stage": stage,
+                "frequency": frequency,
+            }
+        )
+
+
+def read_resolution(path: Path) -> ResolutionTest:
+    """Read a result of `hpcfwi resolve`; raises `InputError` if it cannot be drawn."""
+    from hpcfwi.report.resolution import ResolutionTest
+
+    with open_alone(path) as file:
+        check_format(file, path, RESOLUTION, 1)
+        names = [name for name in file if name not in (*RESOLVED, "points")]
+        arrays = {name: read_real(file, path, name) for name in file}
+        spacing, origin = (tuple(map(float, file.attrs[key])) for key in ("spacing", "origin"))
+        size, model = float(file.attrs["size"]), str(plain(file.attrs["model"]))
+    grid = Grid(arrays["perturbation"].shape, spacing, origin)
+    points = arrays.get("points")
+    shape = grid.shape if points is None else points.shape[:-1]
+    wanted = {"correlation": shape, "amplitude": shape}
+    if points is not None:
+        wanted = {"width": points.shape, "amplitude": shape}
+    found = {name: arrays[name].shape for name in (*RESOLVED, *names)}
+    wanted |= dict.fromkeys(RESOLVED, grid.shape)
+    if found != wanted:
+        raise InputError(
+            str(path),
+            f"its arrays are {quote(found)}, expected {wanted}",
+            "Remove the file, or run `hpcfwi resolve` again; no figure can be drawn from it.",
+        )
+    measures = {name: arrays[name] for name in names}
+    speed, perturbation, response = (arrays[name] for name in RESOLVED)
+    return ResolutionTest(grid, size, model, speed, perturbation, response, points, measures)
+
+
+def show(path: Path, pdf: bool = False) -> list[Path]:
+    """Draw all figures of a run directory again, from its files, and return their paths.
+
+    pdf: True to write PDF files too. Raises `InputError` if it is not a run directory, or has no
+    results.
     """
     from hpcfwi.report import style
     from hpcfwi.report.resolution import resolution_figure
-    from hpcfwi.run.resolving import read_resolution
 
     directory = RunDirectory(path)
     is_run = exists(directory.config) and exists(directory.initial)
@@ -399,7 +463,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
             try:
                 style.save(figure, image)
             except WriteFailure as failure:
-                remedy = "Ask for the permission to write in the run directory, or make room there."
+                remedy = "Get permission to write in the run directory, or free space there."
                 problem = f"the figure cannot be written ({failure.reason})"
                 raise InputError(str(image), problem, remedy) from failure
             drawn.append(image)
@@ -416,8 +480,8 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     if true is not None and true.shape != initial.grid.shape:
         raise InputError(
             str(directory.true),
-            f"its shape is {true.shape}, but that of initial.h5 {initial.grid.shape}",
-            "Remove it, and the figures are drawn without the true model.",
+            f"its shape is {true.shape}, but that of initial.h5 is {initial.grid.shape}",
+            "Remove it; the figures are then drawn without the true model.",
         )
     observed = Path(given.survey.file) if given.survey.file else directory.observed
     start = initial[name]
@@ -430,12 +494,12 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
             if survey.sources.shape[1] != initial.grid.ndim:
                 raise InputError(
                     str(observed),
-                    f"its positions have {survey.sources.shape[1]} coordinates, the model "
+                    f"its positions have {survey.sources.shape[1]} coordinates, but the model has "
                     f"{initial.grid.ndim} axes",
-                    "Remove it, and the other figures are drawn.",
+                    "Remove it; the other figures are then drawn.",
                 )
             draw_survey(draw, directory, survey, reader, given)
-        blank = replace(blank, sources=survey.sources, receivers=survey.listeners())
+        blank = replace(blank, sources=survey.sources, receivers=survey.receiver_positions())
     if given.inversion.linear and exists(directory.image):
         image, epoch = read_image(directory.image, initial.grid)
         truth = None if true is None else Model(initial.grid, {name: true})
@@ -465,8 +529,8 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
 def _read_masks(
     directory: RunDirectory, configs: Sequence[Config], initial: Model
 ) -> Sequence[NDArray[np.bool_]]:
-    """Return which cells each of the configs keeps."""
-    grid, remedy = initial.grid, "Go on with the run, which writes it again."
+    """Return a mask of the fixed cells for each of the configs."""
+    grid, remedy = initial.grid, "Continue the run, which writes it again."
     if not _need_masks(configs):
         return [fixed_cells(grid, level_floor(config.inversion, grid)) for config in configs]
     with open_alone(directory.masks) as file:
@@ -475,15 +539,15 @@ def _read_masks(
         if found.shape != expected:
             raise InputError(
                 f"{directory.masks}, /fixed",
-                f"its shape is {found.shape}, expected {expected}: for the input and each of its "
-                "stages, the cells of initial.h5",
+                f"its shape is {found.shape}, expected {expected}: the cells of initial.h5 for the "
+                "input and for each of its stages",
                 remedy,
             )
         return list(found[...] != 0)
 
 
 def _read_history(path: Path) -> list[dict[str, Any]]:
-    remedy = "Ask for the permission to read it, or remove it."
+    remedy = "Get permission to read it, or remove it."
     with refusing(str(path), "cannot be read", remedy):
         if exists(path):
             check_regular(path)
@@ -491,9 +555,9 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
-    # What single precision does not hold is drawn as infinite
+    # Values that overflow in single precision are drawn as infinite.
     with open_alone(path) as file, np.errstate(over="ignore"):
-        remedy = "Set it to the epoch that the file is named after."
+        remedy = "Set it to the epoch in the file's name."
         epoch = _read_whole_numbers(file, path, "epoch", 1, remedy)[0]
         if bool(np.all(file.attrs.get("whole", True))):
             shape = blank.grid.shape
@@ -508,7 +572,7 @@ def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
         if any(not 0 <= cut < n for cut, n in zip(cuts, blank.grid.shape, strict=False)):
             raise InputError(
                 f"{path}, attribute cuts",
-                f"found {cuts}, but the shape of initial.h5 is {blank.grid.shape}",
+                f"found {cuts}, which does not fit the shape of initial.h5, {blank.grid.shape}",
                 _UNDRAWN,
             )
         return replace(blank, epoch=epoch, cuts=cuts, places=places, **cast(Any, excerpts))
@@ -537,7 +601,7 @@ def _read_places(file: h5py.File, path: Path, grid: Grid) -> tuple[tuple[int, ..
     if not fits or (found >= grid.shape[1:]).any():
         raise InputError(
             f"{path}, attribute places",
-            f"found {quote(found.tolist())}, expected 1 to {PROFILES} places of the columns of "
+            f"found {quote(found.tolist())}, expected the indices of 1 to {PROFILES} columns of "
             "initial.h5",
             _UNDRAWN,
         )
@@ -562,7 +626,7 @@ def _read_array(
     if array.shape != shape:
         raise InputError(
             f"{path}, /{key}",
-            f"its shape is {array.shape}, expected {shape}, from that of initial.h5",
+            f"its shape is {array.shape}, expected {shape}, to fit initial.h5",
             _UNDRAWN,
         )
     return array.astype(dtype)

@@ -1,4 +1,4 @@
-"""`hpcfwi resolve`: what an inversion can see, by point spread functions or a checkerboard."""
+"""`hpcfwi resolve`: the resolution of an inversion, by point spread functions or a checkerboard."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.inversion import resolution
-from hpcfwi.inversion.memory import weigh_resolution
+from hpcfwi.inversion.memory import estimate_resolution
 from hpcfwi.inversion.preparation import load_onto
-from hpcfwi.model import Grid, Model
+from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
-from hpcfwi.report.resolution import Resolution, resolution_figure
+from hpcfwi.report.resolution import ResolutionTest, resolution_figure
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.opened import Opened, open_input
-from hpcfwi.storage.hdf5 import check_format, created_whole, open_alone, plain, read_real
+from hpcfwi.run.job import Opened, open_input
+from hpcfwi.run.records import keep_resolution
 from hpcfwi.system import exists
 from hpcfwi.wave.simulation import wave_speed
 
 log = logging.getLogger("hpcfwi")
-
-FORMAT = "hpcfwi-resolution"
-VERSION = 1
-ARRAYS = ("speed", "perturbation", "response")
 
 
 def resolve_job(
@@ -43,30 +39,30 @@ def resolve_job(
     stage: int | None = None,
     quiet: bool = False,
 ) -> None:
-    """Apply J^T J to a perturbation, and keep and draw what comes back; collective.
+    """Apply J^T J to a perturbation, and write and draw the response; collective.
 
     Parameters
     ----------
     path : Path
-        The input file, or a run directory, whose result is then the model.
+        The input file, or a run directory, whose result is then the default model.
     model : Path, optional
-        A model file, around which the waves are linearised in place of that.
+        A file with the model around which the waves are linearized.
     points : float, optional
-        The distance between points, m; two wavelengths where neither is given.
+        The distance between points, m; one wavelength if neither is given.
     checkerboard : float, optional
-        The size of a checkerboard's cells, m, in place of points.
+        The size of the cells of a checkerboard, m, which then replaces points.
     stage : int, optional
-        The number of the stage, from 1, whose data are meant; the last one where not given.
+        The number of the stage, from 1, whose data are used; the last one if not given.
 
     Raises
     ------
     InputError
-        On all ranks, for what a run would refuse, for sizes that do not fit the grid, and where
-        the result cannot be written.
+        On all ranks, for all errors in the input that a run would report, for sizes that are not
+        possible on the grid, and if the result cannot be written.
     """
     if points is not None and checkerboard is not None:
         raise InputError(
-            "command line", "--points and --checkerboard exclude each other", "Give one of them."
+            "command line", "--points and --checkerboard exclude each other", "Give only one."
         )
     with StopRequest(context) as stop, start_log(None, context.rank, quiet):
         context.heartbeat.begin("the resolution")
@@ -74,13 +70,13 @@ def resolve_job(
             job = open_input(path, context, settings, stage)
             directory = RunDirectory(Path(job.experiment.config.output.directory))
             context.from_root(lambda: directory.check(job.whole.config))
-            around, told = _find_model(job, path, model)
-            found = _resolve(job, around, told, points, checkerboard)
+            around, label = _find_model(job, path, model)
+            found = _resolve(job, around, label, points, checkerboard)
             context.from_root(lambda: _keep(directory, found, job))
 
 
 def _find_model(job: Opened, path: Path, model: Path | None) -> tuple[Model, str]:
-    """The model around which waves are linearised, on the inversion's grid; and its name."""
+    """Return the model around which waves are linearized, on the inversion's grid, and its name."""
     initial = job.experiment.initial
     if model is None and path.is_dir():
         model = RunDirectory(path).model
@@ -88,7 +84,7 @@ def _find_model(job: Opened, path: Path, model: Path | None) -> tuple[Model, str
             raise InputError(
                 str(model),
                 "the run has no result yet",
-                "Go on with the run, or name the input file for the starting model.",
+                "Continue the run, or name the input file to use the starting model.",
             )
     if model is None:
         return initial, "starting model"
@@ -96,16 +92,16 @@ def _find_model(job: Opened, path: Path, model: Path | None) -> tuple[Model, str
 
 
 def _resolve(
-    job: Opened, around: Model, told: str, points: float | None, checkerboard: float | None
-) -> Resolution:
-    """Perturb a model, simulate, and measure what comes back; collective."""
+    job: Opened, around: Model, label: str, points: float | None, checkerboard: float | None
+) -> ResolutionTest:
+    """Perturb a model, simulate, and measure the response; collective."""
     experiment = job.experiment
     grid, free = around.grid, ~experiment.fixed
     (name, *_) = experiment.config.inversion.parameters
     speed = wave_speed(around.arrays).astype(np.float64)
     if not free.any():
         raise InputError(
-            "inversion.fixed", "no cell may change, so that none is resolved", "Keep fewer cells."
+            "inversion.fixed", "no cell may change, so none can be resolved", "Fix fewer cells."
         )
     wavelength = float(np.median(speed[free])) / experiment.survey.spectrum.peak
     if checkerboard is not None:
@@ -119,10 +115,10 @@ def _resolve(
             resolution.check_size(size, grid, "--points")
         places = resolution.place_points(grid, ~free, size)
         perturbation = resolution.perturb_points(places, speed, free)
-        what = f"{np.count_nonzero(perturbation)} points {size:.4g} m apart"
+        what = f"{np.count_nonzero(perturbation)} points, {size:.4g} m apart"
     log.info(
-        "Resolution in the %s, of %s: %d shots, wavelength %.0f m at %.3g Hz",
-        told,
+        "Resolution in the %s for %s: %d shots, wavelength %.0f m at %.3g Hz",
+        label,
         what,
         experiment.survey.n_shots,
         wavelength,
@@ -130,7 +126,7 @@ def _resolve(
     )
     change = around.map(np.zeros_like)
     change.arrays[name][...] = perturbation
-    shots = experiment.shots(job.context, weigh_resolution(experiment, job.context))
+    shots = experiment.shots(job.context, estimate_resolution(experiment, job.context))
     found = shots.linearize(job.see(around)).normal(job.see(change))
     if experiment.coarsening is not None:
         found = experiment.coarsening.transpose(found)
@@ -142,70 +138,24 @@ def _resolve(
         measures = resolution.measure_points(places, response, perturbation, grid, free)
         along = [grid.coordinates(axis)[place] for axis, place in enumerate(places)]
         at = np.stack(np.meshgrid(*along, indexing="ij"), axis=-1)
-    return Resolution(grid, size, told, speed, perturbation, response, at, measures)
+    return ResolutionTest(grid, size, label, speed, perturbation, response, at, measures)
 
 
-def _keep(directory: RunDirectory, found: Resolution, job: Opened) -> None:
-    """Tell the result, write it and its figure; rank 0 only."""
+def _keep(directory: RunDirectory, found: ResolutionTest, job: Opened) -> None:
+    """Log the result, and write it and its figure; rank 0 only."""
     from hpcfwi.report import style
 
     log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
-    grid = found.grid
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
-        with created_whole(directory.resolution) as file:
-            for name in ARRAYS:
-                file.create_dataset(name, data=getattr(found, name), dtype=np.float32)
-            if found.points is not None:
-                file["points"] = found.points
-            for name, values in found.measures.items():
-                file.create_dataset(name, data=values, dtype=np.float32)
-            file.attrs.update(
-                {
-                    "format": FORMAT,
-                    "version": VERSION,
-                    "axes": grid.axes,
-                    "spacing": grid.spacing,
-                    "origin": grid.origin,
-                    "size": found.size,
-                    "model": found.model,
-                    "stage": job.stage,
-                    "frequency": job.experiment.survey.spectrum.peak,
-                }
-            )
+        peak = job.experiment.survey.spectrum.peak
+        keep_resolution(directory.resolution, found, job.stage, peak)
         style.save(resolution_figure(found), directory.figure("resolution"))
     except (OSError, WriteFailure) as failure:
         reason = failure.reason if isinstance(failure, WriteFailure) else failure.strerror
         raise InputError(
             str(directory.path),
             f"the resolution cannot be written there ({reason})",
-            "Choose a directory that you may write, with --output or output.directory.",
+            "Choose a directory to which you may write, with --output or output.directory.",
         ) from failure
-    log.info("Kept in %s, drawn in %s", directory.resolution, directory.figure("resolution"))
-
-
-def read_resolution(path: Path) -> Resolution:
-    """Read what `hpcfwi resolve` has kept. Raises `InputError` where it cannot be drawn."""
-    with open_alone(path) as file:
-        check_format(file, path, FORMAT, VERSION)
-        names = [name for name in file if name not in (*ARRAYS, "points")]
-        arrays = {name: read_real(file, path, name) for name in file}
-        spacing, origin = (tuple(map(float, file.attrs[key])) for key in ("spacing", "origin"))
-        size, model = float(file.attrs["size"]), str(plain(file.attrs["model"]))
-    grid = Grid(arrays["perturbation"].shape, spacing, origin)
-    points = arrays.get("points")
-    shape = grid.shape if points is None else points.shape[:-1]
-    wanted = {"correlation": shape, "amplitude": shape}
-    if points is not None:
-        wanted = {"width": points.shape, "amplitude": shape}
-    found = {name: arrays[name].shape for name in (*ARRAYS, *names)}
-    wanted |= dict.fromkeys(ARRAYS, grid.shape)
-    if found != wanted:
-        raise InputError(
-            str(path),
-            f"its arrays are {quote(found)}, expected {wanted}",
-            "Remove the file, of which the figure cannot be drawn, or run `hpcfwi resolve` again.",
-        )
-    measures = {name: arrays[name] for name in names}
-    speed, perturbation, response = (arrays[name] for name in ARRAYS)
-    return Resolution(grid, size, model, speed, perturbation, response, points, measures)
+    log.info("Saved in %s, drawn in %s", directory.resolution, directory.figure("resolution"))

@@ -1,34 +1,44 @@
-"""Restarts of an inversion from its last checkpoint when it fails, and the status of a run.
+"""Restarts of an inversion from its last checkpoint after failures, and the status of a run.
 
-The status is how far a run is, as its directory proves: the exit code of a launcher proves nothing.
-Batch scripts wait for it. `parallel.supervisor` starts processes and gives them up. Nothing here
-may join MPI, which the ranks do, and the status writes nothing.
+The status is the progress of a run according to its directory, because the exit code of a launcher
+is not reliable. Batch scripts query it, and it writes nothing. Processes that a launcher has
+started cannot start themselves again. Therefore a supervisor, which is a separate process and does
+not use MPI, starts the whole program with all its ranks. `parallel.failure` describes the end of a
+failing program.
 """
 
 from __future__ import annotations
 
 import logging
 import shlex
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from hpcfwi.config import Config, load_config
-from hpcfwi.errors import InputError
-from hpcfwi.parallel.supervisor import supervise
+from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.parallel.watch import handling
 from hpcfwi.report.log import start_log
 from hpcfwi.report.page import read_metrics
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.checkpoint import latest_epoch, latest_whole_epoch
 from hpcfwi.storage.models import read_epoch
+from hpcfwi.system import free_on_host
 
 log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
 class Status:
-    """The epochs that are wanted, of the newest whole checkpoint, and of the model; 0 for none."""
+    """The progress of a run.
+
+    wanted: number of epochs of the config; done, written: epochs of the newest complete checkpoint
+    and of the model, 0 for none.
+    """
 
     directory: RunDirectory
     wanted: int
@@ -37,13 +47,13 @@ class Status:
 
     @property
     def is_complete(self) -> bool:
-        """True if all epochs are done, and the model is the one after the last of them."""
+        """True if all epochs are done, and the model is that after the last one."""
         return self.done >= self.wanted and self.written == self.done
 
     def __str__(self) -> str:
         path, model = self.directory.path, self.directory.model
         if self.done < self.wanted:
-            return f"{self.done} of {self.wanted} epochs are done in {path}: the rest is to be run"
+            return f"{self.done} of {self.wanted} epochs are done in {path}"
         if self.is_complete:
             return f"All {self.wanted} epochs are done in {path}: the result is {model}"
         found = f"is that of epoch {self.written}" if self.written else "is missing or damaged"
@@ -65,7 +75,7 @@ def read_status(config: Config) -> Status:
 
 
 def tell_status(path: Path, settings: Sequence[str], quiet: bool) -> int:
-    """Say how far the run of these arguments is; 0 if it is complete, else 1.
+    """Log the status of the run with these arguments; return 0 if it is complete, else 1.
 
     Raises what `load_config` and `read_status` raise.
     """
@@ -79,7 +89,7 @@ def tell_status(path: Path, settings: Sequence[str], quiet: bool) -> int:
 class Headway:
     """The epochs of the newest checkpoint and of the last line of the metrics, 0 for none.
 
-    finished: None where the metrics cannot be read, which the next try makes anew.
+    finished: epoch of the metrics, None if they cannot be read; the next run writes them again.
     """
 
     checkpoint: int
@@ -87,19 +97,19 @@ class Headway:
 
     def __str__(self) -> str:
         finished = "an unknown epoch" if self.finished is None else f"epoch {self.finished}"
-        return f"after {finished}, the checkpoint is of epoch {self.checkpoint}"
+        return f"after {finished}, with the checkpoint of epoch {self.checkpoint}"
 
 
 def run_with_restarts(
     path: Path, settings: Sequence[str], launch: str, restarts: int, device: str, quiet: bool
 ) -> int:
-    """Run `hpcfwi run` with these arguments in processes of its own; its exit code.
+    """Run `hpcfwi run` with these arguments in separate processes; return its exit code.
 
-    launch: the words that start the ranks, such as "mpirun -n 4", or none for a single rank;
-    restarts: how often it may be started again after a failure; device: as the command has it.
+    launch: the command that starts the ranks, such as "mpirun -n 4", or empty for a single rank;
+    restarts: largest number of restarts after failures; device: option of the command.
 
-    Raises `InputError` for a config that cannot be read, for a launcher that is not there, and for
-    a directory of another run.
+    Raises `InputError` if the config cannot be read, the launcher does not exist, or the directory
+    belongs to another run.
     """
     config = load_config(path, settings)
     directory = RunDirectory(Path(config.output.directory))
@@ -124,7 +134,7 @@ def run_with_restarts(
 def measure_headway(directory: RunDirectory) -> Headway:
     """Return the progress of the run in a directory, which need not exist.
 
-    Raises `InputError` if the system does not tell which checkpoints there are.
+    Raises `InputError` if the system cannot list the checkpoints.
     """
     finished: int | None
     try:
@@ -133,3 +143,98 @@ def measure_headway(directory: RunDirectory) -> Headway:
     except (OSError, InputError, KeyError):
         finished = None
     return Headway(latest_epoch(directory.checkpoints), finished)
+
+
+FINAL = (2, 3)  # bad input, and stopped on request, for which a restart is useless
+
+# The code of a program that was killed, as one that exceeds the memory of its control group is.
+KILLED = 128 + signal.SIGKILL
+
+
+def supervise(
+    command: Sequence[str],
+    restarts: int,
+    reached: Callable[[], Hashable],
+    is_done: Callable[[], bool],
+    say: Callable[[str], None],
+    *,
+    launches: bool,
+) -> int:
+    """Run a command, and again after failures; return 0 if it is done, otherwise its exit code.
+
+    A command that exits with 0 before the work is done counts as failed with code 1, because some
+    launchers exit with 0 if they could not start anything. The code of a program that was killed is
+    128 plus the number of the signal. A signal to this process is passed on to the command, and
+    there is no restart after it. There is also no restart if a failure is repeated at the same
+    place.
+
+    restarts: largest number of restarts; reached: a function that returns the place that the
+    program has reached, a printable value; is_done: a function that returns True if the work is
+    done, by any of the runs; say: a function that is called with a message at every decision;
+    launches: True if the command is a launcher, which would kill its ranks at SIGTERM and SIGINT
+    and therefore gets SIGUSR1 instead. Raises `InputError` if the command cannot be started.
+    """
+    relay = _Relay(launches)
+    with handling(relay.pass_on):
+        place: Hashable = None
+        for restart in range(restarts + 1):
+            code = relay.run(command)
+            if code in FINAL:
+                return code
+            before, place = place, reached()
+            if is_done():
+                if code != 0:
+                    say(f"It ended with {code}, but all epochs are done ({place}).")
+                return 0
+            end = f"It ended with {code}"
+            if code == 0:
+                end += ", but not all epochs are done"
+            if code == KILLED:
+                end += f" (killed, probably for memory: {say_bytes(free_on_host())} are free here)"
+            code = code or 1
+            if relay.has_signal:
+                return code
+            if restart == restarts:
+                break
+            if place == before:
+                say(f"{end}, again at the same place ({place}): no restart.")
+                return code
+            say(f"{end} ({place}): restart {restart + 1} of {restarts}.")
+    say(f"{end} ({place}), and no restart is left.")
+    return code
+
+
+class _Relay:
+    """Runs commands, and passes signals on to them."""
+
+    def __init__(self, launches: bool) -> None:
+        self._last = 0
+        self._launches = launches
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def has_signal(self) -> bool:
+        return self._last != 0
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run a command with the input and output of this process, and return its exit code."""
+        try:
+            # The launcher gets a new session; otherwise Ctrl-C would also reach it directly.
+            self._child = subprocess.Popen(command, start_new_session=True)
+        except OSError as error:
+            raise InputError(
+                f"--launch: {command[0]}",
+                f"it cannot be started ({error.strerror})",
+                "Give a command that starts the ranks, as in --launch 'mpirun -n 4'.",
+            ) from error
+        if self.has_signal:  # it came before the command was started
+            self.pass_on(self._last)
+        code = self._child.wait()
+        self._child = None
+        return code if code >= 0 else 128 - code
+
+    def pass_on(self, number: int, frame: FrameType | None = None) -> None:  # noqa: ARG002
+        """Pass a signal on to the running command, or to the next one."""
+        self._last = number
+        if self._child is not None:
+            self._child.send_signal(signal.SIGUSR1 if self._launches else number)

@@ -1,10 +1,9 @@
-"""An inversion on the ranks of a job: what it goes on from, its parts, and its end.
+"""An inversion on the ranks of a job: its stages, first state, observed data, and data fits.
 
-The observed data are simulated if the input has none: every shot of the survey in the true model.
-The algorithm is in `inversion.loop`; signals, ranks that hang and ranks that die are dealt with
-around it, with the means of `parallel`. At the end of a stage some shots are simulated for its fit.
-Nothing of the inversion depends on that. It is kept in the run directory, so that `show` draws it
-again without computing.
+If the input has no observed data, every shot of the survey is simulated in the true model. The
+algorithm is in `inversion.loop`; this module handles signals, ranks that hang and ranks that die,
+with `parallel`. At the end of a stage some shots are simulated for its data fit, on which the
+inversion does not depend. The fit is stored in the run directory, so that `show` can draw it again.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure, quote
-from hpcfwi.inversion.draws import EncodedData
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import (
     Inversion,
     divide,
-    find_slabs,
+    find_shards,
     first_state,
     make_optimizer,
     run_epochs,
@@ -54,19 +51,18 @@ from hpcfwi.inversion.shot_qc import (
     read_observed,
     see_shots,
 )
-from hpcfwi.inversion.stages import EncodedSampler, Sampler, Stage
-from hpcfwi.inversion.state import Numerics, State
-from hpcfwi.operators.batching import Chunks
+from hpcfwi.inversion.stages import EncodedData, EncodedSampler, Sampler, Stage
+from hpcfwi.inversion.state import EngineChoice, State
+from hpcfwi.operators.simulator import Aperture, Chunks, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
-from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import Progress
-from hpcfwi.report.painter import Painter
-from hpcfwi.run import records as kept
+from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.recorder import Recorder
+from hpcfwi.run.recorder import Painter, Recorder
 from hpcfwi.storage.background import BackgroundWriter, Prefetcher
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.storage.gathers import (
@@ -76,50 +72,263 @@ from hpcfwi.storage.gathers import (
     read_labels,
     read_layout,
 )
+from hpcfwi.survey import Survey
 from hpcfwi.system import is_there
 from hpcfwi.wave.numerics import peak_frequency
 
 log = logging.getLogger("hpcfwi")
 
 
+def invert(
+    experiment: Experiment,
+    stages: Sequence[Stage],
+    directory: RunDirectory,
+    state: State,
+    context: Context,
+    stop: StopRequest,
+    quiet: bool = False,
+    become_root: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the epochs that are left, stage by stage; collective.
+
+    If ranks die and the others can continue, these repeat the interrupted epoch. become_root: a
+    function that is called after a death, and prepares a rank that has become rank 0 for writing.
+
+    Raises `Stopped` on all ranks after a signal, with a checkpoint on disk, `InputError` if memory
+    is not sufficient from the beginning, and the errors of `run_epochs`.
+    """
+    epochs = stages[-1].last
+
+    def claim_directory() -> None:
+        context.from_root(become_root)
+
+    with (
+        _leaving_together(context, claim_directory),
+        Painter() as painter,
+        # If ranks may die, files are not written in the background, because they would be lost with
+        # rank 0 while the others continue.
+        BackgroundWriter(behind=not context.fault_tolerant) as writer,
+    ):
+        recorder = Recorder(experiment, stages, directory, context, state, painter, writer)
+
+        def return_to_last_epoch() -> None:
+            claim_directory()
+            if any(context.all_gather(recorder.state.is_sharded)):
+                log.info("The optimizer's state of a dead rank is lost: reading a checkpoint")
+                recorder.state = restore(experiment, stages, directory, context)
+            else:
+                recorder.take_newest_state()
+
+        # Without fault tolerance this only calls the function.
+        survive = partial(retry_after_death, context, rejoin=return_to_last_epoch)
+        signal = None
+        if state.epoch >= epochs:
+            survive(partial(context.from_root, recorder.mend))
+        for stage in stages:
+            if recorder.state.epoch < stage.last and signal is None:
+                begun = survive(partial(_begin_stage, stage, recorder))
+                signal = survive(partial(_run_stage, *begun, recorder, stop, quiet))
+            if recorder.state.epoch == stage.last and signal is None:
+                signal = survive(partial(look_at_end, stage, recorder, stop))
+    if state.epoch >= epochs:
+        if state.epoch > epochs:
+            log.warning("Only %d epochs are requested: the run stays as it is", epochs)
+        log.info("All %d epochs are done already: %s", state.epoch, directory.path)
+        return
+    if recorder.state.epoch < epochs:
+        context.raise_on_all_ranks(
+            Stopped(
+                f"stopped by {signal} after epoch {recorder.state.epoch}; "
+                "the same command continues from there"
+            )
+        )
+    retry_after_death(context, lambda: context.from_root(recorder.conclude), claim_directory)
+
+
+def _begin_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, EngineChoice]:
+    """Return the prepared stage, its objective, and the engine and history; collective.
+
+    If the recorder's state is already in the stage, its engine and history are kept.
+    """
+    context, state = recorder.context, recorder.state
+    # This comes first, so that the free memory is measured afterwards.
+    stage = stage.ready(context)
+    experiment, section = stage.experiment, stage.section
+    known = state.engine if state.stage == stage.number else None
+    if known is None:
+        simulator = experiment.make_simulator()
+    else:
+        simulator = known.continue_with(experiment, context)
+    if len(recorder.stages) > 1:
+        log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
+    simulator, chunks = choose_history_and_chunk(
+        simulator, state.model, experiment, context, has_state=True
+    )
+    regularizer = None
+    if section.regularize is not None:
+        prior = experiment.prior.as_tensors(context.device)
+        weights = experiment.weights(context.device)
+        regularizer = partial(section.regularize.make(), prior=prior, weights=weights)
+    objective = Objective(
+        simulator,
+        section.misfit.make(),
+        context,
+        chunks,
+        regularizer,
+        section.reproducible,
+        experiment.conditioning(),
+        experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
+        shards=find_shards(experiment.config, context),
+    )
+    return stage, objective, EngineChoice.of(simulator, context.device)
+
+
+def _run_stage(
+    stage: Stage,
+    objective: Objective,
+    engine: EngineChoice,
+    recorder: Recorder,
+    stop: StopRequest,
+    quiet: bool,
+) -> str | None:
+    """Run the remaining epochs of a stage; collective.
+
+    Returns the signal that stopped them early, if any.
+    """
+    experiment, context = stage.experiment, recorder.context
+    state = recorder.state = _enter(stage, recorder.state, engine, context)
+    band, whole = experiment.band, recorder.stages[-1].last
+    with (
+        open_observed(recorder.experiment, context) as reader,
+        Prefetcher(reader, band.filter if band else None, context.threads) as prefetcher,
+        Progress(whole, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
+        Watch(context, stop, recorder.save),
+    ):
+        recorder.progress = shown
+        recorder.prepare()
+        context.from_root(lambda: recorder.begin(reader))
+        sampler = _make_sampler(stage, objective, prefetcher)
+        optimizer = make_optimizer(experiment, context)
+        parts = Inversion(sampler, objective, optimizer, recorder)
+        return run_epochs(state, stage, parts, stop, context)
+
+
+def _enter(stage: Stage, state: State, engine: EngineChoice, context: Context) -> State:
+    """Return the state at the beginning of a stage, or the same state if it is in the stage."""
+    if state.stage < stage.number:
+        experiment = stage.experiment
+        optimizer = make_optimizer(experiment, context, state.optimizer).state()
+        # Misfits of different data do not show which model is better.
+        state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
+    if engine != state.engine:
+        # The misfits of different engines must not be compared.
+        state = replace(state, evaluated=None)
+    return replace(state, engine=engine)
+
+
+def _make_sampler(
+    stage: Stage, objective: Objective, prefetcher: Prefetcher
+) -> Sampler | EncodedSampler:
+    """Return the sampler of a stage; collective."""
+    context, chunks, survey = objective.context, objective.chunks, stage.experiment.survey
+    schedule = make_schedule(stage.section.schedule, chunks.size, context)
+    if stage.section.encoding == "none":
+        costs = stage.experiment.costs_of(survey, objective.simulator)
+        return Sampler(stage, costs, schedule, chunks, prefetcher)
+    context.heartbeat.begin("the observed data for encoded shots")
+    experiment = stage.experiment
+    _, held = find_shares(experiment, experiment.simulated_survey(), context, has_state=True)
+    data = EncodedData(survey.shape, prefetcher, context, held > 0)
+    return EncodedSampler(stage, data, schedule, chunks)
+
+
+@contextmanager
+def _leaving_together(context: Context, rejoin: Callable[[], None]) -> Iterator[None]:
+    """Let all ranks wait at the end for rank 0, which may have to finish figures; collective.
+
+    A rank that exits alone would be considered to have failed.
+    """
+    try:
+        yield
+    except (InversionFailure, WriteFailure):  # on all ranks alike
+        retry_after_death(context, context.barrier, rejoin)
+        raise
+    retry_after_death(context, context.barrier, rejoin)
+
+
+def restore(
+    experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
+) -> State:
+    """Return the first state of a run or, if there is a checkpoint, the state in it; collective.
+
+    Raises `InputError` on all ranks if a checkpoint cannot be read, or is not a state of this run.
+    """
+    found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
+    if found is None:
+        return first_state(stages[0].experiment, context)
+    number, table = found
+    # All ranks have the same contents, so that all raise the same error.
+    try:
+        state = State.from_table(table, experiment.initial.grid, context.device)
+        if state.epoch != number or state.model.arrays.keys() != experiment.initial.arrays.keys():
+            raise ValueError(f"it is that of epoch {state.epoch}, of {list(state.model.arrays)}")
+        stage = stages[state.stage]
+        for model in (state.model, *([state.best.model] if state.best else [])):
+            stage.experiment.limits(model).check(model)
+        _, config = experiment.config.stages()[state.stage]
+        state = replace(state, optimizer=divide(state.optimizer, config, context))
+        # Restore the optimizer here, because an error in the next epoch would not name the cause.
+        make_optimizer(stage.experiment, context).restore(state.optimizer)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        context.raise_on_all_ranks(
+            InputError(
+                str(directory.checkpoints / f"epoch_{number:06d}.ckpt"),
+                f"its checksum is right, but it does not hold a state of this run ({quote(error)})",
+                "Remove it: the run then continues from the previous one, or starts again.",
+            )
+        )
+    log.info("Continuing from the checkpoint of epoch %d", state.epoch)
+    return state
+
+
 def check_observed(experiment: Experiment, context: Context) -> None:
-    """Raise `InputError` on all ranks where a file of other data is in the way; collective."""
+    """Raise `InputError` on all ranks if the file of observed data has other data; collective."""
     if experiment.is_synthetic and context.from_root(partial(is_there, experiment.observed)):
         open_observed(experiment, context).close()
 
 
 def open_observed(experiment: Experiment, context: Context) -> GatherReader:
-    """The observed data; collective. Raises `InputError` on all ranks where they are other data."""
+    """Open the observed data; raise `InputError` on all ranks for other data; collective."""
     if experiment.is_synthetic:
         context.from_root(partial(_check_made, experiment))
     return GatherReader(experiment.observed, context, experiment.survey)
 
 
 def _check_made(experiment: Experiment) -> None:
-    """Raise `InputError` where hpcfwi has made the observed data of something else."""
+    """Raise `InputError` if the observed data were simulated from another model or survey."""
     shape, attributes = read_layout(experiment.observed)
     found = attributes.get("fingerprint")
     same = isinstance(found, str) and found == experiment.fingerprint
     if not same or shape != experiment.survey.shape:
         raise InputError(
             str(experiment.observed),
-            "these data were made from another model or survey, or by another program",
+            "these data are of another model or survey, or of another program",
             "Choose another output.directory, or another name with --to, or remove the file.",
         )
 
 
-def observe(
+def simulate_observed(
     experiment: Experiment, context: Context, stop: StopRequest, quiet: bool = False
 ) -> None:
-    """Simulate the observed data where they are not there yet; collective.
+    """Simulate the observed data if there are none; collective.
 
-    Every rank simulates its shots and writes them into the one file, which has its name only when
-    it is whole. What an earlier job has written of it is taken over. The waves run through the
-    whole model and to all receivers, as those of the earth do, whatever windows the inversion has.
+    Every rank simulates its shots and writes them into one file, which is renamed when it is
+    complete. An unfinished file of an earlier job is continued. The waves are simulated in the
+    whole model and for all receivers, even if the inversion uses windows.
 
-    Raises `Stopped` after a signal, with the shots so far on disk, `InputError` where a shot does
-    not fit the memory, and `InversionFailure` where traces are not finite or memory runs out all
-    the same: on all ranks.
+    Raises `Stopped` on all ranks after a signal, with the simulated shots on disk, `InputError` if
+    a shot does not fit into memory, and `InversionFailure` if traces are not finite or an
+    allocation fails nevertheless.
     """
     if not experiment.is_synthetic:
         return
@@ -128,13 +337,13 @@ def observe(
         log.info("Observed data: %s", path)
         return
     file = experiment.config.survey.file
-    labels = {} if file is None else once_a_host(partial(read_labels, Path(file)), context)
+    labels = {} if file is None else once_per_host(partial(read_labels, Path(file)), context)
     extras = {**labels, "fingerprint": context.from_root(lambda: experiment.fingerprint)}
     with create_gathers(path, experiment.survey, context, extras) as writer:
         before = n_shots - writer.left.size
         if before:
-            there = f"{before} of {n_shots} shots are in {writer.part} already"
-            log.info("Going on with the simulation: %s", there)
+            there = f"{before} of {n_shots} shots are already in {writer.part}"
+            log.info("Continuing with the simulation: %s", there)
         else:
             log.info("Simulating %d shots into %s", n_shots, path)
         with Progress(
@@ -143,10 +352,10 @@ def observe(
             signal, done = _simulate(experiment, writer, stop, progress, context)
         if signal is not None:
             writer.close()
-            context.raise_alike(
+            context.raise_on_all_ranks(
                 Stopped(
                     f"stopped by {signal} after {done} of {n_shots} shots were simulated; "
-                    f"the same command goes on from shot {done}"
+                    f"the same command continues from shot {done}"
                 )
             )
 
@@ -158,10 +367,10 @@ def _simulate(
     progress: Progress,
     context: Context,
 ) -> tuple[str | None, int]:
-    """The shots that are left; the signal that stopped them, if any, and how many are done."""
+    """Simulate the missing shots; return a signal that stopped this, and the number done."""
     survey, true = experiment.survey, experiment.true
     assert true is not None
-    simulator = experiment.simulator(true)
+    simulator = replace(experiment.simulator(true), aperture=Aperture())
     model = true.as_tensors(context.device)
     mine = np.array_split(writer.left, context.size)[context.rank]
     most = fit_forward(experiment, context, is_loaded=True)
@@ -170,24 +379,24 @@ def _simulate(
     none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
     done, signal = survey.n_shots - writer.left.size, None
 
-    def simulate(shots: NDArray[np.int64], part: slice) -> NDArray[np.float32]:
-        traces: Tensor = simulator.simulate(model, survey.select(shots[part]), keep=False).data
-        return traces.cpu().numpy()
+    def simulate(_: NDArray[np.int64], part: Survey, window: Window) -> list[NDArray[np.float32]]:
+        return list(simulator.simulate(model, part, keep=False, window=window).data.cpu().numpy())
 
     context.heartbeat.begin("the simulation of the observed data")
     with Watch(context, stop, lambda: f"shot {done}"):
         for k in range(max(context.all_gather(len(rounds)))):
             shots = rounds[k] if k < len(rounds) else mine[:0]
-            traces = np.concatenate([none, *chunks.each(shots.size, partial(simulate, shots))])
+            each = chunks.for_each_shot(survey.select(shots), simulator, simulate)
+            traces = np.concatenate([none, *(found[None] for _, found in each)])
             chunks.check()
-            # What is in the file is not looked at again
+            # Checked before they are written, because traces in the file are not checked again.
             _check_finite(context.all_gather(shots[~np.isfinite(traces).all(axis=(1, 2))]))
             writer.write(shots, traces)
             count = sum(context.all_gather(int(shots.size)))
             done += count
             progress.advance(count)
             if done < survey.n_shots:
-                signal = stop.agreed()
+                signal = stop.agree_to_stop()
                 if signal is not None:
                     break
     return signal, done
@@ -197,19 +406,19 @@ def _check_finite(failed: list[NDArray[np.int64]]) -> None:
     shots = np.concatenate(failed)
     if shots.size:
         raise InversionFailure(
-            f"shots {shots.tolist()} gave traces that are not finite: the model or wavelet has "
-            "values that the simulation cannot carry"
+            f"shots {shots.tolist()} gave traces that are not finite: the model or the wavelet has "
+            "values too extreme for the simulation"
         )
 
 
-SHOWN = 3  # whose traces are kept
+SHOWN = 3  # number of shots whose traces are stored
 
 
 def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | None:
-    """Simulate a few shots in the model that a stage has ended with, keep what is found, draw it.
+    """Simulate a few shots in the last model of a stage, and write and draw their fit; collective.
 
-    Not where it is kept already. Returns the signal that it was given up for, if any: its state is
-    on disk before. Where memory or the disk do not suffice that is a warning. Collective.
+    It does nothing if the fit already exists. Returns the signal that interrupted it, if any; the
+    state of the run was written before. Too little memory or disk space causes only a warning.
     """
     context, directory, epoch = recorder.context, recorder.directory, recorder.state.epoch
     path = directory.ending(stage.number)
@@ -228,12 +437,12 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
 
         def keep() -> None:
             assert recorder.painter is not None, "rank 0 draws"
-            kept.keep_fit(path, found, epoch)
+            records.keep_fit(path, found, epoch)
             label = directory.label(stage.number, len(recorder.stages))
-            kept.draw_fit(recorder.painter.submit, directory, found, epoch, label)
+            records.draw_fit(recorder.painter.submit, directory, found, epoch, label)
             seconds = time.monotonic() - started
             log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, describe_fit(found))
-            for finding in kept.check_fit(found, epoch):
+            for finding in records.check_fit(found, epoch):
                 log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
 
         context.from_root(keep)
@@ -247,17 +456,17 @@ def _find_fit(
 ) -> Fit | str:
     """Return the fit of the newest state, or the signal that has interrupted it; collective.
 
-    It is simulated in rounds of as many shots as memory allows with a history, although none is
-    needed. Raises `InputError` and `InversionFailure` on all ranks if memory does not suffice for
-    one shot.
+    Shots are simulated in rounds of as many as memory allows with a history, although the fit needs
+    no history. Raises `InputError` and `InversionFailure` on all ranks if memory does not suffice
+    for one shot.
     """
     experiment, context, state = stage.experiment, recorder.context, recorder.state
     config, survey = experiment.config, experiment.survey
-    simulator = experiment.compared()
+    simulator = experiment.make_simulator()
     fit = fit_ranks(simulator, state.model, survey, experiment, context, has_state=True)
     most = most_at_a_time(config.inversion, survey.n_shots, context)
     chunks = Chunks(min(fit.at_once, most), context)
-    found = None if state.emission is None else state.emission.complete()
+    found = None if state.estimated is None else state.estimated.complete()
     if found is None:
         peak = survey.spectrum.peak
     else:
@@ -279,7 +488,7 @@ def _find_fit(
             if view.number in shown:
                 views.append(view)
         chunks.check()
-        signal = stop.agreed()
+        signal = stop.agree_to_stop()
         if signal is not None:
             return signal
     everywhere = context.all_gather((fits, views))
@@ -296,218 +505,6 @@ def _is_kept(path: Path, epoch: int) -> bool:
     if not is_there(path):
         return False
     try:
-        return kept.read_fit(path)[1] == epoch
+        return records.read_fit(path)[1] == epoch
     except InputError:
         return False
-
-
-def restore(
-    experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
-) -> State:
-    """The beginning of a run or, where there is a checkpoint, its state after that; collective.
-
-    Raises `InputError` on all ranks where there may be one that cannot be read, or whose contents
-    are not those of a state of this run.
-    """
-    found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
-    if found is None:
-        return first_state(stages[0].experiment, context)
-    number, table = found
-    # All ranks have the same contents, and find the same fault
-    try:
-        state = State.from_table(table, experiment.initial.grid, context.device)
-        if state.epoch != number or state.model.arrays.keys() != experiment.initial.arrays.keys():
-            raise ValueError(f"it is that of epoch {state.epoch}, of {list(state.model.arrays)}")
-        stage = stages[state.stage]
-        for model in (state.model, *([state.best.model] if state.best else [])):
-            stage.experiment.limits(model).check(model)
-        _, config = experiment.config.stages()[state.stage]
-        state = replace(state, optimizer=divide(state.optimizer, config, context))
-        # Tried here, as the next epoch could not tell what is wrong
-        make_optimizer(stage.experiment, context).restore(state.optimizer)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        context.raise_alike(
-            InputError(
-                str(directory.checkpoints / f"epoch_{number:06d}.ckpt"),
-                f"its checksum is right, but it holds no state of this run ({quote(error)})",
-                "Remove it: the run then goes on from the one before, or begins anew.",
-            )
-        )
-    log.info("Going on from the checkpoint of epoch %d", state.epoch)
-    return state
-
-
-def invert(
-    experiment: Experiment,
-    stages: Sequence[Stage],
-    directory: RunDirectory,
-    state: State,
-    context: Context,
-    stop: StopRequest,
-    quiet: bool = False,
-    become_root: Callable[[], None] = lambda: None,
-) -> None:
-    """Run the epochs that are left, stage by stage; collective.
-
-    Where ranks die and the others can go on, they do, with the epoch that was in work.
-    become_root: makes a rank that may have become rank 0 ready to write; called there.
-
-    Raises `Stopped` after a signal, with a checkpoint on disk, what `run_epochs` raises, and
-    `InputError` where memory cannot suffice from the beginning: on all ranks.
-    """
-    epochs = stages[-1].last
-
-    def rejoin() -> None:
-        context.from_root(become_root)
-
-    with (
-        _leaving_together(context, rejoin),
-        Painter() as painter,
-        # Where ranks may die the others would go on without what rank 0 has still to write.
-        BackgroundWriter(behind=not context.fault_tolerant) as writer,
-    ):
-        recorder = Recorder(experiment, stages, directory, context, state, painter, writer)
-
-        def go_back() -> None:
-            rejoin()
-            if any(context.all_gather(recorder.state.is_shared)):
-                log.info("With a rank its part of the optimiser's state is lost: going back")
-                recorder.state = restore(experiment, stages, directory, context)
-            else:
-                recorder.rejoin()
-
-        if state.epoch >= epochs:
-            retry_after_death(context, lambda: context.from_root(recorder.mend), rejoin)
-        signal = None
-        for stage in stages:
-            if recorder.state.epoch < stage.last and signal is None:
-                begin = partial(_begin, stage, recorder)
-                ready, objective, numerics = retry_after_death(context, begin, go_back)
-                go_on = partial(_go_on, ready, recorder, objective, numerics, stop, quiet)
-                signal = retry_after_death(context, go_on, go_back)
-            if recorder.state.epoch == stage.last and signal is None:
-                look = partial(look_at_end, stage, recorder, stop)
-                signal = retry_after_death(context, look, go_back)
-    if state.epoch >= epochs:
-        if state.epoch > epochs:
-            log.warning("Only %d epochs are asked for: the run stays as it is", epochs)
-        log.info("All %d epochs are done already: %s", state.epoch, directory.path)
-        return
-    if recorder.state.epoch < epochs:
-        context.raise_alike(
-            Stopped(
-                f"stopped by {signal} after epoch {recorder.state.epoch}; "
-                "the same command goes on from there"
-            )
-        )
-    retry_after_death(context, lambda: context.from_root(recorder.conclude), rejoin)
-
-
-def _begin(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, Numerics]:
-    """A stage, ready; what it makes smaller, and what that is computed with; collective.
-
-    As it was before, where the recorder's state is in the stage already.
-    """
-    context, state = recorder.context, recorder.state
-    # First, so that what is free is what it leaves
-    stage = stage.ready(context)
-    experiment = stage.experiment
-    known = state.numerics if state.stage == stage.number else None
-    simulator = experiment.compared() if known is None else known.continue_with(experiment, context)
-    section = stage.section
-    if len(recorder.stages) > 1:
-        log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
-    simulator, chunks = choose_history_and_chunk(
-        simulator, state.model, experiment, context, has_state=True
-    )
-    misfit = section.misfit.make()
-    regularizer = None
-    if section.regularize is not None:
-        prior = experiment.prior.as_tensors(context.device)
-        weights = experiment.weights(context.device)
-        regularizer = partial(section.regularize.make(), prior=prior, weights=weights)
-    objective = Objective(
-        simulator,
-        misfit,
-        context,
-        chunks,
-        regularizer,
-        section.reproducible,
-        experiment.conditioning(),
-        experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
-        slabs=find_slabs(experiment.config, context),
-    )
-    return stage, objective, Numerics.of(simulator, context.device)
-
-
-def _enter(stage: Stage, state: State, numerics: Numerics, context: Context) -> State:
-    """The beginning of a stage that is computed with these, or the state where it is in it."""
-    if state.stage < stage.number:
-        experiment = stage.experiment
-        optimizer = make_optimizer(experiment, context, state.optimizer).state()
-        # Misfits of other data say nothing of which model is the better one
-        state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
-    if numerics != state.numerics:
-        # Another engine's misfit would be compared with this one's
-        state = replace(state, evaluated=None)
-    return replace(state, numerics=numerics)
-
-
-def _go_on(
-    stage: Stage,
-    recorder: Recorder,
-    objective: Objective,
-    numerics: Numerics,
-    stop: StopRequest,
-    quiet: bool,
-) -> str | None:
-    """A stage's epochs after the recorder's; the signal that stopped them earlier, if any.
-
-    Collective.
-    """
-    experiment, context = stage.experiment, recorder.context
-    state = recorder.state = _enter(stage, recorder.state, numerics, context)
-    band, whole = experiment.band, recorder.stages[-1].last
-    with (
-        open_observed(recorder.experiment, context) as reader,
-        Prefetcher(reader, band.filter if band else None, context.threads) as prefetcher,
-        Progress(whole, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
-        Watch(context, stop, recorder.save),
-    ):
-        recorder.progress = shown
-        recorder.prepare()
-        context.from_root(lambda: recorder.begin(reader))
-        sampler = _make_sampler(stage, objective, prefetcher)
-        optimizer = make_optimizer(experiment, context)
-        parts = Inversion(sampler, objective, optimizer, recorder)
-        return run_epochs(state, stage, parts, stop, context)
-
-
-def _make_sampler(
-    stage: Stage, objective: Objective, prefetcher: Prefetcher
-) -> Sampler | EncodedSampler:
-    """Return the sampler of a stage; collective."""
-    context, chunks, survey = objective.context, objective.chunks, stage.experiment.survey
-    schedule = make_schedule(stage.section.schedule, chunks.size, context)
-    if stage.section.encoding == "none":
-        costs = stage.experiment.costs_of(survey, objective.simulator)
-        return Sampler(stage, costs, schedule, chunks, prefetcher)
-    context.heartbeat.begin("the observed data for encoded shots")
-    experiment = stage.experiment
-    _, held = find_shares(experiment, experiment.simulated(), context, has_state=True)
-    data = EncodedData(survey.shape, prefetcher, context, held > 0)
-    return EncodedSampler(stage, data, schedule, chunks)
-
-
-@contextmanager
-def _leaving_together(context: Context, rejoin: Callable[[], None]) -> Iterator[None]:
-    """At the end all ranks wait for rank 0, which may have figures to finish; collective.
-
-    A rank that is alone in leaving would be taken for one that has failed.
-    """
-    try:
-        yield
-    except (InversionFailure, WriteFailure):  # on all ranks alike
-        retry_after_death(context, context.barrier, rejoin)
-        raise
-    retry_after_death(context, context.barrier, rejoin)

@@ -1,1 +1,1 @@
-"""Files: models, gathers, checkpoints. Knows nothing of waves."""
+"""Files of models, gathers and checkpoints; independent of `wave`."""

@@ -1,6 +1,6 @@
-"""Reading and writing in the background: traces are read ahead, files are written by a thread.
+"""Threads that read traces before they are needed, and that write files in the background.
 
-The caller decides what is written, and in which order.
+The caller decides what is written and in which order.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class Prefetcher(AbstractContextManager["Prefetcher"]):
-    """Reads from a `GatherReader` in one background thread, in the order of the requests.
+    """A thread that reads from a `GatherReader` in the order of the requests.
 
-    Where reading goes through an MPI that allows no calls from a second thread, traces are read
-    when they are asked for.
+    If reading calls an MPI library that does not allow calls from a second thread, traces are read
+    only when they are needed.
 
-    prepare: what is done with the traces of a shot as soon as they are read, of so many shots at a
-    time as there are threads.
+    prepare: a function that is applied to the traces of each shot when they are read, in `threads`
+    threads.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         self._thread = ThreadPoolExecutor(1, "prefetch") if threaded else None
 
     def request(self, shots: NDArray[np.int64]) -> Traces:
-        """Start to read these shots, possibly none.
+        """Start to read these shots, possibly none, and return a function that returns the traces.
 
-        Return a function that waits for the traces (shot, receiver, time), as often as it is
-        called, or raises the error of reading. It holds the traces as long as it exists.
+        The function waits for the traces (shot, receiver, time), or raises the error of reading. It
+        may be called several times, and keeps the traces in memory as long as it exists.
         """
         if self._thread is None:
             return cache(partial(self._read, shots))
@@ -57,7 +57,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         return np.stack(list(self._workers.map(self._prepare, traces)))
 
     def close(self) -> None:
-        """Wait for the thread; the reader stays open."""
+        """Wait for the thread to end; the reader stays open."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._workers.shutdown(wait=True)
@@ -67,7 +67,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
 
 
 def _mpi_allows_threads() -> bool:
-    # Importing mpi4py.MPI starts MPI: only where the reader uses it already
+    # Importing mpi4py.MPI starts MPI; this is called only if the reader already uses it.
     from mpi4py import MPI
 
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -75,7 +75,7 @@ def _mpi_allows_threads() -> bool:
 
 P = ParamSpec("P")
 
-# So many jobs may wait for the one that is being done: what each holds takes memory.
+# Number of jobs that may wait for the current one, because each of them takes memory.
 WAITING = 1
 
 log = logging.getLogger("hpcfwi")
@@ -84,11 +84,10 @@ log = logging.getLogger("hpcfwi")
 class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
     """A thread that runs jobs in order; a job writes files.
 
-    An error of a job is raised at the next call and at all that follow, and later jobs are not run:
-    a checkpoint must not say that the files before it exist. Close the writer, or use it in a
-    `with` statement. One thread uses it, on rank 0 alone. Jobs may use HDF5, which admits one
-    thread at a time, and must not call MPI. behind: if False, `submit` returns when the job is
-    done.
+    An error of a job is raised at the next call and at all later calls, and later jobs are not run,
+    because a checkpoint implies that the files before it exist. Close the writer, or use it in a
+    `with` statement. It is used by one thread on rank 0. Jobs may use HDF5, which allows one thread
+    at a time, and must not call MPI. behind: if False, `submit` returns only when the job is done.
     """
 
     def __init__(self, behind: bool = True) -> None:
@@ -98,10 +97,9 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have `job(*args, **kwargs)` done soon; waits while `WAITING` others wait.
+        """Queue `job(*args, **kwargs)`; wait while `WAITING` other jobs are queued.
 
-        The arguments must be copies: nobody may change them any more.
-        Raises what an earlier job raised.
+        The arguments must not be changed afterwards. Raises the exception of an earlier job.
         """
         self._wait(WAITING)
 
@@ -117,16 +115,16 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
             self.flush()
 
     def flush(self) -> None:
-        """Wait until all that was handed over is on disk; raises what a job raised."""
+        """Wait until all jobs are done; raises the exception of a job."""
         self._wait(0)
 
     def close(self) -> None:
-        """`flush`, and end the thread."""
+        """End the thread after all jobs; raises the exception of a job."""
         self._thread.shutdown(wait=True)
         self.flush()
 
     def _wait(self, most: int) -> None:
-        """Wait until at most so many jobs are under way."""
+        """Wait until at most `most` jobs are queued or running."""
         while self._under_way and (len(self._under_way) > most or self._under_way[0].done()):
             self._under_way.popleft().result()
         if self._error is not None:
@@ -140,6 +138,6 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         except Exception as failure:
             if error is None:
                 raise
-            # What ends the program is told at its end; this only here, unless it is the same
+            # The program reports the error that ends it; another error is only reported here.
             if str(failure) != str(error):
                 log.warning("%s", failure)

@@ -1,14 +1,14 @@
-"""Checkpoints: the state of an inversion on disk, from which the next step follows.
+"""Checkpoints: the state of an inversion on disk, from which the next epoch can be computed.
 
-A file is a header (magic, version, score, SHA-256 of the body, epoch, SHA-256 of the header so far)
-and a body, which torch writes into the file and reads from it without a second copy in memory. The
-header answers what can be answered without the body, which may be as large as memory.
+A file consists of a header (magic, version, score, SHA-256 of the body, epoch, SHA-256 of the
+preceding header fields) and a body, which torch writes and reads without a second copy in memory.
+The header can be read without the body, which may be as large as memory.
 
-Checkpoints are written to a temporary file, which is then renamed. The last few and the best one
-are kept, and a damaged one is skipped for the one before. A file is damaged if its bytes are wrong.
-A file that the system does not let be read says nothing of its bytes: it is waited for, and never
-passed over, nor removed. `inversion` decides what belongs to the state and what its score is. One
-process calls these functions, in one thread at a time.
+A checkpoint is written to a temporary file, which is then renamed. The last few checkpoints and the
+best one are kept. If a checkpoint is damaged, that is, if its bytes are wrong, the previous one is
+used. A file that the system cannot read may be intact, so that it is tried again and never skipped
+or removed. `inversion` decides the contents of the state and its score. One process calls these
+functions, in one thread at a time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ import torch
 from hpcfwi.errors import InputError, WriteFailure, first_line
 from hpcfwi.system import check_link, open_regular, written_whole
 
+log = logging.getLogger("hpcfwi")
+
 
 def write_body(payload: dict[str, Any], file: BinaryIO) -> bytes:
-    """Write what `load_body` reads from here on; its SHA-256. Raises OSError."""
+    """Write a body at the current position and return its SHA-256; raises OSError."""
     body = _Writer(file)
     torch.save(payload, cast(BinaryIO, body))
     if body.failure is not None:
@@ -45,9 +47,9 @@ def write_body(payload: dict[str, Any], file: BinaryIO) -> bytes:
 
 
 def load_body(file: BinaryIO, begin: int) -> dict[str, Any]:
-    """Read the body that begins at a byte, on the CPU; foreign objects are refused.
+    """Read the body that begins at a byte, on the CPU; reject objects other than plain data.
 
-    Raises OSError if the system does not let it be read, and the errors of torch.
+    Raises OSError if the system cannot read it, and the errors of `torch.load`.
     """
     body = _Reader(file, begin)
     try:
@@ -60,7 +62,7 @@ def load_body(file: BinaryIO, begin: int) -> dict[str, Any]:
 
 
 def check_loadable(payload: dict[str, Any]) -> None:
-    """Raise `TypeError` for what could be saved, and not loaded."""
+    """Raise `TypeError` for objects that torch can save but `load_body` would reject."""
     body = io.BytesIO()
     torch.save(_hollow(payload), body)
     body.seek(0)
@@ -70,7 +72,7 @@ def check_loadable(payload: dict[str, Any]) -> None:
 
 
 def _hollow(tree: Any) -> Any:
-    """The same with empty tensors."""
+    """Return the payload with empty tensors in place of its tensors."""
     if type(tree) is dict:
         return {key: _hollow(branch) for key, branch in tree.items()}
     if type(tree) in (list, tuple):
@@ -79,9 +81,10 @@ def _hollow(tree: Any) -> Any:
 
 
 class _Writer:
-    """A file, as torch writes into it.
+    """A file for `torch.save`.
 
-    failure: of the file, after which nothing is written. Raised here it would be one of torch's.
+    failure: the first error, after which nothing is written. It is not raised in `write`, because
+    torch would replace it by another error.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -98,11 +101,11 @@ class _Writer:
         return len(part)
 
     def flush(self) -> None:
-        """The file is flushed when it is whole."""
+        """Do nothing, because the file is flushed when it is complete."""
 
 
 class _Reader(io.RawIOBase):
-    """A file from a byte on, as torch reads it; failure: what the system has said."""
+    """A file for `torch.load` that begins at a byte; failure: the first error of the system."""
 
     def __init__(self, file: BinaryIO, begin: int) -> None:
         super().__init__()
@@ -117,9 +120,9 @@ class _Reader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        # No OSError: the system has read a file whose contents are wrong
+        # This is not an OSError, because the file was read but its contents are wrong.
         if whence == os.SEEK_SET and offset < 0:
-            raise ValueError(f"it refers to byte {offset} of its body")
+            raise ValueError(f"it refers to byte {offset} of its body, which does not exist")
         before = self._begin if whence == os.SEEK_SET else 0
         return self._file.seek(before + offset, whence) - self._begin
 
@@ -134,22 +137,20 @@ class _Reader(io.RawIOBase):
 T = TypeVar("T")
 
 VERSION = 5
-# s, from one try to the next to read what the system does not let be read: half a minute in all
+# Pauses between attempts to read a file that the system cannot read, s; half a minute in total.
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32sQ")
 _DIGEST_SIZE = 32  # bytes
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
-log = logging.getLogger("hpcfwi")
-
 
 class _DamageError(Exception):
-    """The file is not what was written."""
+    """A file whose contents are not those that were written."""
 
 
 class _UnreadableError(Exception):
-    """The system does not let it be read, now: `path`, and the system's `reason`."""
+    """A file that the system cannot read at present; `path`, and the system's `reason`."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be read ({reason})")
@@ -158,7 +159,10 @@ class _UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class _Header:
-    """score, digest: of the body; begin: its first byte in the file."""
+    """The header of a file.
+
+    score, digest: score and SHA-256 of the body; begin: position of its first byte in the file.
+    """
 
     score: float
     digest: bytes
@@ -169,14 +173,15 @@ class _Header:
 def save_checkpoint(
     directory: Path, epoch: int, payload: dict[str, Any], keep: int = 3, score: float = math.inf
 ) -> Path:
-    """Write the state after `epoch`; keep the last `keep` files, this one among them, and the best.
+    """Write the state after `epoch`; keep the last `keep` files, including this one, and the best.
 
-    payload: tensors and plain Python values, nested in dicts, lists and tuples.
-    score: how good the state is, less is better; the best of the files that are there is kept
-    whatever its age. One that is not finite is never the best.
-    Files of later epochs are removed: the run has gone back to before them.
-    Raises `TypeError` for a payload of anything else, `WriteFailure`, and `InputError` where the
-    directory is somebody else's link; the files that were there before are there still then.
+    payload: tensors and plain Python values, nested in dicts, lists and tuples. score: measure of
+    the state, less is better; the file with the best score is kept whatever its age. A score that
+    is not finite is never the best.
+
+    Files of later epochs are removed, because the run was continued from an earlier one. Raises
+    `TypeError` for another kind of payload, `WriteFailure`, and `InputError` if the directory is
+    another user's link; existing files are then unchanged.
     """
     check_link(directory)
     content = {"epoch": epoch, "state": payload}
@@ -193,28 +198,28 @@ def save_checkpoint(
 
 
 def load_latest_checkpoint(directory: Path) -> tuple[int, dict[str, Any]] | None:
-    """The newest whole checkpoint as (epoch, payload), on the CPU; None where there is none.
+    """Return the newest complete checkpoint as (epoch, payload), on the CPU; None if there is none.
 
-    Damaged files are skipped with a warning. Those that cannot be read are tried again for half a
-    minute, as file servers have their moments. Raises `InputError` where they still cannot, and
-    for a file of another version, from which this program cannot go on.
+    Damaged files are skipped with a warning. Files that cannot be read are tried again for half a
+    minute, because a fault of a file server may be temporary. Raises `InputError` if they still
+    cannot be read, and for a file of another version.
     """
     return _find_newest(directory, _load)
 
 
 def latest_whole_epoch(directory: Path) -> int:
-    """The epoch of the newest whole checkpoint, 0 where there is none; in little memory.
+    """Return the epoch of the newest complete checkpoint, 0 if there is none; uses little memory.
 
-    Raises and warns as `load_latest_checkpoint`.
+    It raises and warns as `load_latest_checkpoint` does.
     """
     found = _find_newest(directory, _verify)
     return 0 if found is None else found[0]
 
 
 def latest_epoch(directory: Path) -> int:
-    """The epoch of the newest checkpoint, whole or not; 0 where there is none.
+    """Return the epoch of the newest checkpoint, complete or not; 0 if there is none.
 
-    Raises `InputError` where the system does not tell, for half a minute.
+    Raises `InputError` if the system cannot list the directory for half a minute.
     """
     listed = _patiently(partial(_checkpoints, directory))
     return max((epoch for epoch, _ in listed), default=0)
@@ -222,7 +227,7 @@ def latest_epoch(directory: Path) -> int:
 
 @contextmanager
 def naming_checkpoint(directory: Path) -> Iterator[None]:
-    """Let a `WriteFailure` of any file say too which checkpoint the run can go on from."""
+    """Add the checkpoint from which the run can continue to the message of a `WriteFailure`."""
     try:
         yield
     except WriteFailure as failure:
@@ -234,14 +239,14 @@ def _name_last(directory: Path) -> str:
     try:
         for epoch, path in reversed(_checkpoints(directory)):
             if _is_whole(path, epoch):
-                return f"The checkpoint of epoch {epoch} is whole."
+                return f"The checkpoint of epoch {epoch} is complete."
     except _UnreadableError as error:
         return f"Now {error}."
-    return "No checkpoint yet."
+    return "There is no checkpoint yet."
 
 
 def _patiently(read: Callable[[], T]) -> T:
-    """Return the result of `read`, which is called again for a while if a file cannot be read."""
+    """Return the result of `read`, which is tried again after each of `PAUSES` if a read fails."""
     for pause in PAUSES:
         try:
             return read()
@@ -254,8 +259,8 @@ def _patiently(read: Callable[[], T]) -> T:
     except _UnreadableError as error:
         raise InputError(
             str(error.path),
-            f"it cannot be read ({error.reason}), and the run would lose what is in it",
-            "See to its permissions or its file system, and give the same command again.",
+            f"it cannot be read ({error.reason}), and without it the run would lose its contents",
+            "Check its permissions and its file system, and run the same command again.",
         ) from error
 
 
@@ -268,8 +273,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """(epoch, file) in order of epoch; none where there is no directory."""
-    # Not Path.glob, to which a directory that may not be read is an empty one
+    """Return (epoch, file) in order of epochs; empty if there is no directory."""
+    # Path.glob would treat an unreadable directory as empty.
     with _reading(directory):
         try:
             with os.scandir(directory) as entries:
@@ -281,17 +286,17 @@ def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
 
 
 def _find_newest(directory: Path, read: Callable[[Path, int], T]) -> tuple[int, T] | None:
-    """The epoch of the newest whole checkpoint, and what is read of it; tells of damaged ones."""
+    """Return epoch and contents of the newest complete checkpoint; log warnings of damaged ones."""
     found, damaged = _patiently(partial(_try_from_newest, directory, read))
     for path, damage in damaged:
-        log.warning("%s is damaged (%s) and skipped.", path, damage)
+        log.warning("%s is damaged (%s) and is skipped.", path, damage)
     return found
 
 
 def _try_from_newest(
     directory: Path, read: Callable[[Path, int], T]
 ) -> tuple[tuple[int, T] | None, list[tuple[Path, _DamageError]]]:
-    """The newest that can be read, and the damaged ones that are newer."""
+    """Return the newest checkpoint that can be read, and the damaged ones that are newer."""
     damaged: list[tuple[Path, _DamageError]] = []
     for epoch, path in reversed(_checkpoints(directory)):
         try:
@@ -304,7 +309,7 @@ def _try_from_newest(
 def _prune(directory: Path, epoch: int, keep: int) -> None:
     """Remove the files of later epochs, and all but the last `keep` and the best of the others.
 
-    Not those that cannot be read, one of which may be the best, or all that there is.
+    Files that cannot be read are kept, because one of them may be the best, or the only one.
     """
     try:
         there = _checkpoints(directory)
@@ -332,7 +337,7 @@ def _prune(directory: Path, epoch: int, keep: int) -> None:
 
 
 def _score(path: Path) -> float:
-    """The score in a file's header, which is all that is read; infinite where it says none."""
+    """Return the score in a file's header; infinite if there is none."""
     try:
         with _opened(path) as file:
             score = _read_header(file, path).score
@@ -351,13 +356,13 @@ def _is_whole(path: Path, epoch: int) -> bool:
 
 
 def _verify(path: Path, epoch: int) -> None:
-    """Raise `_DamageError` unless it is a whole checkpoint of this epoch."""
+    """Raise `_DamageError` unless a file is a complete checkpoint of this epoch."""
     with _opened(path) as file:
         _check_whole(file, path, epoch)
 
 
 def _load(path: Path, epoch: int) -> dict[str, Any]:
-    """The state in it; raises as `_verify` does."""
+    """Return the state in a file; raises as `_verify` does."""
     with _opened(path) as file:
         header = _check_whole(file, path, epoch)
         return _unpack(file, header.begin, epoch)
@@ -365,7 +370,7 @@ def _load(path: Path, epoch: int) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A file, of which what the system does not let be read is an `_UnreadableError`."""
+    """Open a file, and turn errors of the system into an `_UnreadableError`."""
     with _reading(path):
         try:
             file = open(path, "rb", opener=open_regular)  # noqa: SIM115
@@ -388,30 +393,30 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
     """Read the header of a file."""
     content = file.read(_HEADER.size)
     if len(content) < _HEADER.size:
-        raise _DamageError("it is cut short")
+        raise _DamageError("it is truncated")
     magic, version, score, digest, epoch = _HEADER.unpack(content)
     if magic != _MAGIC:
-        raise _DamageError("it does not begin like a checkpoint")
+        raise _DamageError("it does not start like a checkpoint")
     if hashlib.sha256(content).digest() != file.read(_DIGEST_SIZE):
         raise _DamageError("the checksum of its header does not match")
     if version != VERSION:
         raise InputError(
             str(path),
-            f"checkpoint version {version}, this program reads version {VERSION}",
-            "Go on with the hpcfwi that wrote it, or choose another output directory.",
+            f"found checkpoint version {version}, but this program reads version {VERSION}",
+            "Continue with the hpcfwi that wrote it, or choose another output directory.",
         )
     return _Header(score, digest, file.tell(), epoch)
 
 
 def _unpack(file: BinaryIO, begin: int, epoch: int) -> dict[str, Any]:
-    """The state in a body; `_DamageError` where it is none, or of another epoch than its name's."""
+    """Return the state in a body; raise `_DamageError` if its contents or its epoch are wrong."""
     try:
         content = load_body(file, begin)
         found, state = content["epoch"], content["state"]
     except OSError:
         raise
     except Exception as error:
-        raise _DamageError(f"it holds no state: {first_line(error)}") from error
+        raise _DamageError(f"it does not hold a state: {first_line(error)}") from error
     if found != epoch:
         raise _DamageError(f"it is that of epoch {found}")
     return cast(dict[str, Any], state)

@@ -1,14 +1,14 @@
 """Gathers files: the traces of all shots and the survey they belong to, in one HDF5 file.
 
-Layout: /data float32 (shot, receiver, time), one chunk a shot, more where HDF5 demands it;
-/sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
-/wavelet float32 (time) or (shot, time); where not every trace counts, /mask, bool or numbers 0 and
-1 (shot, receiver); root attributes format = "hpcfwi-gathers", version, dt (s). Positions in m.
+Layout: /data float32 (shot, receiver, time), with one chunk for each shot, or more if HDF5 requires
+it; /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
+/wavelet float32 (time) or (shot, time); /mask (shot, receiver), bool or numbers 0 and 1, if some
+traces do not count; root attributes format = "hpcfwi-gathers", version, dt (s). Positions are in m.
 
-Labels are optional: the numbers and coordinates that the headers of field data gave to shots and
-traces. An inversion does not need them; SEG-Y that is written from the file has them again.
-`unfinished` finds a file again that an earlier job has not finished; its /digests are left in the
-file, and readers ignore them.
+Labels are optional: numbers and coordinates of shots and traces from the headers of field data. An
+inversion does not need them; they are included when SEG-Y is written from the file. `unfinished`
+continues a file that an earlier job has not finished. Its dataset /digests stays in the file, and
+readers ignore it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, quote
-from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.storage.hdf5 import (
     check_format,
     exchanged,
@@ -75,18 +75,18 @@ def read_labels(path: Path) -> dict[str, Any]:
     Parameters
     ----------
     path
-        The file, whose traces are known to be good.
+        The file, whose other contents have been checked.
 
     Returns
     -------
     dict
-        Those that are there, by the names of datasets and attributes: arrays of `NUMBERS` as int32,
+        The existing labels by the names of datasets and attributes: arrays of `NUMBERS` as int32,
         of `MAPS` as float64, and the attributes `datum`, `start` (numbers) and `line` (text).
 
     Raises
     ------
     InputError
-        For arrays of another shape or type, and for one map without the other.
+        If an array has the wrong shape or type, or if only one of the two maps exists.
     """
     with open_alone(path) as file:
         shots, receivers = file["data"].shape[:2]
@@ -103,7 +103,7 @@ def read_labels(path: Path) -> dict[str, Any]:
         for one, other in (MAPS, MAPS[::-1]):
             if one in found and other not in found:
                 raise InputError(
-                    f"{path}, /{other}", f"missing beside /{one}", "Store both maps, or neither."
+                    f"{path}, /{other}", f"missing, but /{one} exists", "Store both or neither."
                 )
         for name in _ATTRIBUTES:
             value = plain(file.attrs.get(name))
@@ -122,10 +122,10 @@ def read_labels(path: Path) -> dict[str, Any]:
 
 
 def _read(file: h5py.File, path: Path, name: str, shapes: list[tuple[int, ...]]) -> NDArray[Any]:
-    """Read one array; raises `InputError` where it does not fit."""
+    """Read one array; raises `InputError` if its shape or type is wrong."""
     whole = name in NUMBERS
     expected = "whole numbers of 32 bits" if whole else "finite numbers, in m"
-    remedy = "Store it as docs/formats.md says, or leave it out."
+    remedy = "Store it as described in docs/formats.md, or leave it out."
     dataset = find_dataset(file, path, name, "iuf", expected, remedy)
     if dataset.shape not in shapes:
         raise InputError(
@@ -145,9 +145,9 @@ def _read(file: h5py.File, path: Path, name: str, shapes: list[tuple[int, ...]])
 
 
 def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np.bool_] | None:
-    """Read which traces (shot, receiver) of an open file count, None if all do.
+    """Read the mask (shot, receiver) of the traces of an open file that count, None if all do.
 
-    Raises `InputError` for a mask of another shape or type, and for a shot without a trace.
+    Raises `InputError` if the mask has the wrong shape or type, or if no trace of a shot counts.
     """
     if not holds(file, "mask"):
         return None
@@ -156,7 +156,7 @@ def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np
     if dataset.shape != shape:
         raise InputError(
             f"{path}, /mask",
-            f"its shape is {dataset.shape}, expected {shape} beside /data (shot, receiver, time)",
+            f"its shape is {dataset.shape}, expected {shape}, that of /data (shot, receiver, time)",
             "Make the shapes agree.",
         )
     values = np.asarray(dataset[...])
@@ -168,8 +168,7 @@ def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np
     if silent.size:
         raise InputError(
             f"{path}, /mask",
-            f"{silent.size} of {shape[0]} shots have no trace that counts, the first is shot "
-            f"{silent[0]}",
+            f"{silent.size} of {shape[0]} shots have no valid trace, the first is shot {silent[0]}",
             "Leave these shots out of the file.",
         )
     return mask
@@ -181,25 +180,25 @@ _OWN_ATTRIBUTES = ("format", "version", "dt")
 def create_gathers(
     path: Path, survey: Survey, context: Context, extras: Mapping[str, Any] | None = None
 ) -> GatherWriter:
-    """Start a gathers file for a survey, beside `path` until it is finished; collective.
+    """Create or continue a gathers file, with a temporary name until it is finished; collective.
 
-    Where one was left there unfinished, of the same survey and extras, it is gone on with: the
-    shots whose traces are whole in it are not among those that the writer has `left`.
+    An unfinished file of the same survey and extras is continued. Shots whose traces it contains
+    are then not in `GatherWriter.left`.
 
     Parameters
     ----------
     path, survey, context
-        The file, whose traces it will hold, and the ranks.
+        The file, the survey of its traces, and the ranks.
     extras
-        More root attributes, the same on all ranks, such as what the traces were made with. Arrays
-        among them become datasets, such as the labels.
+        Further root attributes, the same on all ranks, such as the fingerprint of the model. Arrays
+        are stored as datasets, such as the labels.
 
     Raises
     ------
     InputError
-        On all ranks, where the file cannot be created, or cannot be read.
+        On all ranks, if the file cannot be created, or cannot be read.
     WriteFailure
-        Where there is no space for the traces.
+        If there is no space for the traces.
     """
     given = extras or {}
     whole = find_whole(path, survey, given, context)
@@ -213,12 +212,11 @@ def create_gathers(
 
 
 class GatherWriter(AbstractContextManager["GatherWriter"]):
-    """A gathers file that is being written by all ranks; made by `create_gathers`.
+    """A gathers file that all ranks write; made by `create_gathers`.
 
-    part: where it is until it is finished; left: the shots that were still to be written when it
-    was opened, the same on all ranks.
-    As a context manager it finishes the file at the end. After an exception it leaves it
-    unfinished, to be gone on with, or none where nothing was written.
+    part: path of the unfinished file; left: the shots that were missing when it was opened, the
+    same on all ranks. A `with` statement finishes the file at its end. After an exception it leaves
+    an unfinished file that can be continued, or none if nothing was written.
     """
 
     def __init__(
@@ -233,9 +231,9 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         """Write the traces (shot, receiver, time) of the shots with these numbers.
 
-        Every rank calls this once a round, with no shots where it has none: with parallel HDF5
-        each rank writes for itself, without it rank 0 writes what the others hand it.
-        Raises `WriteFailure` on a rank that cannot write; on all where that is rank 0 for them.
+        All ranks call this equally often, without shots if they have none. With parallel HDF5 each
+        rank writes its traces; otherwise rank 0 writes the traces of all ranks. Raises
+        `WriteFailure` on a rank that cannot write, and on all ranks if rank 0 writes for them.
         """
         with self._context.heartbeat.waiting():
             if is_parallel(self._context):
@@ -245,10 +243,10 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         self._written[shots] = True
 
     def finish(self) -> None:
-        """Close the file and give it its name; collective.
+        """Close the file and rename it to its final name; collective.
 
-        Raises on all ranks `RuntimeError` if a shot was never written, `InputError` if another
-        file is in its place meanwhile, and `WriteFailure`.
+        Raises `RuntimeError` on all ranks if a shot was never written, `InputError` if there is
+        now another file of this name, and `WriteFailure`.
         """
         missing = self._context.sum(torch.from_numpy(self._written).int()).numpy() == 0
         self.close()
@@ -257,7 +255,7 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         self._context.from_root(self._put_in_place)
 
     def close(self) -> None:
-        """Close the file as it is, to be gone on with; collective where HDF5 is parallel.
+        """Close the file unfinished, so that it can be continued; collective if HDF5 is parallel.
 
         Raises `WriteFailure`.
         """
@@ -282,14 +280,14 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
             put_in_place(self.part, self._path)
 
     def _put_at_root(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
-        """Every rank's traces, one shot after the other, which is all that rank 0 has of others."""
+        """Write the traces of all ranks on rank 0, which receives one shot at a time."""
         context, failure = self._context, None
         room = np.empty(data.shape[1:] if context.is_root else 0, dtype=np.float32)
         for rank, numbers in enumerate(context.all_gather(shots)):
             for place, shot in enumerate(numbers):
                 gather = np.ascontiguousarray(data[place]) if rank == context.rank else room
                 context.bring_to_root(gather, rank)
-                # After a failure the others still hand over what they have, and then learn of it
+                # After a failure the other ranks still send their shots, and then get the error.
                 if context.is_root and failure is None:
                     failure = self._try_to_put(shot, gather)
         context.from_root(partial(_raise_if_any, failure))
@@ -302,7 +300,7 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         return None
 
     def _abandon(self, could_not_write: bool) -> None:
-        # In parallel it stays open: closing would wait for ranks that may not have failed
+        # A parallel file stays open, because closing it would wait for ranks that have not failed.
         if not is_parallel(self._context):
             with suppress(WriteFailure):
                 self.close()
@@ -323,20 +321,20 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
 
 
 class GatherReader(AbstractContextManager["GatherReader"]):
-    """A gathers file open on all ranks, each of which reads the shots it needs.
+    """A gathers file that is open on all ranks, each of which reads the shots that it needs.
 
-    survey: the whole survey, with arrays that are there once a host; through_mpi: whether reading
-    calls MPI, so that a thread may only do it where MPI allows.
-    Opening and closing are collective; reading is not. Raises `InputError`, naming the key, on
-    all ranks for what does not fit the layout; whether the traces are finite is not looked at.
+    survey: the whole survey, with arrays that the ranks of a host share; through_mpi: True if
+    reading calls MPI, so that a thread may read only if MPI allows it. Opening and closing are
+    collective; reading is not. Raises `InputError` with the key on all ranks if the layout is
+    wrong. The traces are not checked for finite values.
 
-    known: the survey, where the ranks have it already: it is then neither read nor sent.
+    known: the survey, if the ranks already have it; it is then not read again.
     """
 
     def __init__(self, path: Path, context: Context, known: Survey | None = None) -> None:
         if known is None:
             probe_on_root(path, context)
-            self.survey = once_a_host(partial(_read_survey, path), context)
+            self.survey = once_per_host(partial(_read_survey, path), context)
         else:
             context.from_root(lambda: _check_shape(path, known))
             self.survey = known
@@ -344,18 +342,17 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         self.through_mpi = is_parallel(context)
 
     def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The traces (shot, receiver, time) of these shots, in the order asked.
+        """Return the traces (shot, receiver, time) of these shots, in the given order.
 
-        Traces that do not count are zero, whatever is in the file.
-        May run in one thread beside the main one, as long as nothing else uses this reader. Raises
-        `InputError` where the file has been damaged.
+        Traces that do not count are set to zero. This may be called in a second thread while no
+        other thread uses the reader. Raises `InputError` if the file is damaged.
         """
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
         with explained(self._path):
-            # Not kept: HDF5 in parallel cannot release a file in which an array is open
+            # The dataset is not kept open, because parallel HDF5 could not release the file.
             data = real_dataset(self._file, self._path, "data")
-            # Shots that lie side by side at once: each call takes longer than a small gather
+            # Contiguous shots are read together, because a call takes longer than a small gather.
             for places in np.split(np.arange(len(shots)), np.flatnonzero(np.diff(shots) != 1) + 1):
                 if places.size:
                     some, first = slice(places[0], places[-1] + 1), int(shots[places[0]])
@@ -365,11 +362,11 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         return traces
 
     def close(self) -> None:
-        """Close the file; collective where HDF5 is parallel."""
+        """Close the file; collective if HDF5 is parallel."""
         self._file.close()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # In parallel, closing after an exception would wait for ranks that may not have failed
+        # Closing a parallel file after an exception would wait for ranks that have not failed.
         if kind is None or not self.through_mpi:
             self.close()
 
@@ -380,9 +377,9 @@ def _raise_if_any(failure: WriteFailure | None) -> None:
 
 
 def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """The shape of the traces, and the root attributes beyond the format's own, in one process.
+    """Return the shape of the traces, and the root attributes that are not part of the format.
 
-    Raises `InputError` for what is no gathers file.
+    For one process. Raises `InputError` if it is not a gathers file.
     """
     with open_alone(path) as file:
         shape = _find_shape(file, path)
@@ -394,8 +391,8 @@ def _check_shape(path: Path, known: Survey) -> None:
     if found != known.shape:
         raise InputError(
             f"{path}, /data",
-            f"its shape is {found}, and was {known.shape} when the survey was read",
-            "Let nobody change the file while it is read, and give the same command again.",
+            f"its shape is {found}, but was {known.shape} when the survey was read",
+            "Do not change the file while it is read, and run the same command again.",
         )
 
 
@@ -427,8 +424,8 @@ def _read_survey(path: Path) -> Survey:
             if arrays[key].shape not in {one, other}:
                 raise InputError(
                     f"{path}, /{key}",
-                    f"its shape is {arrays[key].shape}, expected {one} or {other} "
-                    f"beside /data (shot, receiver, time) = {shape}",
+                    f"its shape is {arrays[key].shape}, expected {one} or {other}, "
+                    f"as /data (shot, receiver, time) has the shape {shape}",
                     "Make the shapes agree.",
                 )
         sources, receivers, wavelet = arrays.values()
@@ -440,24 +437,24 @@ def _check_written(path: Path, data: h5py.Dataset) -> None:
     if not data.id.get_storage_size():
         raise InputError(
             f"{path}, /data",
-            f"its shape is {data.shape}, but no trace of it was ever written",
+            f"its shape is {data.shape}, but none of its traces was written",
             "Write the file again from its source.",
         )
     _, n_receivers, n_samples = data.shape
     needed = n_receivers * n_samples * (4.0 + data.dtype.itemsize)
-    check_room(f"{path}, /data", f"one shot of {data.shape}", needed, "Give fewer traces a shot.")
+    check_room(f"{path}, /data", f"one shot of {data.shape}", needed, "Give fewer traces per shot.")
 
 
 def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
     values = read_real(file, path, key)
-    # What is infinite in single precision, too
+    # Values that would be infinite in single precision are also errors.
     faults = ~(np.abs(values) <= np.finfo(np.float32).max)
     if faults.any():
         first = tuple(int(i[0]) for i in faults.nonzero())
         raise InputError(
             f"{path}, /{key}",
             f"{faults.sum()} of {values.size} values are not finite, the first at index {first}",
-            "Leave out the shots or receivers without a position or wavelet, or fill them in.",
+            "Leave out shots or receivers without a position or wavelet, or supply the values.",
         )
     return values
 
@@ -468,6 +465,6 @@ def _read_dt(file: h5py.File, path: Path) -> float:
         raise InputError(
             f"{path}, attribute dt",
             f"found {quote(dt)}, expected a number above 0",
-            "Give the time between samples, in s.",
+            "Give the sampling interval in s.",
         )
     return float(dt)

@@ -1,7 +1,7 @@
-"""HDF5 files opened on all ranks: in parallel where HDF5 can, else each rank for itself.
+"""HDF5 files on all ranks: opened together if HDF5 is parallel, otherwise by each rank separately.
 
-`models` and `gathers` have the contents of the files. Errors the user can act on are found here,
-and are raised on all ranks alike, so that no rank waits for one that has given up.
+`models` and `gathers` define the contents of the files. Errors that a user can act on are raised on
+all ranks, so that no rank waits for one that has given up.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
 MOST_NAMES = 10  # of datasets in a message
-_MOST_LINKS = 100  # and groups on the way to an array
-# The filters of HDF5 that are read, by their numbers, and how much smaller each can make an array:
-# gzip, shuffle, Fletcher's checksum, and LZF of h5py
+_MOST_LINKS = 100  # and groups in the path of an array
+# The numbers of the HDF5 filters that are supported, with their largest compression ratios: gzip,
+# shuffle, Fletcher's checksum, and LZF of h5py
 _FILTERS = {1: 1032, 2: 1, 3: 1, 32000: 100}
-_SPARE = 2**24  # bytes of an array that need not have been written
-# What h5py raises where a file is damaged, beside OSError: its messages are all that tells
+_SPARE = 2**24  # bytes of an array that may be missing in the file
+# Errors other than OSError that h5py raises for damaged files; only their messages distinguish them
 _H5PY_ERRORS = (RuntimeError, KeyError, ValueError, TypeError, UnicodeError, SystemError)
 
-# Files that could not be closed after a failure to write. They are kept, as HDF5 crashes where such
-# a file is released; the process must end without HDF5's own end.
+# Files that could not be closed after a failure to write. References are kept, because HDF5 crashes
+# if such a file is released. The process must exit without closing HDF5.
 unclosed: list[h5py.File] = []
 
 
 def is_parallel(context: Context) -> bool:
-    """Return True if these ranks share one open file: HDF5 with MPI, and ranks known to MPI.
+    """Return True if these ranks open a file together: HDF5 uses MPI, and MPI knows the ranks.
 
-    False if ranks survive the death of others, without whom such a file could not be closed.
+    Return False if ranks survive the death of others, because they could not close such a file
+    without them.
     """
     able = bool(h5py.get_config().mpi) and context.comm is not None
     return able and context.size > 1 and not context.fault_tolerant
 
 
 def describe(context: Context) -> str:
-    """Return a sentence for the log on how files are read and written."""
+    """Return a sentence for the log that says how files are read and written."""
     if is_parallel(context):
         return "HDF5 is parallel: all ranks read and write their own parts of one file."
     if context.size == 1:
@@ -60,20 +61,18 @@ def describe(context: Context) -> str:
     elif context.comm is None:
         reason = "these ranks were not started by MPI"
     else:
-        reason = "ranks may die, and the others must be able to close their files"
+        reason = "ranks may die, and the others must then be able to close their files"
     return (
-        f"HDF5 is not parallel ({reason}): "
-        "every rank reads for itself, and all that is written goes through rank 0."
+        f"HDF5 is not parallel ({reason}): each rank reads on its own, and rank 0 writes all data."
     )
 
 
 @contextmanager
 def open_alone(path: Path) -> Iterator[h5py.File]:
-    """A file open for reading in this process only.
+    """Open a file for reading in this process only.
 
-    Raises `InputError` where the file is missing, not HDF5, cut short or may not be read, where it
-    would do harm, and where HDF5 meets damage while it is read: the body of the `with` must do
-    nothing else.
+    Raises `InputError` if the file is missing, not HDF5, truncated, unreadable or harmful, or if
+    HDF5 finds damage while it is read. The body of the `with` must do nothing else.
     """
     probe(path)
     with explained(path), open_here(path) as file:
@@ -81,13 +80,13 @@ def open_alone(path: Path) -> Iterator[h5py.File]:
 
 
 def open_here(path: Path) -> h5py.File:
-    """Open for reading in this process, whatever that does to it: `open_alone` asks before."""
+    """Open a file for reading in this process, without `probe`, which `open_alone` calls first."""
     return h5py.File(path, "r", **_without_lock())
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what h5py raises while it opens or reads a file into an `InputError` that names it."""
+    """Turn the errors of h5py while it opens or reads a file into an `InputError` that names it."""
     try:
         check_regular(path)
         yield
@@ -100,12 +99,13 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def open_file(path: Path, context: Context) -> h5py.File:
-    """Open for reading on all ranks; collective, and so is closing where HDF5 is parallel.
+    """Open a file for reading on all ranks; collective, as is closing if HDF5 is parallel.
 
-    Raises `InputError` on all ranks where any of them cannot open it.
+    Raises `InputError` on all ranks if any of them cannot open it.
     """
     file, failure = None, None
-    # MPI-IO tells less than the plain driver about what is wrong with a file
+    # Open the file on one rank first, because messages of MPI-IO about faulty files are less
+    # specific than those of the default driver.
     context.from_root(partial(_try, path))
     driver = {"driver": "mpio", "comm": context.comm} if is_parallel(context) else {}
     try:
@@ -113,19 +113,20 @@ def open_file(path: Path, context: Context) -> h5py.File:
             file = h5py.File(path, "r", **driver, **_without_lock())
     except InputError as error:
         failure = error
-    _raise_alike(failure, context)
+    _raise_on_all_ranks(failure, context)
     return file
 
 
 def open_for_writing(
     path: Path, context: Context, fits: Callable[[h5py.File], bool]
 ) -> h5py.File | None:
-    """Open a file that is there for changing it on all ranks; collective.
+    """Open an existing file for writing on all ranks; collective.
 
-    fits: whether an open file is the one that is meant, which may have been exchanged meanwhile.
-    Where HDF5 is not parallel, rank 0 has the file and the others get None. Chunks that have been
-    allocated are written at once: an error of a cache that is emptied later would be lost.
-    Raises `InputError` on all ranks where any of them cannot open it.
+    fits: a function that returns True if an open file is the expected one, because it may have been
+    replaced in the meantime. If HDF5 is not parallel, rank 0 opens the file and the others get
+    None. Allocated chunks are written at once without a cache, because an error would be lost if it
+    occurred when the cache is flushed. Raises `InputError` on all ranks if any of them cannot open
+    the file.
     """
     file, failure = None, None
     try:
@@ -143,33 +144,33 @@ def open_for_writing(
         failure = error
     except OSError as error:
         failure = _explain_writing(path, error)
-    _raise_alike(failure, context)
+    _raise_on_all_ranks(failure, context)
     return file
 
 
 def identify(path: Path) -> tuple[int, int]:
-    """Return the identity of a file; `InputError` for a link, which HDF5 would follow."""
+    """Return the device and inode of a file; raise `InputError` for a link, as HDF5 follows it."""
     check_own(path)
     found = path.lstat()
     return found.st_dev, found.st_ino
 
 
 def exchanged(path: Path) -> InputError:
-    """Return the error for a file that is not the one that this job has made."""
+    """Return the error for a file that has replaced the one that this job made."""
     return InputError(
-        str(path), "somebody has put another file in its place", "See who may write there."
+        str(path), "it was replaced by another file", "Check who may write to this directory."
     )
 
 
 @contextmanager
 def created_whole(path: Path) -> Iterator[h5py.File]:
-    """Yield a file to fill in this process; at its end it is on disk, whole, or not there at all.
+    """Yield a file to fill in this process, which is written to disk completely or not at all.
 
-    It is filled in memory, of which it takes its size. HDF5 on a disk that is full ends the
-    process by a segmentation fault, and while it writes no thread can read another file.
-    Raises `WriteFailure`.
+    It is filled in memory and needs as much memory as its size. If HDF5 wrote to a full disk, the
+    process would end with a segmentation fault, and while it writes, no thread can read another
+    file. Raises `WriteFailure`.
     """
-    # HDF5's own files in memory can only be copied
+    # The contents of HDF5's in-memory files would have to be copied
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         yield file
@@ -178,7 +179,10 @@ def created_whole(path: Path) -> Iterator[h5py.File]:
 
 
 def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
-    """Raise `InputError` unless the root attributes say format `name`, at most `version`."""
+    """Raise `InputError` unless the root attributes state the format `name` and a known version.
+
+    version: the newest version that is known.
+    """
     found = plain(file.attrs.get("format"))
     if found != name:
         raise InputError(
@@ -186,7 +190,7 @@ def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
             f"missing, expected {name!r}"
             if found is None
             else f"found {quote(found)}, expected {name!r}",
-            f"Give a file of that format; its layout is in the documentation of {name}.",
+            f"Give a file of this format; the documentation of {name} describes it.",
         )
     written = plain(file.attrs.get("version"))
     if not is_whole(written) or written < 1:
@@ -198,15 +202,16 @@ def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
     if written > version:
         raise InputError(
             f"{path}, attribute version",
-            f"found {written}, this program reads up to {version}",
+            f"found {written}, but this program reads versions up to {version}",
             "Use a newer hpcfwi, or write the file again with this one.",
         )
 
 
 def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
-    """The dataset of this name; `InputError` where it is missing or not of real numbers.
+    """Return the dataset of this name; raise `InputError` if it is missing or not of real numbers.
 
-    And where its values are in another file: whoever made this one may have no right to read that.
+    Values in another file are also an error, because the author of this file may have no right to
+    read the other one.
     """
     remedy = "Convert the array to float32 before storing it."
     return find_dataset(file, path, key, "f", "real floating-point numbers", remedy)
@@ -215,13 +220,16 @@ def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
 def find_dataset(
     file: h5py.File, path: Path, key: str, kinds: str, expected: str, remedy: str
 ) -> h5py.Dataset:
-    """Return a dataset, as `real_dataset`, of other kinds of values (`dtype.kind` of NumPy)."""
+    """Return a dataset as `real_dataset` does, of these kinds of values (`dtype.kind` of NumPy).
+
+    expected, remedy: parts of the message for a dataset of another kind.
+    """
     found = follow(file, path, key)
     if not isinstance(found, h5py.Dataset):
         there = ", ".join(f"/{name}" for name in islice(file, MOST_NAMES)) or "nothing"
         raise InputError(
             f"{path}, /{key}",
-            f"no such dataset; the file holds {there}{', ...' * (len(file) > MOST_NAMES)}",
+            f"there is no such dataset; the file holds {there}{', ...' * (len(file) > MOST_NAMES)}",
             f"Store the array as /{key}.",
         )
     if found.dtype.kind not in kinds or found.shape is None:
@@ -232,31 +240,31 @@ def find_dataset(
 
 
 def read_real(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
-    """All values of a dataset of real numbers.
+    """Return all values of a dataset of real numbers.
 
-    Raises `InputError` where it is missing, of another type, never written, or too large.
+    Raises `InputError` if the dataset is missing, of another type, never written, or too large.
     """
     return read_values(real_dataset(file, path, key), f"{path}, /{key}")
 
 
 def read_values(dataset: h5py.Dataset, where: str) -> NDArray[np.float64]:
-    """All values of a dataset of numbers; raises `InputError` where it was never written."""
+    """Return all values of a dataset of numbers; raise `InputError` if it was never written."""
     if dataset.size and not dataset.id.get_storage_size():
         raise InputError(
             where,
-            f"its shape is {dataset.shape}, but no value of it was ever written",
+            f"its shape is {dataset.shape}, but none of its values was written",
             "Write it again from its source.",
         )
-    # As they are in the file, and in double precision
+    # Memory holds the values in the type of the file, and in double precision.
     needed = dataset.size * (dataset.dtype.itemsize + 8.0)
-    check_room(where, f"its shape {dataset.shape}", needed, "Give a smaller one.")
-    # A damaged file may hold values that are not even NaN as processors make it
+    check_room(where, f"its shape {dataset.shape}", needed, "Give a smaller array.")
+    # A damaged file may contain signalling NaN, whose conversion would warn.
     with np.errstate(invalid="ignore"):
         return dataset[...].astype(np.float64)
 
 
 def check_storage(dataset: h5py.Dataset, path: Path) -> None:
-    """Raise `InputError` for values that are not in this file, or cannot be as many as it says."""
+    """Raise `InputError` if values are not in this file, or are fewer than the dataset's shape."""
     where = f"{path}, {dataset.name}"
     if dataset.external or dataset.is_virtual:
         raise _elsewhere(where)
@@ -267,27 +275,27 @@ def check_storage(dataset: h5py.Dataset, path: Path) -> None:
     if unknown:
         raise InputError(
             where,
-            f"its values have passed a filter that is not read here, of number {unknown[0]}",
-            "Compress them with gzip, as `h5repack -f GZIP=4 OLD NEW` does.",
+            f"its values are stored with filter {unknown[0]}, which is not supported",
+            "Compress them with gzip: `h5repack -f GZIP=4 OLD NEW`.",
         )
     ratio = largest_ratio(dataset)
     there = path.stat().st_size
     sizes = [dataset.shape, *([] if dataset.chunks is None else [dataset.chunks])]
-    # Not dataset.nbytes, which may overflow
+    # dataset.nbytes may overflow.
     needed = max(math.prod(map(int, size)) for size in sizes) * dataset.dtype.itemsize
     if needed > ratio * there + _SPARE:
         raise InputError(
             where,
             f"its shape {dataset.shape} takes {say_bytes(needed)}, but the file has "
-            f"{say_bytes(there)}: most of its values were never written",
+            f"{say_bytes(there)}: most of its values were not written",
             "Write all values, or a smaller array.",
         )
 
 
 def largest_ratio(dataset: h5py.Dataset) -> int:
-    """Return how many times larger than in the file a dataset's values can become in memory.
+    """Return the largest ratio between the size of a dataset in memory and in the file.
 
-    It is the product of the largest ratios of the dataset's filters.
+    It is the product of the largest compression ratios of the dataset's filters.
     """
     return math.prod(_FILTERS[number] for number in _filters_of(dataset))
 
@@ -300,18 +308,18 @@ def _filters_of(dataset: h5py.Dataset) -> list[int]:
 def _elsewhere(where: str) -> InputError:
     return InputError(
         where,
-        "its values are in another file, which is not read from here",
-        "Store the values in the file itself, as `h5repack` does.",
+        "its values are in another file, which is not supported",
+        "Store the values in this file, for example with `h5repack`.",
     )
 
 
 def holds(file: h5py.File | h5py.Group, name: str) -> bool:
-    """Return True if a name exists, be it a link, which is not followed."""
+    """Return True if a name exists, even as a link, which is not followed."""
     return file.get(name, getlink=True) is not None
 
 
 def follow(file: h5py.File, path: Path, key: str) -> Any:
-    """Return the object of a key through links within the file, None if there is none.
+    """Return the object of a key, found through links within the file, None if there is none.
 
     Raises `InputError` if a link leads to another file, which is not opened.
     """
@@ -335,11 +343,12 @@ def _parts(path: str) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """An attribute's value as Python has it, whichever language has written it.
+    """Return the value of an attribute as a Python object.
 
-    An array of one element is that element, as MATLAB, C and Fortran write scalars; other arrays
-    are lists. Text ends before its padding, which is of NUL or of blanks, and is put together where
-    it is stored as an array of characters or of bytes. Without a value it is None.
+    The result does not depend on the language that wrote the attribute. An array of one element
+    becomes that element, because MATLAB, C and Fortran write scalars in this way; other arrays
+    become lists. Arrays of characters or bytes become text, whose padding with NUL or blanks is
+    removed. An empty attribute becomes None.
     """
     if isinstance(value, np.ndarray):
         if value.size == 1:
@@ -362,12 +371,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Return True if an attribute's plain value is a whole number, such as 1.0."""
+    """Return True if an attribute's plain value is an integer or a float such as 1.0."""
     return is_number(value) and float(value).is_integer()
 
 
 def plain_numbers(value: Any) -> list[float]:
-    """The numbers of an attribute, be it a row or a column; none where it is anything else."""
+    """Return the numbers of an attribute of any shape as a list, empty if it is not numeric."""
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
         return []
@@ -375,18 +384,19 @@ def plain_numbers(value: Any) -> list[float]:
 
 
 def _without_lock() -> dict[str, bool]:
-    """Return the option by which HDF5 does not lock files.
+    """Return the option with which HDF5 does not lock files.
 
-    Shared file systems may have no locks, no file is read while it is written, and only one job
-    writes in a run directory. HDF5 before 1.10.7 only obeys HDF5_USE_FILE_LOCKING=FALSE.
+    Shared file systems may not support locks. They are not needed, because no file is read while it
+    is written, and only one job writes in a run directory. HDF5 before 1.10.7 supports only the
+    variable HDF5_USE_FILE_LOCKING=FALSE.
     """
     return {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 10, 7) else {}
 
 
-def _raise_alike(failure: InputError | None, context: Context) -> None:
+def _raise_on_all_ranks(failure: InputError | None, context: Context) -> None:
     for error in context.all_gather(failure):
         if error is not None:
-            context.raise_alike(error)
+            context.raise_on_all_ranks(error)
 
 
 def _try(path: Path) -> None:
@@ -397,14 +407,14 @@ def _try(path: Path) -> None:
 def _explain_reading(path: Path, error: OSError) -> InputError:
     where = str(path)
     if isinstance(error, PermissionError):
-        return InputError(where, "it may not be read", "Ask for the permission to read it.")
+        return InputError(where, "permission to read it is denied", "Get permission to read it.")
     if not exists(path):
         if is_link(path):
-            return InputError(where, "this link leads nowhere", "Mend the link, or name the file.")
+            return InputError(where, "this link is broken", "Repair the link, or name the file.")
         return InputError(where, "there is no such file", "Check the name and the directory.")
     if "truncated" in str(error):
         remedy = "Copy it again, or write it again from its source."
-        return InputError(where, "the HDF5 file is cut short", remedy)
+        return InputError(where, "the HDF5 file is truncated", remedy)
     if "lock" in str(error):
         return InputError(
             where,
@@ -422,6 +432,6 @@ def _explain_writing(path: Path, error: OSError) -> InputError:
     return InputError(
         str(path),
         f"HDF5 cannot open it for writing ({error})",
-        "Name a file in a directory in which you may write; where its file system cannot lock "
+        "Name a file in a directory to which you may write; if its file system cannot lock "
         "files, set HDF5_USE_FILE_LOCKING=FALSE.",
     )

@@ -4,13 +4,13 @@ A model file has, for each parameter of the model, a dataset of its name, float3
 (z, y, x) in its unit (`model.PARAMETERS`); root attributes format = "hpcfwi-model", version,
 axes = "zx" or "zyx", spacing and origin (one number an axis, m).
 
-An image file has what a migration has found: /image, float32 (z, x) or (z, y, x), the reflectivity;
+An image file has the result of a migration: /image, float32 (z, x) or (z, y, x), the reflectivity;
 root attributes format = "hpcfwi-image", version, axes, spacing and origin as in a model file, and
 epoch, the number of iterations.
 
-A surface is a depth below places, such as that of the sea floor: a row a place, of numbers with
-blanks between them, `x depth` for a 2-D model and `y x depth` for a 3-D one, in m. Empty lines and
-what follows a # are ignored.
+A surface, such as the sea floor, is given by its depth at some places. Each line has the numbers of
+one place, separated by blanks: `x depth` for a 2-D model and `y x depth` for a 3-D one, in m. Empty
+lines and text after a # are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote, refusing
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
-from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.storage.hdf5 import (
     check_format,
     created_whole,
@@ -51,14 +51,14 @@ MODEL_FORMAT = "hpcfwi-model"
 MODEL_VERSION = 1
 
 POWERS = {"velocity": 1.0, "slowness": -1.0, "slowness-squared": -0.5}
-"""Powers that make velocities of quantities."""
+"""Exponents that convert quantities to velocities."""
 
-# As km/s what no rock or water is throughout, and as s/km what most are
+# Not all velocities of a model are below this in km/s, but most slownesses are in s/km.
 SLOW = 0.9
-# m/s, what values may be that are not told as velocities
+# Range of values without a unit that may be velocities, m/s.
 ROCK = 300.0, 1e4
 
-# What is smaller or larger is a slip of the pen, and would overflow, m
+# Ranges of spacings and origins, m; values outside of these are typing errors and could overflow.
 _SPACINGS = (1e-6, 1e6)
 _ORIGINS = (-1e9, 1e9)
 
@@ -66,8 +66,8 @@ _ORIGINS = (-1e9, 1e9)
 def read_model(path: Path) -> Model:
     """Read and check a model in one process.
 
-    Raises `InputError`, naming the key, for whatever does not fit the layout above, and for
-    values that are not finite, not positive, impossible in rock or seem to be in another unit.
+    Raises `InputError` with the key if the layout is wrong, or if values are not finite, not
+    positive, impossible in rock or apparently in another unit.
     """
     with open_alone(path) as file:
         check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
@@ -79,7 +79,7 @@ def read_model(path: Path) -> Model:
         if shapes[name] != grid.shape:
             raise InputError(
                 f"{path}, /{name}",
-                f"its shape is {shapes[name]}, that of /{names[0]} {grid.shape}",
+                f"its shape is {shapes[name]}, but that of /{names[0]} is {grid.shape}",
                 "Store all arrays on one grid.",
             )
         check_values(array, f"{path}, /{name}", PARAMETERS[name])
@@ -87,10 +87,10 @@ def read_model(path: Path) -> Model:
 
 
 def read_cells(path: Path, name: str) -> Model:
-    """Read one array of a file that is laid out as a model is, such as a mask, in one process.
+    """Read one array of a file with the layout of a model, such as a mask, in one process.
 
-    Raises `InputError`, naming the key, for what does not fit the layout, and for values that are
-    negative or not finite.
+    Raises `InputError` with the key if the layout is wrong, or if values are negative or not
+    finite.
     """
     with open_alone(path) as file:
         check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
@@ -111,16 +111,16 @@ def read_cells(path: Path, name: str) -> Model:
 
 
 def load_model(path: Path, context: Context) -> Model:
-    """Read a model once a host, for all its ranks; collective.
+    """Read a model once on each host, for all its ranks; collective.
 
-    Every rank raises the `InputError` of `read_model`. Nobody can write to the arrays.
+    Every rank raises the `InputError` of `read_model`. The arrays are read-only.
     """
     probe_on_root(path, context)
-    return once_a_host(partial(read_model, path), context)
+    return once_per_host(partial(read_model, path), context)
 
 
 def read_epoch(path: Path) -> int:
-    """The epoch of the run that a model is from; 0 where it says none or cannot be read."""
+    """Return the epoch of a run's model; 0 if the file has none or cannot be read."""
     try:
         with open_alone(path) as file:
             epoch = plain(file.attrs.get("epoch"))
@@ -130,9 +130,9 @@ def read_epoch(path: Path) -> int:
 
 
 def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None = None) -> None:
-    """Write a model in one process; the file is whole or not there.
+    """Write a model in one process, completely or not at all.
 
-    attributes: more root attributes, as where the model comes from. Raises `WriteFailure`.
+    attributes: further root attributes, such as the source of the model. Raises `WriteFailure`.
     """
     with created_whole(path) as file:
         for name, array in model.arrays.items():
@@ -181,7 +181,7 @@ def _read_grid(file: h5py.File, path: Path, name: str) -> Grid:
 def _read_lengths(
     file: h5py.File, path: Path, key: str, ndim: int, between: tuple[float, float]
 ) -> tuple[float, ...]:
-    where, expected = f"{path}, attribute {key}", f"{ndim} numbers, one an axis"
+    where, expected = f"{path}, attribute {key}", f"{ndim} numbers, one per axis"
     remedy = f"Give the {key} along {', '.join(AXES[ndim])}, in m."
     if key not in file.attrs:
         raise InputError(where, f"missing, expected {expected}", remedy)
@@ -189,7 +189,7 @@ def _read_lengths(
     if len(lengths) != ndim or not np.isfinite(lengths).all():
         raise InputError(
             where,
-            f"found {quote(plain(file.attrs[key]))}, expected {ndim} finite numbers, one an axis",
+            f"found {quote(plain(file.attrs[key]))}, expected {ndim} finite numbers, one per axis",
             remedy,
         )
     if not between[0] <= min(lengths) <= max(lengths) <= between[1]:
@@ -204,7 +204,7 @@ def _read_lengths(
 def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) -> None:
     """Raise `InputError` for values that are not finite, not positive, or in another unit.
 
-    where: what a message names.
+    where: the place of the values in messages.
     """
     unit = parameter.unit
     for fault, problem, remedy in (
@@ -212,7 +212,7 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
         (
             values <= 0,
             "not positive",
-            f"Give every cell, air and water too, a value above 0 {unit}.",
+            f"Give every cell, including air and water, a value above 0 {unit}.",
         ),
     ):
         if fault.any():
@@ -229,7 +229,7 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
             where,
             f"the values go from {values.min():g} to {values.max():g}, expected {unit}: they look "
             f"like {' or '.join(name for name, _ in slow)}",
-            f"Make velocities of them: `hpcfwi convert FROM TO` with {choices}.",
+            f"Convert them to velocities: `hpcfwi convert FROM TO` with {choices}.",
         )
     if values.max() < parameter.mistaken:
         raise InputError(
@@ -248,13 +248,14 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
 
 
 def tell_slowness(values: NDArray[np.float64]) -> list[tuple[str, float]]:
-    """Tell which quantities values can be that are no velocities.
+    """Return the quantities that the values may be if they are not velocities.
 
     Returns
     -------
     list of (str, float)
-        Names of `POWERS`, and what the powers are multiplied by for m/s: 1000 of s/km. None where
-        the values can be velocities, in m/s or km/s, or nothing of this.
+        Names in `POWERS`, and the factors that convert the powers to m/s, such as 1000 for s/km.
+        The list is empty if the values may be velocities, in m/s or km/s, or if they cannot be any
+        of these quantities.
     """
     if not 0.0 < values.min() <= values.max() < SLOW:
         return []
@@ -273,7 +274,7 @@ IMAGE_VERSION = 1
 
 
 def write_image(path: Path, image: NDArray[np.floating], grid: Grid, epoch: int) -> None:
-    """Write an image in one process; the file is whole or not there. Raises `WriteFailure`."""
+    """Write an image in one process, completely or not at all; raises `WriteFailure`."""
     with created_whole(path) as file:
         file.create_dataset("image", data=image, dtype=np.float32)
         file.attrs.update(
@@ -289,7 +290,7 @@ def write_image(path: Path, image: NDArray[np.floating], grid: Grid, epoch: int)
 
 
 def read_image(path: Path, grid: Grid) -> tuple[NDArray[np.float32], int]:
-    """An image on a grid, and of how many iterations it is; raises `InputError` where it is not."""
+    """Read an image on a grid, and its number of iterations; raises `InputError`."""
     with open_alone(path) as file:
         check_format(file, path, IMAGE_FORMAT, IMAGE_VERSION)
         image = read_real(file, path, "image").astype(np.float32)
@@ -297,25 +298,25 @@ def read_image(path: Path, grid: Grid) -> tuple[NDArray[np.float32], int]:
     if image.shape != grid.shape or not is_whole(epoch):
         raise InputError(
             f"{path}, /image",
-            f"its shape is {image.shape}, expected {grid.shape}, that of initial.h5, and an epoch",
-            "Remove the file, of which the figure cannot be drawn.",
+            f"its shape is {image.shape}, expected {grid.shape}, as initial.h5, and an epoch",
+            "Remove the file; the figure cannot be drawn from it.",
         )
     return image, int(epoch)
 
 
 COLUMNS = {2: ("x", "depth"), 3: ("y", "x", "depth")}
-# What is further away is a slip of the pen, and would overflow, m
+# Largest coordinate, m; larger ones are typing errors, and could overflow.
 _FURTHEST = 1e9
 
 
 def read_surface(path: Path, ndim: int) -> NDArray[np.float64]:
-    """The rows (row, ndim) of a surface for a model of so many axes, in the file's order.
+    """Read the rows (row, ndim) of a surface, in the file's order; ndim: axes of the model.
 
-    Raises `InputError`, naming the line, for what is no such row, and for a place that comes twice.
+    Raises `InputError` with the number of the line if it is wrong or its place appears twice.
     """
     with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
         check_regular(path)
-        # Each number takes some characters there, and more bytes as an object here
+        # A number takes more bytes as an object in memory than as characters in the file.
         check_room(str(path), "the surface", 40.0 * path.stat().st_size, "Give fewer rows.")
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     expected = f"{ndim} numbers, {' '.join(COLUMNS[ndim])}, in m"
@@ -330,14 +331,14 @@ def read_surface(path: Path, ndim: int) -> NDArray[np.float64]:
             raise InputError(
                 f"{path}, line {number}",
                 f"found {quote(line.strip())}, expected {expected}",
-                "Give a row for each place, with blanks between the numbers.",
+                "Give a row for each position, with blanks between the numbers.",
             )
         before = seen.setdefault(tuple(row[:-1]), number)
         if before != number:
             raise InputError(
                 f"{path}, line {number}",
-                f"found {quote(line.strip())}, but line {before} has the depth of this place",
-                "Leave one of the two out.",
+                f"found {quote(line.strip())}, but line {before} has the same position",
+                "Remove one of the two lines.",
             )
         rows.append(row)
     if not rows:
@@ -346,7 +347,7 @@ def read_surface(path: Path, ndim: int) -> NDArray[np.float64]:
 
 
 def _read_numbers(words: list[str]) -> list[float]:
-    """Nothing where one of them is not a number."""
+    """Return the numbers, or an empty list if one of the words is not a number."""
     try:
         return [float(word) for word in words]
     except ValueError:

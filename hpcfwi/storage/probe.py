@@ -1,10 +1,10 @@
-"""HDF5 files are first read by a process of their own, which may die of them.
+"""A helper process that reads HDF5 files first, because a harmful file may kill its reader.
 
-The HDF5 library trusts what a file says of itself: a damaged file, or one that was made to do harm,
-can end the process that reads it, keep it busy for ever, or take all memory. `probe` lets a helper
-read a file before this process does. The helper imports h5py once, forks for each file, and lets
-the child read everything that the program will read, within limits of time and memory. It starts
-no MPI, and ends by itself when nothing was asked of it for a while.
+The HDF5 library trusts the contents of a file: a damaged or malicious file can end the process that
+reads it, keep it busy for ever, or take all memory. `probe` lets a helper read a file before this
+process does. The helper imports h5py once, forks for each file, and lets the child read everything
+that the program will read, within limits of time and memory. It starts no MPI, and ends when it has
+not been used for a while.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
     from hpcfwi.parallel.context import Context
 
-SECONDS = 4  # of computing that a file may take
-PER_SECOND = 10**8  # bytes of a file that allow for a second more
-MEMORY = 10**9  # bytes that reading it may take
-IDLE = 30.0  # s, after which the helper ends
-_PATIENCE = 10  # s that may pass, for each second of computing: file systems may be slow
-_WHOLE = 2**26  # bytes of an array that is read whole here
+SECONDS = 4  # CPU time that reading a file may take, s
+PER_SECOND = 10**8  # bytes of a file for each further second
+MEMORY = 10**9  # bytes of memory that reading a file may take
+IDLE = 30.0  # s without a request after which the helper ends
+_PATIENCE = 10  # elapsed time for each second of CPU time, because file systems may be slow
+_WHOLE = 2**26  # bytes up to which an array is read completely
 _MOST_OBJECTS = 100_000
-_MOST_VALUES = 1000  # that are read of a larger one
-_MOST_CHUNKS = 10_000  # of which an older HDF5 tells the sizes, one after the other
-# What launchers tell their processes: the helper is none of these
+_MOST_VALUES = 1000  # values that are read of a larger array
+_MOST_CHUNKS = 10_000  # chunks whose sizes an older HDF5 is asked for, one after the other
+# Variables that launchers set for their ranks, which the helper must not have.
 _LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "HYDRA_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _REMEDY = "Write it again from its source."
 
-# The files that were read without harm, as they were then
+# Files that were read without a crash, with their status at that time.
 _harmless: set[tuple[int, ...]] = set()
 _helper: tuple[int, subprocess.Popen[str]] | None = None
 
 
 def probe(path: Path) -> None:
-    """Have an HDF5 file read by the helper, unless it was before and has not changed.
+    """Let the helper read an HDF5 file, unless it has read it before and the file has not changed.
 
     Raises
     ------
     InputError
-        Where the file kills its reader, or takes too much time or memory. Everything else that may
-        be wrong with it is left to whoever reads it next.
+        If the file kills its reader, or takes too much time or memory. The program reports other
+        errors when it reads the file.
     """
     identity = _identify(path)
     if identity is None or identity in _harmless:
@@ -77,7 +77,7 @@ def probe_on_root(path: Path, context: Context) -> None:
 
 
 def _identify(path: Path) -> tuple[int, ...] | None:
-    """Return the identity and age of a file; None if it is none, which its reader reports."""
+    """Return identity and status of a file; None if there is none, which its reader reports."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -88,9 +88,9 @@ def _identify(path: Path) -> tuple[int, ...] | None:
 
 
 def _ask(path: Path) -> str:
-    """Return the helper's complaint about a file, empty if there is none."""
+    """Return the problem that the helper found with a file, empty if there is none."""
     request = json.dumps(os.path.abspath(path)) + "\n"  # noqa: PTH100
-    # It may have ended just now, as nothing was asked of it
+    # Try twice, because an idle helper may have just ended.
     for _ in range(2):
         with suppress(BrokenPipeError):
             helper = _find_helper()
@@ -102,11 +102,11 @@ def _ask(path: Path) -> str:
             if answer.endswith("\n"):
                 return str(json.loads(answer))
         _end_helper()
-    raise RuntimeError("the process that reads HDF5 files first ends without an answer")
+    raise RuntimeError("the process that checks HDF5 files ended without an answer")
 
 
 def _find_helper() -> subprocess.Popen[str]:
-    """The helper of this process, which is started where there is none."""
+    """Return the helper of this process; start it if there is none."""
     global _helper
     if _helper is None or _helper[0] != os.getpid() or _helper[1].poll() is not None:
         _end_helper()
@@ -128,7 +128,7 @@ def _find_helper() -> subprocess.Popen[str]:
 
 
 def _end_helper() -> None:
-    """End the helper, or in a fork of the process that started it, leave it alone."""
+    """End the helper; do nothing in a fork of the process that started it."""
     global _helper
     if _helper is not None:
         owner, helper = _helper
@@ -142,7 +142,7 @@ def _end_helper() -> None:
 
 
 def _serve() -> None:
-    """Answer for each path that comes, until none has come for a while."""
+    """Answer the paths that are received, until none is received for `IDLE` seconds."""
     while select.select([sys.stdin], [], [], IDLE)[0]:
         request = sys.stdin.readline()
         if not request:
@@ -152,7 +152,7 @@ def _serve() -> None:
 
 
 def _read_in_child(path: Path) -> str:
-    """Return the complaint about a file that a child reads, empty if the child survives."""
+    """Read a file in a child process and return the problem, empty if there is none."""
     with suppress(OSError):
         seconds = SECONDS + path.stat().st_size // PER_SECOND
         ours, theirs = os.pipe()
@@ -174,18 +174,18 @@ def _read_in_child(path: Path) -> str:
         os.close(ours)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if late or code in (-signal.SIGXCPU, -signal.SIGKILL):
-            return f"HDF5 has not read it after {seconds} s: it is damaged, or made to do harm"
+            return f"HDF5 has not read it after {seconds} s: it is damaged or malicious"
         if code < 0:
             name = signal.Signals(-code).name
-            return f"HDF5 ends with {name} as it reads it: it is damaged, or made to do harm"
-        if code > 0:  # there was no memory left to say so
+            return f"HDF5 crashes with {name} when reading it: it is damaged or malicious"
+        if code > 0:  # there was not enough memory for a message
             return _say_too_large()
         return problem
     return ""
 
 
 def _limit(seconds: int) -> None:
-    """Limit what this process may take from now on."""
+    """Limit the memory and the CPU time of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
     for kind, value in (
@@ -199,11 +199,11 @@ def _limit(seconds: int) -> None:
 
 
 def _surround_with_foreign_values() -> list[bytes]:
-    """Fill the memory around the next allocations of HDF5, and return the blocks to hold.
+    """Fill the memory around the next allocations of HDF5, and return the blocks to keep.
 
-    HDF5 reads beyond its arrays if a damaged file tells it to. In a fresh process it would find
-    zeros there and do no harm; in the program it finds anything, and may crash. Blocks of several
-    sizes fill the holes that imports have left, so that HDF5 allocates among freed ones.
+    HDF5 reads beyond its arrays in some damaged files. In a new process it would find zeros there
+    without an effect; in the program it finds arbitrary values and may crash. Blocks of several
+    sizes fill the gaps that imports have left, so that HDF5 allocates among freed blocks.
     """
     kept = [b"Z" * (1000 << power) for power in range(6) for _ in range(500)]
     freed = [b"Z" * 100_000 for _ in range(40)]
@@ -212,7 +212,7 @@ def _surround_with_foreign_values() -> list[bytes]:
 
 
 def _try_to_read(path: Path) -> str:
-    """Return a complaint about a file that its next reader cannot find by itself."""
+    """Return a problem with a file that the program's reader would not report, otherwise empty."""
     from hpcfwi.storage.hdf5 import open_here
 
     try:
@@ -224,7 +224,7 @@ def _try_to_read(path: Path) -> str:
 
 
 def _read_all(file: h5py.File, path: Path) -> Iterator[str]:
-    """Read all objects of a file, and say what is wrong with some."""
+    """Read all objects of a file, and yield the problems that are found."""
     import h5py
 
     seen: set[int] = set()
@@ -233,7 +233,7 @@ def _read_all(file: h5py.File, path: Path) -> Iterator[str]:
         group = groups.pop()
         yield from _read_attributes(group)
         for name in group:
-            # What other links lead to is found by its own name, or is in another file
+            # Targets of other links are read under their own names, or are in another file.
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 continue
             try:
@@ -241,7 +241,7 @@ def _read_all(file: h5py.File, path: Path) -> Iterator[str]:
                 try:
                     place = h5py.h5o.get_info(found.id).addr
                 except RuntimeError as error:
-                    yield f"HDF5 cannot tell where {found.name} is ({error})"
+                    yield f"HDF5 cannot locate {found.name} ({error})"
                     continue
                 if place in seen:
                     continue
@@ -270,12 +270,12 @@ def _read_dataset(dataset: h5py.Dataset, path: Path) -> Iterator[str]:
 
     try:
         check_storage(dataset, path)
-    except InputError:  # its reader says so, too
+    except InputError:  # the program's reader reports this too
         return
     if not dataset.size or not dataset.id.get_storage_size():
         return
     try:
-        # All of the index is gone through, but no values
+        # This visits the whole index of the chunks without reading values.
         if dataset.chunks is not None:
             dataset.id.get_num_chunks()
         if dataset.nbytes <= _WHOLE:
@@ -287,9 +287,9 @@ def _read_dataset(dataset: h5py.Dataset, path: Path) -> Iterator[str]:
 
 
 def _read_values(dataset: h5py.Dataset) -> None:
-    """Read a value of each chunk, or of some from the first to the last of them.
+    """Read one value of each chunk, or of evenly spaced chunks if there are many.
 
-    Of compressed arrays, also a value of each chunk that may take much memory.
+    For compressed arrays it also reads one value of each chunk that may take much memory.
     """
     import h5py
     import numpy as np
@@ -310,10 +310,11 @@ def _read_values(dataset: h5py.Dataset) -> None:
 
 
 def _find_swelling(dataset: h5py.Dataset) -> list[tuple[int, ...]]:
-    """Return the first indices of the chunks that can take half of `MEMORY` once unpacked.
+    """Return the first indices of the chunks that may take half of `MEMORY` after decompression.
 
-    HDF5 unpacks a chunk to its end, whatever size it should have. Versions before 1.14 take too
-    long to tell the sizes of more than `_MOST_CHUNKS` chunks, of which none is returned then.
+    HDF5 decompresses a chunk to its end, even beyond the size that it should have. Versions before
+    1.14 take too long to report the sizes of more than `_MOST_CHUNKS` chunks; the list is then
+    empty.
     """
     from hpcfwi.storage.hdf5 import largest_ratio
 
@@ -329,7 +330,7 @@ def _find_swelling(dataset: h5py.Dataset) -> list[tuple[int, ...]]:
 
 
 def _say_memory(error: Exception) -> str:
-    """Why a file is refused where reading it has met the limit of memory; else nothing."""
+    """Return a message if reading a file reached the limit of memory, otherwise an empty text."""
     text = "".join(traceback.format_exception_only(error)).lower()
     if isinstance(error, MemoryError) or "alloc" in text or "memory" in text:
         return _say_too_large()
@@ -337,7 +338,7 @@ def _say_memory(error: Exception) -> str:
 
 
 def _say_too_large() -> str:
-    return f"reading what it says of itself takes more than {say_bytes(MEMORY)} of memory"
+    return f"reading its metadata takes more than {say_bytes(MEMORY)} of memory"
 
 
 def _main() -> None:

@@ -1,8 +1,8 @@
-"""A gathers file before it has its name: made with room for all of it, found again by a later job.
+"""Unfinished gathers files, which are made with room for all traces and continued by later jobs.
 
-It is beside its name and has the layout of the finished one from the beginning, and all but the
-traces in it. /digests uint64 (shot,), 8 bytes of BLAKE2b of each shot's traces or 0 where there are
-none, says what it holds. Who writes the traces, and reads them in the end, is in `gathers`.
+An unfinished file has a temporary name in the same directory. It has the layout and all contents of
+the finished file except for missing traces. The dataset /digests, uint64 (shot,), has 8 bytes of
+BLAKE2b of each shot's traces, or 0 if they are missing. `gathers` writes and reads the traces.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 FORMAT = "hpcfwi-gathers"
 VERSION = 1
-_LARGEST_HEADERS = 2**20  # bytes, of a file's attributes and tables
-_LARGEST_ENTRY = 128  # bytes, of a chunk in the file's index
-_LARGEST_CHUNK = 2**32 - 1  # bytes, of HDF5
+_LARGEST_HEADERS = 2**20  # bytes of a file's attributes and tables
+_LARGEST_ENTRY = 128  # bytes for a chunk in the file's index
+_LARGEST_CHUNK = 2**32 - 1  # bytes, limit of HDF5
 
 log = logging.getLogger("hpcfwi")
 
 
 @contextmanager
 def failing_clearly(path: Path) -> Iterator[None]:
-    """Turn what the system or HDF5 raises while a file is written into a `WriteFailure`."""
+    """Turn errors of the system or HDF5 while a file is written into a `WriteFailure`."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -51,16 +51,16 @@ def failing_clearly(path: Path) -> Iterator[None]:
 
 
 class _UnfitError(Exception):
-    """An unfinished file that cannot be gone on with."""
+    """An unfinished file that cannot be continued."""
 
 
 def find_whole(
     path: Path, survey: Survey, extras: Mapping[str, Any], context: Context
 ) -> NDArray[np.bool_] | None:
-    """Return which shots an unfinished file holds whole, None without such a file; collective.
+    """Return a mask of the shots that an unfinished file has, None without a file; collective.
 
-    Every rank reads a share of them. So the order in which writes reach the disk does not matter
-    after a power cut. Raises `InputError` on all ranks if the system does not let it be read.
+    The ranks read the traces and compare their digests, because after a power cut some writes may
+    not have reached the disk. Raises `InputError` on all ranks if the system cannot read the file.
     """
     part = beside(path)
     digests = context.from_root(partial(_read_digests, part, survey, extras))
@@ -87,14 +87,14 @@ def find_whole(
 def _read_digests(
     part: Path, survey: Survey, extras: Mapping[str, Any]
 ) -> NDArray[np.uint64] | None:
-    """Return the digests of an unfinished file's shots, None if no file fits."""
+    """Return the digests of an unfinished file's shots, None if there is no matching file."""
     if not is_there(part):
         return None
     try:
         _check_own(part)
         with _unfinished(part) as file:
             if not fits(file, survey, extras):
-                raise _UnfitError("it was begun for another model or survey")
+                raise _UnfitError("it is for another model or survey")
             return file["digests"][...]
     except _UnfitError as unfit:
         _tell_unfit(part, unfit)
@@ -102,17 +102,20 @@ def _read_digests(
 
 
 def _check_own(part: Path) -> None:
-    """Raise `_UnfitError` for what may lead to another file, which would be written into."""
+    """Raise `_UnfitError` for a link, because traces would be written into another file."""
     status = part.lstat()
     if stat.S_ISDIR(status.st_mode):
         raise InputError(str(part), "this is a directory, expected a file", "Remove it.")
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise _UnfitError("it is a link, or no file")
+        raise _UnfitError("it is a link or not a file")
 
 
 @contextmanager
 def _unfinished(part: Path) -> Iterator[h5py.File]:
-    """`open_alone`, which raises `InputError` only where it is the system that refuses to read."""
+    """Open a file as `open_alone`; raise `InputError` only if the system cannot read it.
+
+    All other errors become an `_UnfitError`.
+    """
     try:
         with open_alone(part) as file:
             yield file
@@ -123,7 +126,7 @@ def _unfinished(part: Path) -> Iterator[h5py.File]:
 
 
 def fits(file: h5py.File, survey: Survey, extras: Mapping[str, Any]) -> bool:
-    """Return True if `lay_out` would make the same file, and writes stay within it."""
+    """Return True if `lay_out` would make the same file, and all its values are in this file."""
     arrays = _arrays(survey, extras)
     forms = {
         "data": (survey.shape, np.dtype(np.float32), _chunk(survey)),
@@ -139,7 +142,7 @@ def fits(file: h5py.File, survey: Survey, extras: Mapping[str, Any]) -> bool:
 
 
 def _form(file: h5py.File, name: str) -> tuple[Any, ...] | None:
-    """Shape, type and chunk of a dataset that is stored in this file as it is; else None."""
+    """Return shape, type and chunk of a dataset, None unless it is in this file without filters."""
     if not isinstance(file.get(name, getlink=True), h5py.HardLink):
         return None
     found = file.get(name)
@@ -151,14 +154,14 @@ def _form(file: h5py.File, name: str) -> tuple[Any, ...] | None:
 
 
 def _tell_unfit(part: Path, unfit: _UnfitError) -> None:
-    log.warning("%s cannot be gone on with (%s): begun anew", part, unfit)
+    log.warning("%s cannot be continued (%s): starting again", part, unfit)
 
 
 def lay_out(path: Path, survey: Survey, extras: Mapping[str, Any]) -> None:
-    """Make the file, with all but the traces in it, and the room for these.
+    """Make the file with everything but the traces, and with room for these.
 
-    HDF5 does not survive a disk that is full when it empties its caches: what it writes here is
-    tried before, and later it writes nothing but traces and their digests.
+    HDF5 crashes if the disk is full when it flushes its caches. The free space is therefore tested
+    before HDF5 writes here; later it writes only traces and their digests.
     """
     make_directory(path.parent)
     part = beside(path)
@@ -166,10 +169,10 @@ def lay_out(path: Path, survey: Survey, extras: Mapping[str, Any]) -> None:
         with failing_clearly(path):
             part.unlink(missing_ok=True)
             with _try_room(path, survey, extras) as room, h5py.File(room, "w") as file:
-                # Chunks that have their places are written at once, past the caches
+                # Allocated chunks are written at once, without caches.
                 placed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                 placed.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-                # Every shot is written before the file is finished: filling it would be in vain
+                # Fill values are not needed, as every shot is written before the file is finished.
                 form = {"chunks": _chunk(survey), "fill_time": "never", "dcpl": placed}
                 file.create_dataset("data", survey.shape, "f4", **form)
                 file["digests"] = np.zeros(survey.n_shots, dtype=np.uint64)
@@ -184,7 +187,7 @@ def lay_out(path: Path, survey: Survey, extras: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _try_room(path: Path, survey: Survey, extras: Mapping[str, Any]) -> Iterator[BinaryIO]:
-    """Create the file, empty and open, after a look at what it will take."""
+    """Yield a new, empty, open file, after a test of the space that it needs."""
     arrays = sum(array.nbytes for array in _arrays(survey, extras).values())
     chunks = survey.n_shots * -(-survey.n_receivers // _chunk(survey)[1])
     headers = _LARGEST_HEADERS + 2 * arrays + _LARGEST_ENTRY * chunks
@@ -192,7 +195,7 @@ def _try_room(path: Path, survey: Survey, extras: Mapping[str, Any]) -> Iterator
     check_disk(path, total)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(beside(path), flags, 0o666), "w+b") as file:
-        file.truncate(total)  # there may be a limit on the size of files
+        file.truncate(total)  # fails if there is a limit on the size of files
         file.write(bytes(headers))
         file.flush()
         os.fsync(file.fileno())
@@ -202,9 +205,9 @@ def _try_room(path: Path, survey: Survey, extras: Mapping[str, Any]) -> Iterator
 
 
 def reserve_room(path: Path) -> None:
-    """Have what is in the file on disk, and the room for all of it kept.
+    """Flush the file to disk, and reserve space for all of it.
 
-    Where no room can be reserved, the disk may fill up later.
+    If the file system cannot reserve space, the disk may become full later.
     """
     part = beside(path)
     with failing_clearly(path), open(part, "r+b", opener=open_own) as file:
@@ -213,13 +216,13 @@ def reserve_room(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove it, if it is there and can be removed."""
+    """Remove the file if it exists and can be removed."""
     with suppress(OSError):
         beside(path).unlink()
 
 
 def digest_of(gather: NDArray[np.float32]) -> np.uint64:
-    """Return the digest of a shot's traces, never 0, which means that it was not written."""
+    """Return the digest of a shot's traces; never 0, which marks a shot that is not written."""
     digest = hashlib.blake2b(gather.tobytes(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little") or 1)
 
@@ -230,7 +233,7 @@ def _chunk(survey: Survey) -> tuple[int, int, int]:
 
 
 def _arrays(survey: Survey, extras: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """All datasets but those of the traces, by name."""
+    """Return all datasets but those of the traces, by name."""
     return {
         "sources": survey.sources.astype(np.float64, copy=False),
         "receivers": survey.receivers.astype(np.float64, copy=False),
@@ -241,6 +244,6 @@ def _arrays(survey: Survey, extras: Mapping[str, Any]) -> dict[str, NDArray[Any]
 
 
 def _root(survey: Survey, extras: Mapping[str, Any]) -> dict[str, Any]:
-    """All root attributes, by name."""
+    """Return all root attributes, by name."""
     own = {"format": FORMAT, "version": VERSION, "dt": survey.dt}
     return {name: v for name, v in extras.items() if not isinstance(v, np.ndarray)} | own

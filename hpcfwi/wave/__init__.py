@@ -1,17 +1,18 @@
-"""Physics: waves and their gradients. Knows nothing of MPI, files or inversion."""
+"""Physics: waves and their gradients, independent of MPI, files and inversion."""
 
 from hpcfwi.wave.acoustic import Acoustic, acoustic, share_of_mean
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots
-from hpcfwi.wave.simulation import Acquisition, Method, ShotGradients, Simulation, simulate, warm_up
+from hpcfwi.wave.problem import Gradients
+from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, warm_up
 
 __all__ = [
     "Acoustic",
     "Acquisition",
     "Auto",
     "Boundary",
+    "Gradients",
     "Method",
     "Recompute",
-    "ShotGradients",
     "Simulation",
     "Snapshots",
     "acoustic",

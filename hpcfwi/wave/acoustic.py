@@ -1,9 +1,9 @@
 """The acoustic wave equation as a differentiable function, and as a PyTorch module.
 
 The equation is (1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). `acoustic` maps a model and a
-wavelet to traces, and is known to autograd and to the transforms of `torch.func`. `Acoustic` is
-the same operator as a module, which owns a model that optimizers and wrappers know. Simulation
-and backpropagation themselves are in `simulation`.
+wavelet to traces, and supports autograd and the transforms of `torch.func`. `Acoustic` is the same
+operator as a module whose parameter is the model. Simulation and backpropagation are in
+`simulation`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def acoustic(
     engine: str = "auto",
     history: str | Auto | History = "auto",
 ) -> Tensor:
-    """Pressure at the receivers of every shot, differentiable in `vp` and `wavelet`.
+    """Return the pressure at the receivers of every shot, differentiable in `vp` and `wavelet`.
 
     Parameters
     ----------
     vp
-        (nz, nx) or (nz, ny, nx), m/s, float32 or float64; the result is of its type and device.
+        (nz, nx) or (nz, ny, nx), m/s, float32 or float64; the result has its type and device.
     spacing
         Grid spacing, m: one for all axes or one for each.
     dt
@@ -61,8 +61,9 @@ def acoustic(
     free_surface
         If True, p = 0 at z = 0, in place of the absorbing boundary above.
     boundary_frequency, max_velocity
-        Hz and m/s that the boundary is tuned to; the wavelet's peak and the model's maximum
-        where not given. Give both and gradients do not depend on `vp.max()`.
+        Frequency (Hz) and velocity (m/s) that the boundary is tuned to; by default the wavelet's
+        peak frequency and the model's maximum. If both are given, gradients do not depend on
+        `vp.max()`.
     engine
         "auto", "eager", "cpu", "gpu" or "deepwave".
     history
@@ -76,31 +77,30 @@ def acoustic(
     Raises
     ------
     TypeError
-        Where `vp` or `wavelet` is no tensor.
+        If `vp` or `wavelet` is not a tensor.
     ValueError
-        Where an argument has the wrong shape or an impossible value, velocities seem to be in km/s,
-        a source lies on the free surface, or a gradient with respect to positions is asked for.
+        If an argument has the wrong shape or an impossible value, velocities seem to be in km/s,
+        a source lies on the free surface, or a gradient with respect to positions is requested.
     MemoryError
-        Where no history fits into the memory at hand, or that given.
+        If no history fits into the available memory, or into the given one.
 
     Warns
     -----
     UserWarning
-        Where `dt` seems to be in ms or positions in cells, and where a receiver lies on the free
-        surface.
+        If `dt` seems to be in ms or positions in cells, or if a receiver lies on the free surface.
 
     Notes
     -----
     A source is a point of the equation above: v^2 dt^2 s(t) / (volume of a cell) is added to p at
-    its cell, and traces do not depend on the spacing. Deepwave's `scalar` adds -v^2 dt^2 s(t): its
-    traces times -1 / h^2 in 2-D, -1 / h^3 in 3-D, are those of `acoustic`.
+    its cell, and traces do not depend on the spacing. Deepwave's `scalar` adds -v^2 dt^2 s(t): the
+    traces of `acoustic` are its traces times -1 / h^2 in 2-D, and times -1 / h^3 in 3-D.
     """
     require_tensor(vp, "vp")
     require_tensor(wavelet, "wavelet")
     for positions, name in ((sources, "sources"), (receivers, "receivers")):
         if isinstance(positions, Tensor) and positions.requires_grad:
             raise ValueError(
-                f"{name} requires a gradient, and there is none with respect to positions; "
+                f"{name} requires a gradient, but there is none with respect to positions; "
                 f"expected {name}.detach()"
             )
     method = Method(
@@ -111,7 +111,7 @@ def acoustic(
         for points in (sources, receivers)
     ]
     if len(places[0]) == 0:
-        # Nothing to simulate, but somebody may ask for its gradient, with those of other parts
+        # There is nothing to simulate, but a gradient may be requested with those of other parts.
         nothing = vp.new_zeros((0, places[1].shape[-2], wavelet.shape[-1]))
         return nothing + 0.0 * vp.sum() + 0.0 * wavelet.sum().to(vp)
     keep = torch.is_grad_enabled() and (vp.requires_grad or wavelet.requires_grad)
@@ -121,7 +121,7 @@ def acoustic(
 
 
 def require_tensor(value: object, name: str) -> None:
-    """Raise TypeError, with the name of the argument, for what is no tensor."""
+    """Raise TypeError with the name of the argument if it is not a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} is a {type(value).__module__}.{type(value).__qualname__}; expected a "
@@ -130,7 +130,7 @@ def require_tensor(value: object, name: str) -> None:
 
 
 class _Asked:
-    """The arguments of `acoustic` that are no tensors, and the simulation that was made."""
+    """The arguments of `acoustic` that are not tensors, and the simulation made with them."""
 
     def __init__(
         self, spacing: float | Sequence[float], dt: float, method: Method, keep: bool
@@ -139,11 +139,11 @@ class _Asked:
         self.simulation: Simulation | None = None
 
     def copy(self) -> _Asked:
-        """The same, with a simulation of its own."""
+        """Return the same arguments with a separate simulation."""
         return _Asked(self.spacing, self.dt, self.method, self.keep)
 
     def tuned_to(self, wavelet: Tensor) -> _Asked:
-        """The same, with the boundary as this wavelet has it, whatever is emitted."""
+        """Return the same arguments with the boundary tuned to this wavelet."""
         method = self.method
         if method.boundary_frequency is None:
             peak = peak_frequency(wavelet.detach().cpu().numpy(), self.dt)
@@ -151,7 +151,7 @@ class _Asked:
         return _Asked(self.spacing, self.dt, method, keep=False)
 
     def kept(self, vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor) -> Simulation:
-        """The simulation with its history, which is made where there was none."""
+        """Return the simulation with its history, which is made if there is none."""
         if self.simulation is None or not self.keep:
             self.simulation = self.simulate(vp, wavelet, sources, receivers, keep=True)
             self.keep = True
@@ -160,20 +160,21 @@ class _Asked:
     def simulate(
         self, vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor, keep: bool
     ) -> Simulation:
-        """The simulation of these."""
+        """Simulate shots with these arguments."""
         shots = Acquisition(self.dt, wavelet, sources, receivers)
         return simulate({"vp": vp}, self.spacing, shots, self.method, keep=keep, illuminate=False)
 
 
 class _Acoustic(torch.autograd.Function):
-    """Traces of vp and wavelet, in the form that transforms of `torch.func` want."""
+    """Traces as a function of vp and wavelet, in the form for the transforms of `torch.func`."""
 
     @staticmethod
     def forward(
         vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor, asked: _Asked
     ) -> Tensor:
         asked.simulation = asked.simulate(vp, wavelet, sources, receivers, asked.keep)
-        # Not the tensor that the simulation holds: this one will hold the simulation by its graph.
+        # The result is detached from the simulation's tensor, because its graph will refer to the
+        # simulation.
         return asked.simulation.data.detach()
 
     @staticmethod
@@ -207,7 +208,7 @@ class _Acoustic(torch.autograd.Function):
         receivers: Tensor,
         asked: _Asked,
     ) -> tuple[Tensor, int]:
-        """Over shots all at once; over models one after the other."""
+        """Map over shots at once, and over models one after the other."""
         found, written = [], []
         for number in range(info.batch_size):
             model, *shots = _take(number, (vp, wavelet, sources, receivers), in_dims)
@@ -222,7 +223,7 @@ class _Acoustic(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients with respect to vp and wavelet, of the residual that makes them."""
+    """The gradients with respect to vp and wavelet, as a function of the residual."""
 
     @staticmethod
     def forward(
@@ -296,8 +297,9 @@ class _Push(torch.autograd.Function):
         found: Tensor | float = 0.0
         if asked.method.engine == "eager":
             raise NotImplementedError(
-                'the engine "eager" scatters by torch\'s own forward derivatives, which are not to '
-                'be had within its transforms; use engine="cpu", or simulate(...).scatter'
+                'the engine "eager" computes scattered waves by forward-mode derivatives of torch, '
+                "which are not available within torch's transforms; "
+                'use engine="cpu", or simulate(...).scatter'
             )
         if by_vp is not None:
             found = asked.kept(vp, wavelet, sources, receivers).scatter({"vp": by_vp})
@@ -330,7 +332,7 @@ class _Push(torch.autograd.Function):
 
 
 class _SecondDerivative(torch.autograd.Function):
-    """Nothing, added where a gradient depends on vp and wavelet, for who asks how it does."""
+    """A zero that is added to a gradient, and raises an error if its derivative is requested."""
 
     @staticmethod
     def forward(vp: Tensor, wavelet: Tensor) -> Tensor:  # noqa: ARG004
@@ -347,9 +349,9 @@ class _SecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         raise NotImplementedError(
-            "acoustic has no second derivatives with respect to vp and wavelet; for products of "
-            "Gauss's and Newton's matrix use normal of hpcfwi.operators' "
-            "Shots(...).linearize(model)"
+            "acoustic has no second derivatives with respect to vp and wavelet; for products with "
+            "the Gauss-Newton matrix use `normal` of "
+            "hpcfwi.operators.Shots(...).linearize(model)"
         )
 
 
@@ -364,7 +366,7 @@ def _take(
 
 
 def _as_given(gradient: Tensor, ndim: int) -> Tensor:
-    """Return the gradient of wavelets (..., shot, source, time) in the shape that was given."""
+    """Return the gradient of wavelets (..., shot, source, time) in the shape of the argument."""
     if ndim == 2:
         return gradient.sum(-2)
     return gradient if ndim == 3 else gradient.flatten(-3, -2).sum(-2)
@@ -374,8 +376,8 @@ class Acoustic(torch.nn.Module):
     """Traces of shots in a model that is its parameter `vp`.
 
     vp: (nz, nx) or (nz, ny, nx), m/s; spacing: of its grid, m; dt: of wavelets and traces, s;
-    options: those of `acoustic`, by their names. Give `max_velocity` and `boundary_frequency` where
-    parts of a batch are to be simulated alike.
+    options: those of `acoustic`, by their names. Give `max_velocity` and `boundary_frequency` if
+    parts of a batch must be simulated alike.
     """
 
     def __init__(
@@ -392,10 +394,10 @@ class Acoustic(torch.nn.Module):
         sources: Tensor | NDArray[np.float64],
         receivers: Tensor | NDArray[np.float64],
     ) -> Tensor:
-        """Traces (shot, receiver, time) of these shots, as `acoustic` has them.
+        """Return the traces (shot, receiver, time) of these shots, see `acoustic`.
 
-        Under `DataParallel`, which cuts every argument along its first axis, each of them needs
-        that of shots. Without shots there are no traces, and gradients are zero.
+        `DataParallel` divides every argument along its first axis, which must then be that of
+        shots. Without shots there are no traces, and gradients are zero.
         """
         data: Tensor = acoustic(
             self.vp, self.spacing, self.dt, wavelet, sources, receivers, **self.options

@@ -1,14 +1,14 @@
-"""The history of a simulation: what the backward pass keeps of the forward one.
+"""The history of a simulation: the data of the forward pass that the backward pass needs.
 
 The gradient correlates the adjoint field q with u, the second time derivative of the forward
 field over v^2. The wavelet limits the band of both, so that the sum of their product over time is
-found from samples at the Nyquist rate of the data: everything in between is redundant. A history
-says where u comes from at these samples: it was kept, it is rebuilt backwards in time from the
-perimeter of the field, or it is computed again from states that were kept now and then.
+found from samples at the Nyquist rate of the data: everything in between is redundant. A history is
+the way in which u is found at these samples: it is stored, rebuilt backwards in time from the
+perimeter of the field, or computed again from stored states.
 
-This module has the choices, how one of them is made from the memory at hand, which steps are
-sampled, and the order in which states are kept and simulated again (Griewank and Walther 2000,
-section 2). The arrays belong to the engines.
+This module has the kinds of histories, the choice for the available memory, the sampled steps, and
+the order in which states are stored and simulated again (Griewank and Walther 2000, section 2). The
+arrays belong to the engines.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hpcfwi.wave.numerics import highest_frequency
 
 Kind = HistoryKind
 KINDS: tuple[Kind, ...] = get_args(HistoryKind)
-# How numbers are kept: as they are computed ("full"), or shorter. A float16 or an int8 is scaled by
-# the largest magnitude of a stretch of its row.
+# Formats of kept numbers: as computed ("full"), or shorter. A float16 or an int8 is scaled by the
+# largest magnitude of a stretch of its row.
 Format = HistoryFormat
 # More states than this make a second forward pass only a little cheaper.
 MOST_STATES = 64
@@ -76,7 +76,8 @@ class Boundary(Sampling):
 class Recompute(Sampling):
     """Keep `states` whole states of a shot's simulation, and simulate again from the nearest one.
 
-    Which ones is optimal (binomial checkpointing). Raises ValueError where states is below 1.
+    The choice of states is optimal (binomial checkpointing). Raises ValueError if states is below
+    1.
     """
 
     states: int = 8
@@ -91,10 +92,10 @@ class Recompute(Sampling):
 class Auto(Sampling):
     """The fastest history that fits into `memory` (bytes, for the whole batch).
 
-    kind: the only one to choose from, None for all; memory: None takes what is free on the device,
-    less a margin; exact: whether numbers are kept as they are computed where they fit, though
-    shorter ones are faster; None wants that where every step is sampled, or computed in double
-    precision. Raises ValueError where one is impossible.
+    kind: the only kind to choose from, None for all; memory: None takes the free memory of the
+    device, less a margin; exact: True stores numbers in full precision if they fit, although
+    shorter formats are faster; None means True if every step is sampled, or if the model is in
+    double precision. Raises ValueError for an impossible value.
     """
 
     kind: Kind | None = None
@@ -114,12 +115,12 @@ History = Snapshots | Boundary | Recompute
 
 
 def kind_of(history: History) -> Kind:
-    """The name of a history's kind."""
+    """Return the name of a history's kind."""
     return cast(Kind, type(history).__name__.lower())
 
 
 def describe(history: History) -> str:
-    """A history in words; its interval is resolved."""
+    """Return the description of a history whose interval is resolved."""
     every = "step" if history.interval == 1 else f"{history.interval} steps"
     if isinstance(history, Recompute):
         detail = "1 state" if history.states == 1 else f"{history.states} states"
@@ -129,14 +130,14 @@ def describe(history: History) -> str:
 
 
 def to_table(history: History) -> dict[str, Any]:
-    """A history as plain values."""
+    """Return a history as a table of plain values."""
     return {"kind": kind_of(history), **asdict(history)}
 
 
 def from_table(table: Mapping[str, Any]) -> History:
-    """The history that these plain values describe; keys not given are its defaults.
+    """Return the history of a table of plain values; missing keys have their defaults.
 
-    Raises ValueError, TypeError or KeyError where there is no such history.
+    Raises ValueError, TypeError or KeyError if there is no such history.
     """
     kinds: dict[str, type[History]] = {
         "snapshots": Snapshots,
@@ -154,7 +155,7 @@ def computes_alike(one: History, other: History) -> bool:
 
 
 def parse(name: str | Auto | History) -> Auto | History:
-    """The history of that name, "auto" or that of a kind; an object is returned as it is.
+    """Return the history of a name, "auto" or a kind; an object is returned unchanged.
 
     Raises ValueError for any other.
     """
@@ -179,12 +180,12 @@ def candidates(auto: Auto, kinds: tuple[Kind, ...]) -> Iterator[History]:
 
 
 class NothingFits(MemoryError):
-    """No history fits into the memory at hand; needed: bytes of the smallest one."""
+    """The error if no history fits into the available memory; needed: bytes of the smallest one."""
 
     def __init__(self, needed: int, memory: int) -> None:
         super().__init__(
-            f"the batch needs {say_bytes(needed)} with the most frugal history, and "
-            f"{say_bytes(memory)} are at hand: simulate fewer shots at a time"
+            f"the batch needs {say_bytes(needed)} with the smallest history, but only "
+            f"{say_bytes(memory)} are available: simulate fewer shots at a time"
         )
         self.needed = needed
 
@@ -192,9 +193,9 @@ class NothingFits(MemoryError):
 def choose(
     auto: Auto, kinds: tuple[Kind, ...], memory: int, footprint: Callable[[History], int]
 ) -> History:
-    """The fastest history of these kinds whose footprint (bytes) is within `memory` (bytes).
+    """Return the fastest history of these kinds whose footprint (bytes) is within `memory`.
 
-    Raises NothingFits where none is.
+    Raises NothingFits if there is none.
     """
     least: list[int] = []
     for history in candidates(auto, kinds):
@@ -216,7 +217,7 @@ def _most_states(history: Recompute, memory: int, footprint: Callable[[History],
 def sampling_interval(
     sampling: Sampling, wavelet: NDArray[np.floating], dt: float, substeps: int
 ) -> int:
-    """Steps of the simulation from one sampled step to the next.
+    """Return the number of steps from one sampled step to the next.
 
     wavelet: (..., time), sampled at `dt` (s); a step of the simulation is dt / substeps.
     """
@@ -231,37 +232,36 @@ def sampling_interval(
 
 
 def sampling_offset(interval: int) -> int:
-    """The first sampled step: the middle of the interval that it stands for."""
+    """Return the first sampled step, which is in the middle of the first interval."""
     return interval // 2
 
 
 def sampled_steps(steps: int, interval: int) -> range:
-    """Return which of so many steps are sampled."""
+    """Return the steps that are sampled, of so many."""
     return range(sampling_offset(interval), steps, interval)
 
 
 def count_samples(steps: int, interval: int) -> int:
-    """Return how many of so many steps are sampled."""
+    """Return the number of sampled steps, of so many."""
     return len(sampled_steps(steps, interval))
 
 
-# Of what is free, this share is left to everything else: other arrays of the program, and other
-# programs that may want more meanwhile.
+# Share of the free memory that is left to other arrays of the program, and to other programs.
 MARGIN = 0.2
-# What torch's allocators say in a RuntimeError without a class of its own.
+# Messages of torch's allocators that raise a plain RuntimeError.
 _COMPLAINTS = ("can't allocate memory", "out of memory")
 
 
 def memory_at_hand(device: torch.device) -> int:
-    """Bytes on `device` that may be taken now, less a margin of 20 %."""
+    """Return the bytes that may be allocated on a device now, less a margin of 20 %."""
     return int((1.0 - MARGIN) * free_on(device))
 
 
 def free_on(device: torch.device) -> int:
-    """Bytes on `device` that are free now.
+    """Return the bytes that are free on a device now.
 
-    On a CPU it is shared by all processes of the machine, or of the control group that limits
-    this one.
+    On a CPU, this memory is shared by all processes of the machine, or of the control group that
+    limits this process.
     """
     return _free_on_gpu(device) if device.type == "cuda" else free_on_host()
 
@@ -280,16 +280,16 @@ def _free_on_gpu(device: torch.device) -> int:
 
 
 class Keep(NamedTuple):
-    """Go from the state of segment `origin` to that of `segment`, and keep it."""
+    """Simulate from the state of segment `origin` to that of `segment`, and store it."""
 
     origin: int
     segment: int
 
 
 class Reverse(NamedTuple):
-    """Go from the state of segment `origin` to that of `segment`, simulate it and reverse it.
+    """Simulate from the state of segment `origin` through `segment`, and reverse the latter.
 
-    A state kept of `segment` is not needed any more.
+    If the state of `segment` is stored, it is not needed any more.
     """
 
     origin: int
@@ -302,14 +302,14 @@ Action = Keep | Reverse
 def schedule(segments: int, states: int) -> Iterator[Action]:
     """Yield the actions that reverse so many segments with at most so many stored states.
 
-    The state at the very beginning does not count, as it is always at hand. All actions up to the
-    first `Reverse` go forwards through the whole simulation once.
+    The initial state does not count, because it is always known. All actions up to the first
+    `Reverse` go once through the whole simulation.
     """
     yield from _reverse(0, segments, states)
 
 
 def _reverse(begin: int, end: int, free: int) -> Iterator[Action]:
-    """Reverse the segments from `begin`, whose state is at hand, to before `end`."""
+    """Yield the actions that reverse the segments [begin, end), given the state of `begin`."""
     if end - begin == 1 or free == 0:
         for segment in range(end - 1, begin - 1, -1):
             yield Reverse(begin, segment)
@@ -323,9 +323,9 @@ def _reverse(begin: int, end: int, free: int) -> Iterator[Action]:
 def _first_part(segments: int, free: int) -> int:
     """Return the number of segments before the next state is stored.
 
-    With `free` states and the one at hand, comb(free + 1 + r, r) segments can be reversed where
-    none is simulated more than r times before its own turn; neither part may need more than that,
-    the first one less.
+    With `free` states and the current one, comb(free + 1 + r, r) segments can be reversed if none
+    is simulated more than r times before it is reversed. Neither part may need more than r; the
+    first, which has been simulated once to reach the second, may need only r - 1.
     """
     r = 1
     while comb(free + 1 + r, r) < segments:

@@ -26,8 +26,8 @@ from hpcfwi.registry import Order
 from hpcfwi.survey import Spectrum
 
 ORDERS: tuple[Order, ...] = get_args(Order)
-# Along each axis of a model: the absorbing slabs at its ends reach half the order into it, and
-# must not meet.
+# Smallest number of points along each axis of a model. The absorbing slabs at both ends reach half
+# the order into it, and must not touch.
 FEWEST_POINTS = max(ORDERS)
 
 _SECOND = {
@@ -45,25 +45,25 @@ _FIRST = {
 
 
 def second_difference(order: int, spacing: float) -> NDArray[np.float64]:
-    """Central second derivative, weights of the offsets 0 to order / 2 (1/m^2).
+    """Return the weights (1/m^2) of the central second derivative, for offsets 0 to order / 2.
 
-    Symmetric: offset -k has the weight of k (Fornberg 1988, table 1).
+    They are symmetric: offset -k has the weight of k (Fornberg 1988, table 1).
     """
     return np.asarray(_SECOND[order]) / spacing**2
 
 
 def first_difference(order: int, spacing: float) -> NDArray[np.float64]:
-    """Central first derivative, weights of the offsets 0 to order / 2 (1/m).
+    """Return the weights (1/m) of the central first derivative, for offsets 0 to order / 2.
 
-    Antisymmetric: offset -k has minus the weight of k (Fornberg 1988, table 1).
+    They are antisymmetric: offset -k has minus the weight of k (Fornberg 1988, table 1).
     """
     return np.asarray(_FIRST[order]) / spacing
 
 
 def longest_step(order: int, spacing: tuple[float, ...], velocity: float) -> float:
-    """The longest stable time step (s) of the leapfrog scheme at `velocity` (m/s).
+    """Return the longest stable time step (s) of the leapfrog scheme for a velocity (m/s).
 
-    The step is stable while v^2 dt^2 times the largest eigenvalue of the discrete Laplacian is
+    A step dt is stable if v^2 dt^2 times the largest eigenvalue of the discrete Laplacian is
     at most 4 (Lines, Slawinski and Bording 1999, eq. 8).
     """
     largest = 0.0
@@ -76,7 +76,7 @@ def longest_step(order: int, spacing: tuple[float, ...], velocity: float) -> flo
 def interior(
     shape: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...], radius: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The cells that no absorbing term reaches: from the first to before the last of each axis.
+    """Return the cells that no absorbing term reaches: first and last + 1 along each axis.
 
     shape: of the grid, slabs of `before` and `after` cells included; radius: half the order.
     """
@@ -104,15 +104,15 @@ def absorbing_profile(
     velocity: float,
     frequency: float,
 ) -> Profile:
-    """CPML of `before` and `after` cells at the ends of an axis of n points, slabs included.
+    """Return the CPML of an axis of n points, `before` and `after` absorbing cells included.
 
     Damping and frequency shift at a distance d of a slab of width L, after Komatitsch and Martin
     (2007, eqs. 22 to 25 and the text below them) with their power N = 3:
     sigma = -4 v log(R) / (2 L) (d / L)^3 and alpha = pi f (1 - d / L). The design reflection R of
-    a slab of n cells, 10^-0.8 n down to 10^-8, is the best of those measured (see
+    a slab of n cells, 10^(-0.8 n) but not below 10^-8, is the best of those measured (see
     docs/decisions/004-boundary.md): a larger one damps too little, a smaller one too abruptly.
 
-    velocity: the largest, m/s; frequency: the one that matters most, Hz.
+    velocity: the largest, m/s; frequency: the most important one, Hz.
     """
     sigma = np.zeros(n)
     alpha = np.zeros(n)
@@ -137,7 +137,7 @@ Number = TypeVar("Number", np.int64, np.float64)
 HALF_WIDTH = 4
 # Hicks (2002), table 1: the window's shape for half-width 4 and wavenumbers up to half Nyquist.
 KAISER = 6.31
-# A point this close to a grid point, in cells, is on it.
+# A point within this distance of a grid point, in cells, is on it.
 ON_GRID = 1e-6
 
 
@@ -145,9 +145,9 @@ ON_GRID = 1e-6
 class Taps:
     """The cells and weights of points on the padded grid.
 
-    indices, factors: of each axis, (shot, point, tap), int64 and float64. Every combination of
-    taps along the axes is one on the grid, and its weight the product of their factors: 0 where
-    a tap has no effect, as outside the grid.
+    indices, factors: for each axis, (shot, point, tap), int64 and float64. Every combination of
+    taps along the axes is a tap on the grid, whose weight is the product of their factors. A weight
+    of 0 means that the tap has no effect, for example outside the grid.
     """
 
     indices: tuple[NDArray[np.int64], ...]
@@ -155,23 +155,23 @@ class Taps:
 
     @property
     def across(self) -> Taps:
-        """The same but for the last axis."""
+        """The taps along all axes but the last."""
         return Taps(self.indices[:-1], self.factors[:-1])
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
-        """(shot, point, tap, ndim)."""
+        """The cells, (shot, point, tap, ndim)."""
         return np.stack(self._combine(self.indices), axis=-1)
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
-        """(shot, point, tap)."""
+        """The weights, (shot, point, tap)."""
         return reduce(operator.mul, self._combine(self.factors))
 
     def flat(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """The cells as indices into the flattened padded grid, (shot, point, tap).
+        """Return the cells as indices into the flattened padded grid, (shot, point, tap).
 
-        The value of a tap without effect is 0.
+        The index of a tap without effect is 0.
         """
         cells = np.where(self.weights == 0.0, 0, np.moveaxis(self.cells, -1, 0))
         return np.ravel_multi_index(tuple(cells), shape)
@@ -193,11 +193,11 @@ def spread(
     shape: tuple[int, ...],
     free_surface: bool,
 ) -> Taps:
-    """Taps of positions (shot, point, ndim), in m from the model's first point.
+    """Return the taps of positions (shot, point, ndim), in m from the model's first point.
 
-    before: cells of padding in front of the model along each axis; shape: the padded grid's.
-    Under a free surface, what falls above it comes back from below with the opposite sign
-    (Hicks 2002, eq. 9). What falls outside the padded grid is dropped.
+    before: cells of padding in front of the model along each axis; shape: of the padded grid.
+    Taps above a free surface are mirrored below it with the opposite sign (Hicks 2002, eq. 9).
+    Taps outside the padded grid are dropped.
     """
     indices, factors = [], []
     for axis in range(len(spacing)):
@@ -214,7 +214,7 @@ def spread(
 def _spread_along(
     position: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Grid indices and weights (shot, point, tap) of positions (shot, point) in cells."""
+    """Return grid indices and weights (shot, point, tap) of positions (shot, point) in cells."""
     nearest = np.rint(position)
     on_grid = np.abs(position - nearest) < ON_GRID
     if on_grid.all():
@@ -228,32 +228,32 @@ def _spread_along(
     return index, np.where(on_grid[..., None], exact, weight)
 
 
-# Samples of the data's step that are simulated beyond the record's end when there are
-# substeps, and for records so short, a share of it: a cosine over them takes the traces to zero, so
-# that band-limiting does not ring.
+# Number of samples that are simulated beyond the end of the record if there are substeps, or a
+# share of a short record. A cosine over them takes the traces to zero, so that band-limiting does
+# not ring.
 LONGEST_TAIL = 64
 TAIL_SHARE = 8
 
 
 def count_tail(samples: int) -> int:
-    """Samples beyond a record of so many."""
+    """Return the number of samples that are simulated beyond a record of so many."""
     return min(LONGEST_TAIL, -(-samples // TAIL_SHARE))
 
 
 def count_substeps(dt: float, longest: float) -> int:
-    """The smallest whole number of substeps that `longest`, the longest stable step, allows."""
+    """Return the smallest number of substeps that are no longer than `longest`, the stable step."""
     return max(1, ceil(dt / longest * (1.0 - 1e-12)))
 
 
 def count_steps(samples: int, substeps: int) -> int:
-    """Steps of the simulation for so many samples of the wavelet."""
+    """Return the steps of the simulation for so many samples of the wavelet."""
     return samples if substeps == 1 else (samples + count_tail(samples)) * substeps
 
 
 def refine(wavelet: Tensor, substeps: int) -> Tensor:
-    """Wavelets (shot, time) at `substeps` times the sampling rate, with a tail.
+    """Return wavelets (shot, time) at `substeps` times the sampling rate, with a tail.
 
-    Returned as they are where substeps is 1.
+    They are returned unchanged if substeps is 1.
     """
     if substeps == 1:
         return wavelet
@@ -265,7 +265,7 @@ def refine(wavelet: Tensor, substeps: int) -> Tensor:
 
 
 def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
-    """The first n samples at the data's step of traces (..., time) simulated with substeps."""
+    """Return the first n samples, at the data's step, of traces (..., time) with substeps."""
     if substeps == 1:
         return traces
     tail = count_tail(n)
@@ -277,9 +277,9 @@ def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
 
 
 def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) -> Tensor:
-    """The transpose of a linear function, applied to `vector`; `at` has an argument's shape."""
-    # By way of a scalar: torch.func.vjp, and grad with a vector, import torch's compiler or sympy,
-    # a second or two of every start.
+    """Return the transpose of a linear function of arrays like `at`, applied to `vector`."""
+    # The gradient of a scalar is used: torch.func.vjp, and grad with a vector, import torch's
+    # compiler or sympy, which adds a second or two to every start.
     with torch.enable_grad():
         start = torch.zeros_like(at, requires_grad=True)
         result: Tensor = torch.autograd.grad((linear(start) * vector).sum(), start)[0]
@@ -289,16 +289,17 @@ def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) ->
 def phase_velocity_error(
     order: int, spacing: tuple[float, ...], dt: float, velocity: float, frequency: float
 ) -> float:
-    """(c - velocity) / velocity for the phase velocity c of plane waves in a homogeneous medium.
+    """Return the relative error of the phase velocity of plane waves in a homogeneous medium.
 
-    A plane wave of angular frequency w solves the scheme where its wavenumbers k along the axes
+    A plane wave of angular frequency w solves the scheme if its wavenumbers k along the axes
     satisfy (2 / (velocity dt) sin(w dt / 2))^2 = sum of S(k), where S(k) = -c_0 - 2 sum of
-    c_j cos(j k h) is the symbol of minus the second difference: a plane wave put into the scheme,
-    as Alford, Kelly and Boore (1974) do for orders 2 and 4. c = w / abs(k), in the direction whose
-    error is largest in magnitude. Steps too long make waves fast, cells too wide make them slow.
+    c_j cos(j k h) is the symbol of minus the second difference. This follows from a plane wave in
+    the scheme, as in Alford, Kelly and Boore (1974) for orders 2 and 4. The error is
+    (c - velocity) / velocity with the phase velocity c = w / abs(k), in the direction in which its
+    magnitude is largest. Long steps make waves too fast, wide cells make them too slow.
 
-    spacing: m, each axis; dt: of the simulation's step, s; frequency: Hz. -inf where the grid
-    carries no wave of this frequency in some direction.
+    spacing: of each axis, m; dt: step of the simulation, s; frequency: Hz. The result is -inf if
+    the grid carries no wave of this frequency in some direction.
     """
     target = (2.0 / (velocity * dt) * sin(pi * frequency * dt)) ** 2
     errors = [
@@ -311,7 +312,7 @@ def phase_velocity_error(
 def carried_frequency(
     order: int, spacing: tuple[float, ...], dt: float, velocity: float, error: float
 ) -> float:
-    """The highest frequency (Hz) at which `phase_velocity_error` is still within `error`."""
+    """Return the highest frequency (Hz) at which `phase_velocity_error` is within `error`."""
     highest = velocity / (2.0 * max(spacing))
 
     def excess(frequency: float) -> float:
@@ -329,7 +330,7 @@ def carried_frequency(
 
 
 def _directions(ndim: int) -> list[NDArray[np.float64]]:
-    """Along the axes and the diagonals between them, where the error has its extremes."""
+    """Return the axes and the diagonals between them, along which the error has its extremes."""
     corners = [np.array(c, dtype=np.float64) for c in product((0, 1), repeat=ndim) if any(c)]
     return [c / np.linalg.norm(c) for c in corners]
 
@@ -343,7 +344,7 @@ def _error_along(
     omega: float,
 ) -> float:
     components = np.maximum(direction, 1e-12)
-    # Beyond the first axis' Nyquist wavenumber the symbol falls again.
+    # The symbol decreases beyond the Nyquist wavenumber of the axis that reaches it first.
     shortest = float((pi / (np.asarray(spacing) * components)).min())
 
     def excess(wavenumber: float) -> float:
@@ -352,7 +353,7 @@ def _error_along(
     largest = excess(shortest) + target
     if largest < target:
         return -inf
-    # A wave so long that rounding would tell its wavenumber is carried as it is
+    # A wave whose wavenumber is lost in rounding is carried without error.
     if target < 1e-12 * largest or excess(0.0) >= 0.0:
         return 0.0
     wavenumber = scipy.optimize.brentq(excess, 0.0, shortest, xtol=1e-15 * shortest, rtol=1e-14)
@@ -368,22 +369,22 @@ def _symbol(wavenumbers: NDArray[np.float64], order: int, spacing: tuple[float, 
 
 
 def ricker(frequency: float, n: int, dt: float, delay: float) -> NDArray[np.float64]:
-    """Ricker wavelet of peak `frequency` (Hz), n samples every `dt` (s), centred at `delay` (s).
+    """Return n samples, every `dt` (s), of a Ricker wavelet of peak `frequency` (Hz).
 
-    (1 - 2 a) exp(-a) with a = (pi f (t - delay))^2 (Ricker 1953).
+    It is (1 - 2 a) exp(-a) with a = (pi f (t - delay))^2 (Ricker 1953), centred at `delay` (s).
     """
     a = (np.pi * frequency * (dt * np.arange(n) - delay)) ** 2
     return (1.0 - 2.0 * a) * np.exp(-a)
 
 
 def peak_frequency(wavelet: NDArray[np.floating], dt: float) -> float:
-    """Frequency (Hz) of the largest amplitude in the spectra of wavelets (..., time)."""
+    """Return the frequency (Hz) of the largest amplitude in the spectra of wavelets (..., time)."""
     return Spectrum.of(wavelet, dt).peak
 
 
 def highest_frequency(wavelet: NDArray[np.floating], dt: float, share: float = 1e-4) -> float:
-    """Frequency (Hz) above which no amplitude exceeds `share` of the largest.
+    """Return the frequency (Hz) above which no amplitude exceeds `share` of the largest.
 
-    0 for a wavelet that is zero.
+    It is 0 for a wavelet that is zero.
     """
     return Spectrum.of(wavelet, dt).highest(share)

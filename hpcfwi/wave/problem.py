@@ -1,10 +1,11 @@
-"""One batch of shots to simulate: the physics asked for, and the discrete scheme that follows.
+"""One batch of shots to simulate: the physical problem, and its discrete scheme.
 
-Every engine of hpcfwi solves the same `Scheme`; engines of others start from the `Problem`.
+Every engine of hpcfwi solves the same `Scheme`; external engines start from the `Problem`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,8 +26,8 @@ class Problem:
 
     speed: of the waves, (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step;
     sources: (shot, source, ndim), which act at once, and receivers: (shot, receiver, ndim), from
-    the grid's first point; boundary: cells of CPML; boundary_frequency, max_velocity: what it is
-    tuned to; history: what the backward pass keeps, with its interval; illuminate: whether
+    the grid's first point; boundary: cells of CPML; boundary_frequency, max_velocity: Hz and m/s
+    that it is tuned to; history: the stored data, with their interval; illuminate: True if
     illuminations are wanted.
     """
 
@@ -50,7 +51,7 @@ class Problem:
     @property
     def interval(self) -> int:
         """Steps from one sampled step to the next."""
-        assert self.history.interval is not None, "resolved by acoustic.simulate"
+        assert self.history.interval is not None, "resolved by simulation.set_up"
         return self.history.interval
 
     @property
@@ -61,16 +62,16 @@ class Problem:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """The grid of the scheme."""
+        """The shape of the scheme's grid."""
         return tuple(n + b + a for n, b, a in zip(self.speed.shape, *self.padding, strict=True))
 
     @property
     def interior(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The cells of that grid where nothing absorbs: from the first to before the last."""
+        """The cells of that grid that no absorbing term reaches: from first to last + 1."""
         return numerics.interior(self.padded_shape, *self.padding, self.order // 2)
 
     def count_cells(self, steps: int) -> float:
-        """All cells of the grid of the scheme, added up over shots and steps."""
+        """Return the number of cells of the scheme's grid, summed over shots and steps."""
         return float(self.n_shots) * steps * prod(self.padded_shape)
 
     @cached_property
@@ -98,7 +99,7 @@ class Scheme:
 
 
 def discretize(problem: Problem) -> Scheme:
-    """The scheme that every engine of hpcfwi applies."""
+    """Return the scheme of a problem, which every engine of hpcfwi applies."""
     ndim = problem.speed.ndim
     before, after = problem.padding
     v2dt2 = (extend(problem.speed, before, after) * problem.dt) ** 2
@@ -128,7 +129,7 @@ def discretize(problem: Problem) -> Scheme:
 
 
 def extend(model: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-    """A model on the padded grid: its edge values continue outwards."""
+    """Return a model on the padded grid, where its edge values continue outwards."""
     for axis, n in enumerate(model.shape):
         index = torch.arange(-before[axis], n + after[axis], device=model.device)
         model = model.index_select(axis, index.clamp(0, n - 1))
@@ -136,9 +137,9 @@ def extend(model: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Te
 
 
 def fold(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-    """Transpose of `extend` for a stack (shot, ...) of padded arrays.
+    """Apply the transpose of `extend` to a stack (shot, ...) of padded arrays.
 
-    Cell by cell from the model outwards, so that the sum's order is always the same.
+    Cells are added from the model outwards, so that the order of the sum is always the same.
     """
     for axis in range(1, padded.ndim):
         n = padded.shape[axis] - before[axis - 1] - after[axis - 1]
@@ -153,7 +154,7 @@ def fold(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
 
 
 def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-    """The model's part of a stack (shot, ...) of padded arrays."""
+    """Return the model's part of a stack (shot, ...) of padded arrays."""
     for axis in range(1, padded.ndim):
         n = padded.shape[axis] - before[axis - 1] - after[axis - 1]
         padded = padded.narrow(axis, before[axis - 1], n)
@@ -163,21 +164,22 @@ def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
 def relative_change(problem: Problem, direction: Tensor) -> Tensor:
     """Return the relative change of v2dt2 with the speed in a direction (m/s), on the padded grid.
 
-    To first order; the transpose of what `gather_gradients` does with an image.
+    It is of first order. Its transpose maps an image to a gradient in `gather_gradients`.
     """
     return extend(2.0 * direction / problem.speed, *problem.padding)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The results of the backward pass of an engine, shot by shot.
+    """The gradients of a misfit, shot by shot.
 
-    speed: (shot, ...), on the model's grid; wavelet: (shot, source, time), at the simulation's
-    step; source_illumination and receiver_illumination: (shot, ...), the time sums of the squared
-    forward and adjoint fields, or None if they are not wanted or the engine has none.
+    model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, source,
+    time), with the samples of the wavelet that was simulated; source_illumination and
+    receiver_illumination: (shot, ...), the time sums of the squared forward and adjoint fields, or
+    None if they are not wanted or the engine has none.
     """
 
-    speed: Tensor
+    model: Mapping[str, Tensor]
     wavelet: Tensor
     source_illumination: Tensor | None
     receiver_illumination: Tensor | None
@@ -190,14 +192,14 @@ def gather_gradients(
     forward_energy: Tensor | None,
     adjoint_energy: Tensor | None,
 ) -> Gradients:
-    """Gradients from what a sweep accumulates on the padded grid, all (shot, ...).
+    """Return the gradients, given the sums of a backward sweep on the padded grid, (shot, ...).
 
-    image: v2dt2 times the gradient with respect to v2dt2, so that the one with respect to
-    the padded speed is 2 image / speed, where a padding cell has that of the cell it repeats.
+    image: v2dt2 times the gradient with respect to v2dt2. The gradient with respect to the padded
+    speed is 2 image / speed, where a padding cell has the speed of the cell that it repeats.
     """
     speed = fold(image, *problem.padding).mul_(2.0).div_(problem.speed)
     illuminations = (
         None if energy is None else crop(energy, *problem.padding)
         for energy in (forward_energy, adjoint_energy)
     )
-    return Gradients(speed, wavelet, *illuminations)
+    return Gradients({"vp": speed}, wavelet, *illuminations)

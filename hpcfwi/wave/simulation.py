@@ -1,8 +1,8 @@
 """Simulations of shots: the request, its checks, and the object that can be propagated back.
 
 A model, an `Acquisition` and a `Method` become a `Problem`, which an engine solves. `simulate`
-returns an object that can be propagated back shot by shot, with illuminations, which is what an
-inversion needs; `acoustic` is the function for autograd.
+returns an object that can be propagated back shot by shot, with illuminations, as an inversion
+needs it; `acoustic` is the function for autograd.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hpcfwi.wave import engines, numerics
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
 from hpcfwi.wave.numerics import peak_frequency
-from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.problem import Gradients, Problem
 
-# m/s: no rock is as slow, and velocities that all are below are taken for km/s
+# m/s: no rock is this slow. If all velocities are below it, they are probably in km/s.
 MISTAKEN = 20.0
-# Substeps of a sample of the data. Above the first number a unit is probably wrong: the shortest
-# wave that the data can have is a hundred cells long. Above the second it is.
+# Substeps of a sample of the data. Above the first number a unit is probably wrong, because the
+# shortest wave of the data is a hundred cells long. Above the second it is certainly wrong.
 UNLIKELY_SUBSTEPS, MOST_SUBSTEPS = 100, 1000
-# What a simulation takes without a way back, in fields: the waves, the boundary's memory, the speed
+# Fields of a simulation without a gradient: the waves, the boundary's memory, the speed.
 FIELDS = 8
-# Of a cell, by how much receivers may be closer than it before they seem to be given in cells
+# Receivers closer than this share of a cell are probably given in cells.
 CLOSEST = 0.25
 
 
 @dataclass(frozen=True, eq=False)
 class Acquisition:
-    """Shots: what they emit, and where it is heard. Positions in m from the grid's first point.
+    """The shots: wavelets, sources and receivers. Positions are in m from the grid's first point.
 
     dt: of the wavelet and of the traces, s; sources: (shot, ndim), or (shot, source, ndim) where
     several act at once; wavelet: (time,) for all, (shot, time), or (shot, source, time); receivers:
@@ -67,10 +67,10 @@ class Method:
 
 @dataclass(frozen=True)
 class Task:
-    """A problem whose history is not chosen yet, and who solves it.
+    """A problem whose history is not chosen yet, and its engine.
 
     wavelet: (shot, source, time) in the model's precision; substeps: steps for each of its samples;
-    asked: the history asked for, its interval resolved.
+    asked: the requested history, with its interval resolved.
     """
 
     problem: Problem
@@ -85,22 +85,22 @@ class Task:
         return numerics.count_steps(self.wavelet.shape[-1], self.substeps)
 
     def footprint(self, history: History) -> int:
-        """Bytes that the engine takes, about, with this history."""
+        """Return the approximate bytes of the engine with this history."""
         return self.engine.footprint(replace(self.problem, history=history), self.steps)
 
     def footprint_forward(self) -> int:
-        """Return the bytes, about, of a simulation of which nothing is kept for a way back."""
+        """Return the approximate bytes of a simulation without a history."""
         problem = self.problem
         points = 5 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]
         each = FIELDS * prod(problem.padded_shape) + self.steps * points
         return problem.n_shots * each * problem.speed.element_size()
 
     def count_updates(self) -> float:
-        """Cells that the engine computes, about, added up over shots and steps."""
+        """Return the approximate number of computed cells, summed over shots and steps."""
         return self.engine.count_updates(self.problem, self.steps)
 
     def repeat(self, shots: int) -> Task:
-        """The task of so many shots like the only one of this."""
+        """Return a task of so many copies of the single shot of this task."""
         sources, receivers = (
             np.repeat(points, shots, axis=0)
             for points in (self.problem.sources, self.problem.receivers)
@@ -109,9 +109,9 @@ class Task:
         return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1, -1))
 
     def choose_history(self) -> History:
-        """Return the history that was given, or the fastest that fits into the memory.
+        """Return the requested history, or the fastest that fits into the memory.
 
-        Raises MemoryError if none does.
+        Raises MemoryError if none fits.
         """
         if not isinstance(self.asked, Auto):
             return self.asked
@@ -131,13 +131,14 @@ def set_up(
     window: tuple[slice, ...] | None = None,
     illuminate: bool = True,
 ) -> Task:
-    """The task of simulating these shots in a model.
+    """Return the task of simulating shots in a model.
 
     model: its arrays by name, each (nz, nx) or (nz, ny, nx) in the parameter's unit; spacing: of
-    the grid, m. window: the part of the model that is simulated, within absorbing boundaries of its
-    own, as slices of its axes; all of it where None. Positions still count from the model's first
-    point, and substeps are the model's; gradients have the shape of the part. illuminate: whether
-    illuminations will be wanted. Raises ValueError as `acoustic` does.
+    the grid, m; window: the part of the model that is simulated, with absorbing boundaries around
+    it, as slices of the axes; None for the whole model; illuminate: True if illuminations will be
+    wanted. With a window, positions are still from the model's first point, and substeps are those
+    of the whole model; gradients have the shape of the window. Raises ValueError as `acoustic`
+    does.
     """
     vp = model["vp"].detach()
     _check_model(vp)
@@ -207,7 +208,7 @@ def _resolve(
     dt: float,
     substeps: int,
 ) -> Auto | History:
-    """Return the history `wanted` with its interval; ValueError if the engine has none such."""
+    """Return the history `wanted` with its interval; raise ValueError if the engine lacks it."""
     asked = histories.parse(wanted)
     kind = asked.kind if isinstance(asked, Auto) else histories.kind_of(asked)
     if kind is not None and kind not in engine.HISTORIES:
@@ -236,13 +237,13 @@ def _check_model(vp: Tensor) -> None:
         raise ValueError("vp has values that are not finite or not positive; expected m/s above 0")
     if float(vp.max()) < MISTAKEN:
         raise ValueError(
-            f"vp is {float(vp.max()):g} at most, which looks like km/s; expected m/s: multiply it "
-            "by 1000"
+            f"the largest vp is {float(vp.max()):g}, which looks like km/s; expected m/s: multiply "
+            "vp by 1000"
         )
 
 
 def _as_spacing(spacing: float | Sequence[float], ndim: int) -> tuple[float, ...]:
-    # One number of any kind, a tensor's or NumPy's too
+    # Any kind of number is accepted, also of a tensor or of NumPy.
     each = np.full(ndim, spacing) if np.ndim(spacing) == 0 else np.asarray(spacing)
     steps = tuple(map(float, each))
     if len(steps) != ndim or not all(0.0 < h < np.inf for h in steps):
@@ -274,7 +275,7 @@ def _as_positions(
 def _align(
     wavelet: Tensor, sources: NDArray[np.float64], receivers: NDArray[np.float64]
 ) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
-    """All written out: (shot, source, time), (shot, source, ndim), (shot, receiver, ndim)."""
+    """Return the full arrays (shot, source, time), (shot, source, ndim), (shot, receiver, ndim)."""
     given = sources.shape
     if wavelet.ndim == 0 or wavelet.is_complex():
         raise ValueError(
@@ -299,7 +300,7 @@ def _align(
 def _check_surface(
     sources: NDArray[np.float64], receivers: NDArray[np.float64], spacing: tuple[float, ...]
 ) -> None:
-    """Refuse sources at p = 0, which emit nothing, and warn of receivers there."""
+    """Raise ValueError for sources at p = 0, which emit nothing, and warn of receivers there."""
     silent, deaf = (points[..., 0] < 1e-6 * spacing[0] for points in (sources, receivers))
     if silent.any():
         raise ValueError(
@@ -318,26 +319,26 @@ def _check_surface(
 def _warn_of_cells(
     receivers: NDArray[np.float64], shape: tuple[int, ...], spacing: tuple[float, ...]
 ) -> None:
-    """Warn of receivers that could be indices of cells, and crowd in a corner if they are not."""
+    """Warn of positions of receivers that may be indices of cells, as they are in a corner."""
     points = receivers[0]
     if not ((points <= np.asarray(shape) - 1) & (points == np.rint(points))).all():
         return
     places = np.unique(points, axis=0)
     if len(places) < 3:
         return
-    # In a line or an area, the distance from each to the next in order
+    # The median distance to the next receiver in a line or an area.
     nearest = float(np.median(np.linalg.norm(np.diff(places, axis=0), axis=1)))
     if nearest <= CLOSEST * min(spacing):
         warnings.warn(
-            f"receivers are {nearest:g} m apart, in cells of {min(spacing):g} m, and at whole "
-            "numbers that could count cells; expected m: if these are cells, multiply them by the "
-            "spacing, and those of sources too",
+            f"receivers are {nearest:g} m apart in cells of {min(spacing):g} m, and their whole "
+            "numbers could be indices of cells; expected m: if these are indices, multiply them "
+            "and those of sources by the spacing",
             stacklevel=2,
         )
 
 
 def _check_substeps(substeps: int, dt: float, longest: float) -> None:
-    """Refuse a step that is far too long for the scheme, and warn of one that may be."""
+    """Raise ValueError if a step is far too long for the scheme, and warn if it may be."""
     if substeps <= UNLIKELY_SUBSTEPS:
         return
     found = (
@@ -350,9 +351,9 @@ def _check_substeps(substeps: int, dt: float, longest: float) -> None:
 
 
 def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The shots of an acquisition with nothing left to be shared, so that others can follow them.
+    """Return the arrays of an acquisition in full, so that those of other shots can be appended.
 
-    (shot, source, time), (shot, source, ndim) and (shot, receiver, ndim).
+    They are (shot, source, time), (shot, source, ndim) and (shot, receiver, ndim).
     """
     if sources.ndim == 2:
         sources = sources[:, None]
@@ -395,27 +396,11 @@ def _check_scheme(
 Array = TypeVar("Array")
 
 
-@dataclass(frozen=True)
-class ShotGradients:
-    """The gradients of a misfit, shot by shot.
-
-    model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, source,
-    time), as the wavelet is sampled; source_illumination and receiver_illumination: (shot, ...),
-    the time sums of the squared forward and adjoint fields, or None where they are not wanted or
-    the engine has none.
-    """
-
-    model: Mapping[str, Tensor]
-    wavelet: Tensor
-    source_illumination: Tensor | None
-    receiver_illumination: Tensor | None
-
-
 class Simulation:
     """A simulated batch of shots, with its derivative and the transpose of the derivative.
 
     data: (shot, receiver, time), sampled as the wavelet is; substeps: steps of the simulation
-    for each sample; history: the history that it keeps, or would keep.
+    for each sample; history: the stored history, if `keep` is True.
     """
 
     def __init__(self, task: Task, keep: bool) -> None:
@@ -430,10 +415,11 @@ class Simulation:
         self._traces_like = traces[..., :1].expand_as(traces)
         self.data = numerics.coarsen(traces, substeps, wavelet.shape[-1])
 
-    def backpropagate(self, residual: Tensor) -> ShotGradients:
-        """Gradients, shot by shot, of a misfit whose gradient with respect to data this is.
+    def backpropagate(self, residual: Tensor) -> Gradients:
+        """Return the gradients, shot by shot, of a misfit whose gradient is known.
 
-        residual: (shot, receiver, time). Raises RuntimeError where the simulation kept no history.
+        residual: the misfit's gradient with respect to `data`, (shot, receiver, time). Raises
+        RuntimeError if the simulation has kept no history.
         """
         self._require_history()
         n = self._wavelet.shape[-1]
@@ -444,21 +430,16 @@ class Simulation:
         wavelet = numerics.transpose(
             partial(numerics.refine, substeps=self.substeps), self._wavelet, gradients.wavelet
         )
-        return ShotGradients(
-            {"vp": gradients.speed},
-            wavelet,
-            gradients.source_illumination,
-            gradients.receiver_illumination,
-        )
+        return replace(gradients, wavelet=wavelet)
 
     def scatter(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the change of the data with the model in a direction: the Born approximation.
 
         direction: arrays by name, in the shape of the gradients and the parameter's unit. Returns
-        (shot, receiver, time): the derivative of `data`, exact where the history keeps every step.
-        Whatever it keeps, this is the transpose of `backpropagate`, but for the digits that a
-        shorter format loses; the engines eager and deepwave keep every step. Raises RuntimeError
-        where the simulation kept no history.
+        (shot, receiver, time): the derivative of `data`, exact if the history samples every step.
+        For every history it is the transpose of `backpropagate`, except for the digits that a
+        shorter format loses; the engines eager and deepwave use every step. Raises RuntimeError
+        if the simulation has kept no history.
         """
         self._require_history()
         speed = self._problem.speed
@@ -467,7 +448,7 @@ class Simulation:
 
     def _require_history(self) -> None:
         if self._state is None:
-            raise RuntimeError("this simulation kept no history; simulate with keep=True")
+            raise RuntimeError("this simulation has no history; simulate with keep=True")
 
 
 def simulate(
@@ -480,24 +461,25 @@ def simulate(
     illuminate: bool = True,
     window: tuple[slice, ...] | None = None,
 ) -> Simulation:
-    """Simulate shots; the parameters are those of `task.set_up`.
+    """Simulate shots; the parameters are those of `set_up`.
 
-    keep: whether to keep what `Simulation.backpropagate` needs.
+    keep: True keeps the history for `Simulation.backpropagate`.
     """
     task = set_up(model, spacing, acquisition, method, window=window, illuminate=illuminate)
     return Simulation(task, keep)
 
 
 def wave_speed(model: Mapping[str, Array]) -> Array:
-    """The speed of the waves in each cell of a model, m/s."""
+    """Return the speed of the waves in each cell of a model, m/s."""
     return model["vp"]
 
 
 def warm_up(engine: str, order: int, like: Tensor) -> None:
-    """Compile what simulations with this engine and order need, by a tiny one and its gradient.
+    """Compile an engine for an order, by a tiny simulation and its gradient.
 
-    like: a tensor with the model's number of axes, precision and device. Compiled code is kept
-    where the engine has a place for it: a second time is quick. Raises ValueError as `simulate`.
+    like: a tensor with the model's number of axes, precision and device. Compiled code is stored if
+    the engine has a place for it, so that a second call is fast. Raises ValueError as `simulate`
+    does.
     """
     vp = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
     vp = vp.expand((numerics.FEWEST_POINTS,) * like.ndim).contiguous()

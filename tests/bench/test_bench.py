@@ -1,4 +1,4 @@
-"""What `hpcfwi bench` measures and writes; its numbers are the machine's."""
+"""Tests of `hpcfwi bench`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hpcfwi import cli
-from hpcfwi.bench import ranks, run
+from hpcfwi.bench import run
 from hpcfwi.bench.waves import (
     list_engines,
     list_histories,
@@ -27,7 +27,7 @@ from hpcfwi.wave.history import describe
 from tests.ranks import make_env, run_ranks
 
 
-def test_works_are_timed_in_turns_after_one_run_that_does_not_count(monkeypatch):
+def test_functions_are_timed_in_turns_after_a_warm_up(monkeypatch):
     order: list[str] = []
     works = {"a": partial(order.append, "a"), "b": partial(order.append, "b")}
     seconds = time_in_turns(works, 3)
@@ -41,7 +41,7 @@ def test_works_are_timed_in_turns_after_one_run_that_does_not_count(monkeypatch)
     assert median_ratio(seconds["b"], seconds["a"]) == 2.0
 
 
-def test_the_shots_that_are_measured_are_those_of_the_operator():
+def test_measured_shots_compute_the_gradient_of_the_operator():
     shots = make_shots((30, 50), 2, 60, 5)
     vp = shots.vp.clone().requires_grad_()
     places = (12.5 * shots.sources, 12.5 * shots.receivers)
@@ -55,14 +55,14 @@ def test_the_shots_that_are_measured_are_those_of_the_operator():
     assert shots.updates == 2 * 60 * 70 * 90
 
 
-def test_the_interval_divides_the_record():
+def test_longest_interval_divides_the_record():
     shots = make_shots((30, 50), 1, 400)
     assert 400 % longest_interval(shots) == 0
     assert longest_interval(shots) > 5
 
 
 @pytest.mark.parametrize("name", list(list_engines()))
-def test_every_kind_that_an_engine_has_is_measured_after_the_exact_one(name):
+def test_every_kind_of_history_of_an_engine_is_measured(name):
     engine = list_engines()[name]
     listed = list_histories(engine, 10)
     assert listed[0] == Snapshots(1)
@@ -78,26 +78,26 @@ import numpy as np
 from hpcfwi.bench.waves import measure_growth_of_memory
 
 np.ones(30_000_000)
-for _ in range(5):  # the system may give pages back during one of them
+for _ in range(5):  # the system may reclaim pages during one of them
     print(measure_growth_of_memory(lambda: np.ones(5_000_000)))
 """
 
 
-def test_the_peak_that_came_before_does_not_hide_what_a_work_takes():
-    """In a process of its own: what is left of other tests may be given back meanwhile."""
+def test_measured_memory_growth_is_not_hidden_by_an_earlier_peak():
+    """It runs in its own process, since memory of other tests could be freed meanwhile."""
     command = [sys.executable, "-c", PEAKS]
     done = subprocess.run(command, env=make_env(), capture_output=True, text=True, check=True)
     assert median(map(int, done.stdout.split())) == pytest.approx(40e6, rel=0.1)
 
 
-def test_without_mpirun_the_ranks_are_left_out(monkeypatch):
+def test_ranks_are_not_measured_without_mpirun(monkeypatch):
     monkeypatch.setenv("MPIRUN", "no-such-launcher --bind-to none")
-    assert ranks.compare_ranks(1) == []
+    assert run.compare_ranks(1) == []
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The numbers of a small bench, without the ranks, as they lie in the file."""
+    """The numbers of a small bench without ranks, as written to its file."""
     folder = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPIRUN", "no-such-launcher")
@@ -107,19 +107,19 @@ def written(tmp_path_factory):
     return numbers
 
 
-def test_histories_are_as_exact_as_they_are_frugal(written):
+def test_measured_histories_have_errors_and_times(written):
     exact, *others = written["histories"]
     assert exact["error"] == 0.0
     assert all(0.0 <= row["error"] < 0.5 for row in others)
     assert all(row["seconds"] > 0.0 for row in others)
 
 
-def test_growth_is_told_beside_the_work(written):
+def test_growth_of_time_is_measured_with_the_growth_of_work(written):
     assert [row["growth"] for row in written["growth"]][1:3] == [2.0, 4.0]
     assert written["growth"][0]["ratio"] == 1.0
 
 
-def test_what_was_measured_is_shown_in_a_few_lines(written, capsys):
+def test_measurements_are_shown_in_few_lines(written, capsys):
     run.show_numbers(written)
     shown = capsys.readouterr().out
     for word in ("cpu", "eager", "snapshots", "No mpirun that works", "MB/s", "checkpoint"):
@@ -127,7 +127,7 @@ def test_what_was_measured_is_shown_in_a_few_lines(written, capsys):
     assert len(shown.splitlines()) < 70
 
 
-def test_a_directory_that_cannot_be_written_is_bad_input(monkeypatch, tmp_path, capsys):
+def test_bench_into_an_unwritable_directory_is_an_input_error(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(sys, "argv", ["hpcfwi", "bench", "--output", str(tmp_path / "file")])
     with pytest.raises(SystemExit) as end:
@@ -136,8 +136,8 @@ def test_a_directory_that_cannot_be_written_is_bad_input(monkeypatch, tmp_path, 
     assert "Choose a directory" in capsys.readouterr().err
 
 
-def test_under_a_launcher_it_says_that_it_starts_ranks_itself():
+def test_bench_under_a_launcher_is_refused():
     done = run_ranks(2, ["-m", "hpcfwi", "bench"], warm=True)
     assert done.returncode == 2
     assert done.stderr.count("hpcfwi: ") == 1
-    assert "launches its own ranks. Start the command by itself." in done.stderr
+    assert "must run in one process. Start the command without a launcher." in done.stderr

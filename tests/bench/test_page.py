@@ -1,4 +1,4 @@
-"""docs/performance.md and docs/cluster.md say what the committed results say, and no more."""
+"""Tests that docs/performance.md and docs/cluster.md agree with the committed results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_report():
-    """benchmarks/report.py, which is a script and not in a package."""
+    """Return benchmarks/report.py, a script outside of packages, as a module."""
     spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -20,19 +20,19 @@ def load_report():
 report = load_report()
 
 
-def test_the_committed_page_is_what_the_committed_results_make():
+def test_performance_page_agrees_with_the_committed_results():
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert page == report.make_page(report.RESULTS), "run `make performance`"
 
 
-def test_the_tables_of_the_page_of_clusters_are_of_the_newest_count():
+def test_tables_of_the_cluster_page_agree_with_the_newest_results():
     page = report.CLUSTER.read_text(encoding="utf-8")
     assert page == report.fill_in(page, report.RESULTS), "run `make performance`"
     found = report.newest(report.RESULTS, "scale")
     assert f"| {found['ranks'][-1]['ranks']} |" in page
 
 
-def test_a_count_grows_by_a_line_through_its_last_two_cases():
+def test_counts_are_extrapolated_linearly_from_the_last_two_cases():
     cases = [
         {"ranks": n, **{key: [unit * 2.0 * n, unit * 3.0] for key, _, unit in report.COUNTED}}
         for n in (1, 2, 4)
@@ -41,11 +41,11 @@ def test_a_count_grows_by_a_line_through_its_last_two_cases():
     assert table[0] == "| ranks | 1 | 2 | 4 | each rank more | *512* |"
     rows = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1:] for row in table[2:]}
     assert rows["descriptors"] == ["2 / 3", "4 / 3", "8 / 3", "2 / 0", "1,024 / 3 |"]
-    assert rows["carried by these, kB"][3:] == ["2,000 / 0 B", "1,024 / 3 |"]
-    assert rows["memory that is its own, MB"][3:] == ["", " |"]
+    assert rows["carried per epoch, kB"][3:] == ["2,000 / 0 B", "1,024 / 3 |"]
+    assert rows["private memory, MB"][3:] == ["", " |"]
 
 
-def test_the_newest_result_of_each_kind_counts(tmp_path):
+def test_newest_result_of_each_kind_is_used(tmp_path):
     for name, date in (("z", "2026-01-02"), ("a", "2026-03-04"), ("m", "2025-12-31")):
         numbers = {"machine": {"date": date}, "name": name}
         (tmp_path / f"bench_{name}.json").write_text(json.dumps(numbers))
@@ -53,7 +53,7 @@ def test_the_newest_result_of_each_kind_counts(tmp_path):
     assert report.newest(tmp_path, "gpu") is None
 
 
-def test_a_card_has_a_section_only_where_one_was_measured(tmp_path):
+def test_performance_page_has_a_section_only_for_a_measured_gpu(tmp_path):
     assert "No card has been measured yet" in report.make_page(tmp_path)
     speed = {"shape": [141, 681], "order": 4, "what": "forward", "seconds": 0.5, "updates": 9e4}
     numbers = {
@@ -67,7 +67,7 @@ def test_a_card_has_a_section_only_where_one_was_measured(tmp_path):
     }
     file = tmp_path / "gpu_a_card.json"
     file.write_text(json.dumps({**numbers, "speeds": [], "memory": {}}))
-    assert "2000 GB/s" in report.make_page(tmp_path), "it ended before the first case did"
+    assert "2000 GB/s" in report.make_page(tmp_path), "the benchmark ended before its first case"
     file.write_text(json.dumps(numbers))
     page = report.make_page(tmp_path)
     assert "No card" not in page

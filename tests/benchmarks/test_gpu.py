@@ -1,4 +1,4 @@
-"""The benchmark of the gpu engine, also where there is no card: then it says so."""
+"""Tests of the benchmark of the gpu engine, also without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcfwi.wave import Snapshots
 
 
 class Clock:
-    """As an event of a card, by the host's clock."""
+    """A stand-in for an event of a GPU that uses the clock of the host."""
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -43,7 +43,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "find_spec", lambda _: None)
 
 
-def test_without_a_card_it_says_so_in_a_sentence(tmp_path: Path) -> None:
+def test_gpu_benchmark_without_a_gpu_prints_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--output", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -75,7 +75,7 @@ def test_benchmark_measures_forward_simulations_and_gradients(
 
 
 @pytest.mark.parametrize("case", benchmark.CASES, ids=lambda case: case.name)
-def test_points_have_cells_of_their_own_as_deepwave_wants_them(case: benchmark.Case) -> None:
+def test_points_of_the_benchmark_are_in_different_cells(case: benchmark.Case) -> None:
     small = replace(case, shape=(5, *[5] * (len(case.shape) - 2), case.shape[-1]), steps=2)
     survey = benchmark.make_survey(small, torch.device("cpu"))
     for points in (survey.sources, survey.receivers):
@@ -83,7 +83,7 @@ def test_points_have_cells_of_their_own_as_deepwave_wants_them(case: benchmark.C
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), ValueError("no")])
-def test_what_goes_wrong_is_noted_and_what_was_measured_before_is_written(error) -> None:
+def test_failed_benchmark_case_is_noted_after_writing_results(error) -> None:
     left_out: list[str] = []
     written = []
     with benchmark.going_on("a case", left_out, lambda: written.append(1)):

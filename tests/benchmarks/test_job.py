@@ -1,4 +1,4 @@
-"""The job that is run three times, to see whether its bits are the same."""
+"""Tests of the benchmark that runs a job three times and compares the bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark that counts what grows counts all of it, and is not counted itself."""
+"""Tests of the benchmark that counts resources that grow with the number of ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from benchmarks import scale
 from hpcfwi.parallel.context import Context
 
-# What calls the others, or is no collective.
-NOT_COUNTED = {"alone", "is_root", "barrier", "from_root", "raise_alike", "close"}
+# Methods that call other collectives, or are no collectives
+NOT_COUNTED = {"alone", "is_root", "barrier", "from_root", "raise_on_all_ranks", "close"}
 
 
 def test_every_collective_of_a_context_is_counted():
@@ -21,7 +21,7 @@ def test_every_collective_of_a_context_is_counted():
     assert methods - set(Context.__dataclass_fields__) <= set(vars(scale.Counted))
 
 
-def test_what_sockets_have_sent_is_counted_and_none_is_left_open():
+def test_bytes_sent_by_sockets_are_counted_without_leaks():
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as sender,
@@ -32,13 +32,13 @@ def test_what_sockets_have_sent_is_counted_and_none_is_left_open():
         received = 0
         while received < 5000:
             received += len(taker.recv(5000))
-        time.sleep(0.1)  # until the sender's kernel knows
+        time.sleep(0.1)  # until the counter of the kernel is up to date
         opened = len(list(Path("/proc/self/fd").iterdir()))
         assert sum(scale.sent_by_sockets()) - before == 5000
         assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
-def test_descriptors_are_counted_in_the_middle_of_a_run_too(tmp_path):
+def test_descriptors_are_also_counted_during_a_run(tmp_path):
     context = scale.Counted.like(Context.alone())
     before = scale.Counts.of(context, 0.0).descriptors
     with (tmp_path / "file").open("w"):
@@ -47,12 +47,12 @@ def test_descriptors_are_counted_in_the_middle_of_a_run_too(tmp_path):
 
 
 @pytest.mark.long
-def test_what_two_ranks_take_is_counted_on_both():
+def test_resources_of_two_ranks_are_counted_on_both():
     case = scale.Case(ranks=2, points=31, shots=8, batch=4)
     found = scale.measure(case, timeout=200.0)
     root, other = found["collectives"]
     assert root == other == int(root) > 0
-    assert found["carried"][0] > 8 * 31 * 31, "the sum of a gradient is among it"
+    assert found["carried"][0] > 8 * 31 * 31, "the sum of a gradient is included"
     assert min(found["sent"]) > 8 * 31 * 31
     assert found["descriptors"][0] > found["descriptors"][1] > 10
     assert min(found["own_memory"]) > 50e6

@@ -1,4 +1,4 @@
-"""What the tests of the input file share."""
+"""Fixtures of the tests of the input file."""
 
 from __future__ import annotations
 

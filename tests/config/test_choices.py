@@ -1,4 +1,4 @@
-"""Methods that an input names: their keys are their keyword-only parameters."""
+"""Choices of methods in the input, whose keys are keyword-only parameters."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pydantic import Field, ValidationError
 from hpcfwi.config.values import Choice, Section, find_choices, keys_of
 from hpcfwi.registry import MISFITS, NETWORKS, OPTIMIZERS, REGULARIZERS
 
-Width = Annotated[float, Field(gt=0.0, description="Of the middle.")]
+Width = Annotated[float, Field(gt=0.0, description="Width of the middle.")]
 
 
 def plain(a, b):
-    """Their sum."""
+    """Return the sum."""
     return a + b
 
 
 def wide(a, b, *, width: Width, times: int = 2):
-    """Their sum, as often."""
+    """Return a multiple of the sum."""
     return times * (a + b) / width
 
 
 @pytest.fixture
 def choose(monkeypatch):
-    """A choice of the two functions above, whose module is as any other."""
+    """Return a parser of a choice of the two functions above, in a module that can be imported."""
     module = ModuleType("methods")
     vars(module).update(plain=plain, wide=wide)
     monkeypatch.setitem(sys.modules, "methods", module)
@@ -39,13 +39,13 @@ def choose(monkeypatch):
     return Chosen.model_validate
 
 
-def test_a_name_alone_stands_for_a_method_without_keys(choose):
+def test_name_alone_is_a_method_without_keys(choose):
     assert choose("plain").make()(1, 2) == 3
     assert choose("plain") == choose({"name": "plain"})
 
 
 @pytest.mark.usefixtures("choose")
-def test_the_key_of_the_name_may_have_another():
+def test_choice_may_have_another_key_for_the_name():
     class Other(Choice):
         registry: ClassVar = {"plain": "methods:plain"}
         naming: ClassVar = "kind"
@@ -56,7 +56,7 @@ def test_the_key_of_the_name_may_have_another():
     assert Other.own_keys() == {}
 
 
-def test_keys_that_are_given_and_those_that_are_not_reach_the_method(choose):
+def test_given_keys_and_defaults_reach_the_method(choose):
     assert choose({"name": "wide", "width": 0.5}).make()(1, 2) == 12
     assert choose({"name": "wide", "width": 0.5, "times": 1}).make()(1, 2) == 6
 
@@ -64,12 +64,12 @@ def test_keys_that_are_given_and_those_that_are_not_reach_the_method(choose):
 @pytest.mark.parametrize(
     "keys", [{}, {"width": 0.0}, {"width": "1"}, {"width": 1.0, "depth": 2.0}, {"times": 3}]
 )
-def test_keys_that_cannot_be_are_refused(choose, keys):
+def test_invalid_keys_are_refused(choose, keys):
     with pytest.raises(ValidationError):
         choose({"name": "wide", **keys}).check()
 
 
-def test_keys_that_all_methods_have_stand_beside_those_of_one_and_do_not_reach_it(choose):
+def test_keys_common_to_all_methods_do_not_reach_the_method(choose):
     class Both(type(choose("plain"))):
         beside: int = 0
 
@@ -79,7 +79,7 @@ def test_keys_that_all_methods_have_stand_beside_those_of_one_and_do_not_reach_i
     assert sorted(both.table.model_fields) == ["beside", "times", "width"]
 
 
-def test_choices_are_found_wherever_they_are(choose):
+def test_choices_are_found_in_nested_sections(choose):
     class Inner(Section):
         how: Choice
 
@@ -96,7 +96,7 @@ PLACES = [*MISFITS.values(), *OPTIMIZERS.values(), *REGULARIZERS.values(), *NETW
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_each_method_of_the_registry_says_what_it_does_and_what_its_keys_are(place):
+def test_registered_method_and_its_keys_have_descriptions(place):
     section = keys_of(place)
     assert section.__doc__.splitlines()[0].endswith(".")
     for key, field in section.model_fields.items():

@@ -1,11 +1,11 @@
-"""Two configs beside each other."""
+"""Differences of two configs."""
 
 from __future__ import annotations
 
 from hpcfwi.config import Config, changed_keys, load_config
 
 
-def test_changed_keys_are_named_in_full_also_those_that_came_or_went(path):
+def test_changed_keys_include_added_and_removed_keys(path):
     old = load_config(path)
     settings = ["model.spacing=25", "wave.history.interval=2", "inversion.optimizer.lr=5"]
     expected = [

@@ -1,4 +1,4 @@
-"""The input file, and settings: what is read, and where files are that they name."""
+"""Reading of input files and settings, and the location of the files that they name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "inputs"
 INPUTS = sorted(FOLDER.glob("*.toml"))
 
 
-def test_defaults_are_those_of_the_contract(path):
+def test_minimal_input_has_documented_defaults(path):
     config = load_config(path)
     wave = config.wave
     assert (wave.equation, wave.order, wave.boundary, wave.free_surface) == (
@@ -34,23 +34,23 @@ def test_defaults_are_those_of_the_contract(path):
 
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name)
-def test_the_inputs_of_the_project_are_good(path):
+def test_input_files_of_the_project_are_valid(path):
     config = load_config(path)
     assert config.inversion.optimizer.name == ("adam" if config.migration is None else "cg")
 
 
-def test_whole_numbers_serve_as_lengths_and_times(path):
+def test_integers_are_accepted_as_lengths_and_times(path):
     config = load_config(path)
     assert config.survey.duration == 1.0
     assert config.inversion.optimizer.lr == 25.0
 
 
-def test_a_config_cannot_be_changed(path):
+def test_config_cannot_be_changed(path):
     with pytest.raises(ValueError, match="frozen"):
         load_config(path).inversion.epochs = 5
 
 
-def test_files_are_relative_to_the_input_and_directories_to_where_one_stands(path, tmp_path):
+def test_files_are_relative_to_input_and_run_directory_to_working_directory(path, tmp_path):
     path.write_text(MINIMAL.replace("{ smooth = 200.0 }", '{ file = "../start.h5" }'))
     config = load_config(path)
     assert config.model.file == str(tmp_path / "models" / "true.h5")
@@ -58,7 +58,7 @@ def test_files_are_relative_to_the_input_and_directories_to_where_one_stands(pat
     assert config.output.directory == "runs/minimal"
 
 
-def test_files_of_the_inversion_are_relative_to_the_input_in_its_stages_too(path, tmp_path):
+def test_files_in_stages_are_relative_to_the_input(path, tmp_path):
     keys = (
         'epochs = 3\nfixed = { file = "floor.txt" }\n'
         'regularize = { name = "tv", weight = 1.0, prior = "wells.h5" }'
@@ -79,15 +79,13 @@ def test_files_of_the_inversion_are_relative_to_the_input_in_its_stages_too(path
 @pytest.mark.parametrize(
     "setting", ["model.initial.file=start.h5", 'model.initial={ file = "start.h5" }']
 )
-def test_files_that_are_typed_are_relative_to_where_one_stands(
-    setting, path, tmp_path, monkeypatch
-):
+def test_files_in_settings_are_relative_to_working_directory(setting, path, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     path.write_text(MINIMAL.replace("{ smooth = 200.0 }", "{}"))
     config = load_config(path, [setting, "model.spacing=25.0"])
     assert config.model.initial.file == str(tmp_path / "here" / "start.h5")
-    assert config.model.file == str(tmp_path / "models" / "true.h5"), "the input names it"
+    assert config.model.file == str(tmp_path / "models" / "true.h5"), "named by the input"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def test_files_that_are_typed_are_relative_to_where_one_stands(
         '{ kind = "recompute", states = 8 }',
     ],
 )
-def test_what_is_written_is_read_as_the_same_config(path, tmp_path, history):
+def test_written_config_is_read_as_the_same_config(path, tmp_path, history):
     settings = [f"wave.history={history}", "wave.memory=12 GB", "wave.aperture=3000"]
     config = load_config(path, [*settings, "inversion.bounds=[1400.0, 5000.0]"])
     (tmp_path / "elsewhere").mkdir()
@@ -110,7 +108,7 @@ def test_what_is_written_is_read_as_the_same_config(path, tmp_path, history):
     assert changed_keys(load_config(copy), config) == {}
 
 
-def test_points_of_a_volume_are_given_in_pairs_and_written_as_they_are_read(path, tmp_path):
+def test_points_of_a_volume_are_pairs_and_survive_writing(path, tmp_path):
     sources = "{ count = [4, 6], depth = 25, first = [0, 100.0], last = [800.0, 900] }"
     config = load_config(path, [f"survey.sources={sources}"])
     assert config.survey.sources.count == (4, 6)
@@ -125,7 +123,7 @@ def test_points_of_a_volume_are_given_in_pairs_and_written_as_they_are_read(path
 
 
 @given(st.floats(1e-6, 1e6), st.integers(1, 10**6), st.booleans(), st.sampled_from([2, 4, 6, 8]))
-def test_settings_take_the_place_of_what_the_file_says(spacing, batch, free, order):
+def test_settings_override_values_of_the_file(spacing, batch, free, order):
     path = FOLDER / "marmousi.toml"
     settings = {
         "model.spacing": spacing,
@@ -141,7 +139,7 @@ def test_settings_take_the_place_of_what_the_file_says(spacing, batch, free, ord
     assert config.survey == load_config(path).survey
 
 
-def test_a_setting_may_be_text_without_quotes_a_table_or_a_new_section(path):
+def test_setting_may_be_text_without_quotes_a_table_or_a_new_section(path):
     config = load_config(path, ["wave.engine=eager", "model.initial={ smooth = 9.0 }"])
     assert config.wave.engine == "eager"
     assert config.model.initial.smooth == 9.0
@@ -152,15 +150,15 @@ def test_a_setting_may_be_text_without_quotes_a_table_or_a_new_section(path):
     ("size", "expected"),
     [("12 GB", 12 * 10**9), ("500MiB", 500 * 2**20), ("0.5 gb", 5 * 10**8), ("800 B", 800)],
 )
-def test_a_size_counts_thousands_or_with_an_i_1024s(path, size, expected):
+def test_units_of_sizes_are_powers_of_1000_or_1024(path, size, expected):
     assert count_bytes(load_config(path, [f"wave.memory={size}"]).wave.memory) == expected
 
 
-def test_the_last_of_several_settings_counts(path):
+def test_last_of_several_settings_of_a_key_is_used(path):
     assert load_config(path, ["inversion.epochs=5", "inversion.epochs=7"]).inversion.epochs == 7
 
 
-def test_an_input_that_begins_with_a_byte_order_mark_is_read(path):
+def test_input_that_begins_with_a_byte_order_mark_is_read(path):
     path.write_text(MINIMAL)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert load_config(path).inversion.epochs > 0
@@ -168,7 +166,7 @@ def test_an_input_that_begins_with_a_byte_order_mark_is_read(path):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", ["a." * 100_000 + "a = 1", "a = " + "[" * 100_000, "#" * 2**21])
-def test_an_input_that_nests_too_deeply_or_is_too_large_is_refused_at_once(text, tmp_path):
+def test_input_too_deep_or_too_large_is_refused_at_once(text, tmp_path):
     path = tmp_path / "input.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=r"input\.toml"):

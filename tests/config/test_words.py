@@ -1,4 +1,4 @@
-"""Strings under keys are what sections say of them; nobody reads them who does not ask."""
+"""Descriptions of keys, which are the strings under them and are read only on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Base(Section):
     """A section."""
 
     width: float = 1.0
-    """Of the middle.
+    """Width of the middle.
 
     And more of it.
     """
@@ -24,39 +24,39 @@ class Base(Section):
 
 
 class Derived(Base):
-    """One with more keys, one of them said anew."""
+    """A section with more keys, one of which is described again."""
 
     width: float = 2.0
-    """Of the edge."""
+    """Width of the edge."""
     height: float = 1.0
     """Upwards."""
 
 
 def test_description_of_a_key_is_the_string_under_it_without_indentation():
-    assert meaning(Base, "width") == "Of the middle.\n\nAnd more of it."
+    assert meaning(Base, "width") == "Width of the middle.\n\nAnd more of it."
 
 
-def test_a_key_without_one_has_no_meaning():
+def test_key_without_a_string_has_no_description():
     assert meaning(Base, "plain") is None
 
 
-def test_what_a_field_brings_with_it_comes_first():
+def test_description_given_with_a_field_is_used():
     assert meaning(Base, "given") == "Given with the field."
 
 
-def test_keys_of_a_base_keep_theirs_unless_they_are_said_anew():
+def test_derived_section_inherits_descriptions_it_does_not_replace():
     assert meaning(Derived, "height") == "Upwards."
-    assert meaning(Derived, "width") == "Of the edge."
+    assert meaning(Derived, "width") == "Width of the edge."
     assert meaning(Derived, "given") == "Given with the field."
 
 
-def test_sections_that_are_made_have_those_of_their_base():
+def test_created_section_inherits_descriptions_of_its_base():
     made = create_model("Made", __base__=Base, more=(int, 1))
-    assert meaning(made, "width") == "Of the middle.\n\nAnd more of it."
+    assert meaning(made, "width") == "Width of the middle.\n\nAnd more of it."
     assert meaning(made, "more") is None
 
 
-def test_sections_are_made_without_looking_at_any_source():
+def test_import_of_config_reads_no_source_code():
     read = "[name for name in linecache.cache if 'hpcfwi' in name]"
     program = f"import hpcfwi.config, linecache; print({read})"
     command = [sys.executable, "-c", program]

@@ -1,4 +1,4 @@
-"""Calls of `hpcfwi convert`."""
+"""A fixture that calls `hpcfwi convert`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def convert(hpcfwi, tmp_path):
-    """Convert a file of the test's folder into another there; the path of that."""
+    """A function that converts a file in `tmp_path` to another and returns its path."""
 
     def call(source, target, *options):
         assert hpcfwi("convert", tmp_path / source, tmp_path / target, *options) == 0

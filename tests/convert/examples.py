@@ -1,6 +1,6 @@
-"""SEG-Y files of tests, packed byte by byte after the standard: neither segyio nor hpcfwi is asked.
+"""SEG-Y files of tests, packed byte by byte after the standard, without segyio or hpcfwi.
 
-A line of shots with irregular spreads: six of them, of 3 to 8 traces each.
+The example is a line of six shots with irregular spreads of 3 to 8 traces.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Fields = dict[str, Any]
 
 
 def line_fields() -> Fields:
-    """Of a line along x, in decimetres: sources at 8 m depth, receivers at 12.5 m."""
+    """Return headers of a line along x, in decimetres; sources are at 8 m, receivers at 12.5 m."""
     shot = np.repeat(np.arange(len(COUNTS)), COUNTS)
     channel = np.concatenate([np.arange(n) for n in COUNTS])
     source_x = 1000 + 1000 * shot
@@ -71,14 +71,14 @@ def line_fields() -> Fields:
 
 
 def line_traces(n_traces: int = N_TRACES, n_samples: int = N_SAMPLES) -> np.ndarray:
-    """Numbers that every format of samples holds exactly."""
+    """Return whole numbers that every sample format represents exactly."""
     return np.random.default_rng(1).integers(0, 100, (n_traces, n_samples)).astype(np.float32)
 
 
 def to_ibm(values: np.ndarray) -> np.ndarray:
-    """IBM floats of whole numbers below 2**24: sign, exponent of 16 with 64 added, fraction."""
+    """Return IBM floats of whole numbers below 2**24: sign, exponent of 16 plus 64, fraction."""
     whole = np.abs(values).astype(np.uint32)
-    # The number is fraction * 16**(70 - 64), with the fraction's point before its 24 bits
+    # The number is fraction * 16**(70 - 64); the radix point is before the 24 bits of the fraction
     return ((values < 0).astype(np.uint32) << 31) | (np.uint32(70) << 24) | whole
 
 
@@ -121,9 +121,9 @@ def write_segy(
 
 
 def write_parts(folder: Path, parts: np.ndarray, **changes: Any) -> list[Path]:
-    """Write the line to several files; parts: the number of each trace's file.
+    """Write the line to several files; parts: the number of the file for each trace.
 
-    changes: fields that are to be others.
+    changes: fields with other values.
     """
     fields, paths = {**line_fields(), **changes}, []
     for part in np.unique(parts):
@@ -134,6 +134,6 @@ def write_parts(folder: Path, parts: np.ndarray, **changes: Any) -> list[Path]:
 
 
 def read_gathers(path):
-    """Its survey, and the traces of all shots."""
+    """Return the survey and the traces of all shots of a gathers file."""
     with GatherReader(path, Context.alone()) as reader:
         return reader.survey, reader.read(np.arange(reader.survey.n_shots))

@@ -1,6 +1,6 @@
-"""What a SEG-Y file says, read after the standard and docs/convert.md; hpcfwi is not asked.
+"""A slow reader of small SEG-Y files after the standard and docs/convert.md, without hpcfwi.
 
-One number after the other, for small files. What hpcfwi has made of a file is compared with it.
+Files that hpcfwi has converted are compared with it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from tests.convert.examples import DTYPES, PLACES
 
 FOOT = 0.3048
-ANGLES = (2, 3, 4)  # of the coordinates' unit
-# Of the first digits: what sums of squares may lose
+ANGLES = (2, 3, 4)  # values of the coordinate unit
+# Relative rounding error of sums of squares
 ROUNDING = 1e-12
 Point = tuple[float, float, float]
 """x, y, z, m."""
@@ -37,7 +37,7 @@ OPTIONS.add_argument("--model", action="store_true")
 
 
 class Reading:
-    """A file's traces and the fields of their headers, as the options say."""
+    """The traces of a file and their header fields, read with the given options."""
 
     def __init__(self, content: bytes, options: Sequence[str]) -> None:
         self.options = asked = OPTIONS.parse_args(options)
@@ -90,20 +90,20 @@ class Reading:
         return float(np.frombuffer(self.content, self.endian + "f8", 1, at - 1)[0])
 
     def _column(self, at: int, kind: Any) -> np.ndarray:
-        """Of each trace what is at this byte, from 1, of its header and samples."""
+        """Return the values at a byte, counted from 1, of the header and samples of each trace."""
         parts = {"names": ["it"], "formats": [kind], "offsets": [at - 1], "itemsize": self._size}
         return np.frombuffer(self.content, np.dtype(parts), self.n_traces, self._first)["it"]
 
     @cache  # noqa: B019
     def field(self, name: str) -> list[Any]:
-        """Of all trace headers."""
+        """Return a field of all trace headers."""
         if name in self.values:
             return [self.values[name]] * self.n_traces
         at, kind = self.places[name]
         return self._column(at, self.endian + kind).tolist()
 
     def samples(self) -> np.ndarray:
-        """(trace, time), float32."""
+        """Return the samples (trace, time) in float32."""
         found = self._samples
         with np.errstate(over="ignore", invalid="ignore"):
             if self.code == 1:
@@ -119,7 +119,7 @@ class Reading:
         ]
 
     def points(self, of: str) -> list[Point]:
-        """Of each trace its source, or its receiver."""
+        """Return the source or the receiver of each trace."""
         x, y = (self.lengths(f"{of}_{axis}", "coordinate_scalar") for axis in "xy")
         height = self.lengths(f"{of}_elevation", "elevation_scalar")
         depth = [0.0] * self.n_traces
@@ -130,7 +130,7 @@ class Reading:
 
 
 def check_gathers(path: Path, content: bytes, options: Sequence[str]) -> None:
-    """A gathers file holds what the SEG-Y file says: which shots, where, when, and to the bit."""
+    """Assert that a gathers file has the shots, positions, times and bits of a SEG-Y file."""
     read = Reading(content, options)
     sources, receivers = read.points("source"), read.points("receiver")
     shots = _find_shots(read, sources, receivers)
@@ -170,9 +170,9 @@ def check_gathers(path: Path, content: bytes, options: Sequence[str]) -> None:
 def _find_shots(
     read: Reading, sources: list[Point], receivers: list[Point]
 ) -> list[tuple[int, ...]]:
-    """The numbers of the traces of each shot that is kept, as they are ordered.
+    """Return the trace numbers of each kept shot, in their order in the gathers.
 
-    Positions are in the order of (z, y, x), which gathers have them in.
+    Positions are compared as (z, y, x), the order in which gathers have them.
     """
     records, channels, codes = (read.field(name) for name in ("record", "channel", "code"))
     near, far = (float(v or inf) for v in read.keep.get("offset", "0:").split(":"))
@@ -208,9 +208,10 @@ def _find_shots(
 def _find_nowhere(
     read: Reading, chosen: list[int], sources: list[Point], receivers: list[Point]
 ) -> set[int]:
-    """Of the traces with source and receiver at 0, 0 those that are not there.
+    """Return the traces with source and receiver at 0, 0 that have no coordinates.
 
-    All, where the others are further from there than they reach, and else those that are silent.
+    These are all of them if the other traces are further from the origin than their own extent,
+    else the silent ones.
     """
     ends = {trace: (*sources[trace][:2], *receivers[trace][:2]) for trace in chosen}
     nowhere = {trace for trace, end in ends.items() if not any(end)}
@@ -229,7 +230,7 @@ def _slice(text: str) -> slice:
 
 
 def _find_times(read: Reading, kept: list[int]) -> tuple[Fraction, dict[int, int], int]:
-    """The time between samples, at which one each trace begins, and how many there are."""
+    """Return the sampling interval, the first sample of each trace, and the number of samples."""
     intervals = {read.interval, *(read.field("interval")[trace] for trace in kept)} - {0}
     if read.options.dt is not None:
         dt = Fraction(read.options.dt)
@@ -258,7 +259,7 @@ def _find_times(read: Reading, kept: list[int]) -> tuple[Fraction, dict[int, int
 def _check_positions(
     found: np.ndarray, points: list[Point], ends: list[Point], read: Reading, line: str
 ) -> None:
-    """Of points as they should be found; ends: of all traces that are kept."""
+    """Assert that positions are as expected; ends: sources and receivers of all kept traces."""
     there = np.array(points)
     largest = float(np.abs(ends).max())
     if read.options.axes == "zyx":
@@ -285,10 +286,10 @@ def _check_positions(
     blur = ROUNDING * (xx + yy) / length if length else inf
     ways = [(cos(turn), sin(turn))]
     if abs(ways[0][0]) <= max(blur, ROUNDING):
-        # From north to south neither end is in the east
+        # On a line from north to south, neither end is the western one
         ways.append((-ways[0][0], -ways[0][1]))
     if blur > 1e-6:
-        # As wide as long: no line is nearer than another, and theirs is as good as any
+        # The area is as wide as long, so that every line fits equally well
         ways, blur = [(told[2] - told[0], told[3] - told[1])], 1e-6
     misses = []
     for way in ways:
@@ -302,7 +303,7 @@ def _check_positions(
 
 
 def check_model(path: Path, content: bytes, options: Sequence[str]) -> None:
-    """A model file holds the columns of a SEG-Y file in their places."""
+    """Assert that a model file has the columns of a SEG-Y file in their places."""
     read = Reading(content, options)
     asked = read.options
     assert not read.in_feet
@@ -336,8 +337,8 @@ def check_model(path: Path, content: bytes, options: Sequence[str]) -> None:
 def _find_placement(
     read: Reading, order: list[int], shape: tuple[int, ...]
 ) -> tuple[list[float], list[float]] | None:
-    """Spacing and origin, where the headers tell both, of columns that are as long and as far
-    from each other as these say, one after the other."""
+    """Return spacing and origin of evenly spaced columns, or None if the headers do not have
+    both."""
     intervals = {read.interval, *read.field("interval")} - {0}
     if len(intervals) != 1 or {*read.field("unit")} & {*ANGLES}:
         return None

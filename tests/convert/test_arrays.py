@@ -1,4 +1,4 @@
-"""Models from and to raw floats, NumPy's arrays and SEG-Y."""
+"""Tests of converting models from and to raw floats, NumPy arrays, SEG-Y, MATLAB and VTK."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def place(model):
         (".sgy", 3, None, None),
     ],
 )
-def test_a_model_goes_there_and_comes_back(kind, ndim, order, endian, hpcfwi, tmp_path):
+def test_model_converted_to_a_format_and_back_is_the_same(
+    kind, ndim, order, endian, hpcfwi, tmp_path
+):
     model, there = example(ndim), tmp_path / f"there{kind}"
     write_model(tmp_path / "a.h5", model)
     options = [*(["--order", order] if order else []), *(["--endian", endian] if endian else [])]
@@ -64,7 +66,7 @@ def test_a_model_goes_there_and_comes_back(kind, ndim, order, endian, hpcfwi, tm
 
 
 @pytest.mark.parametrize("ndim", [2, 3])
-def test_segy_that_is_written_here_tells_spacing_and_origin(ndim, hpcfwi, tmp_path):
+def test_written_segy_model_keeps_its_spacing_and_origin(ndim, hpcfwi, tmp_path):
     model = example(ndim, origin=-37.5)
     write_model(tmp_path / "a.h5", model)
     assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.sgy") == 0
@@ -72,7 +74,7 @@ def test_segy_that_is_written_here_tells_spacing_and_origin(ndim, hpcfwi, tmp_pa
     check_same(read_model(tmp_path / "b.h5"), model)
 
 
-def test_a_raw_file_holds_the_numbers_in_the_order_asked(hpcfwi, tmp_path):
+def test_raw_file_is_read_in_the_given_order_of_axes(hpcfwi, tmp_path):
     model = example(2)
     model["vp"].T.astype(">f8").tofile(tmp_path / "a.bin")
     options = ("--order", "xz", "--endian", "big", "--origin", "5,100", *place(model))
@@ -82,7 +84,7 @@ def test_a_raw_file_holds_the_numbers_in_the_order_asked(hpcfwi, tmp_path):
     assert found.grid.origin == (5.0, 100.0)
 
 
-def test_a_volume_in_segy_is_sorted_by_inline_and_crossline(hpcfwi, tmp_path):
+def test_volume_in_segy_is_sorted_by_inline_and_crossline(hpcfwi, tmp_path):
     model = example(3)
     ny, nx = model.grid.shape[1:]
     y, x = np.divmod(np.random.default_rng(1).permutation(ny * nx), nx)
@@ -95,7 +97,7 @@ def test_a_volume_in_segy_is_sorted_by_inline_and_crossline(hpcfwi, tmp_path):
 
 
 @pytest.mark.parametrize("ndim", [2, 3])
-def test_vtk_has_the_model_with_z_upwards(ndim, hpcfwi, tmp_path):
+def test_vtk_file_has_the_model_with_z_upwards(ndim, hpcfwi, tmp_path):
     model = example(ndim, origin=-37.5)
     write_model(tmp_path / "a.h5", model)
     assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.vti") == 0
@@ -118,11 +120,11 @@ def test_vtk_has_the_model_with_z_upwards(ndim, hpcfwi, tmp_path):
 def test_vtk_as_a_source_is_refused(hpcfwi, tmp_path, capsys):
     (tmp_path / "a.vti").touch()
     assert hpcfwi("convert", tmp_path / "a.vti", tmp_path / "a.h5") == 2
-    assert "VTK's files are written, not read" in capsys.readouterr().err
+    assert "VTK files are written, not read" in capsys.readouterr().err
 
 
 VP = example(2)["vp"]
-IN_PLACE = {"cdp_x": 10 * np.arange(7), "interval": 4000}  # as the file header has it
+IN_PLACE = {"cdp_x": 10 * np.arange(7), "interval": 4000}  # as in the file header
 REFUSED = {
     "km/s in SEG-Y": (
         lambda path: write_segy(path.with_suffix(".sgy"), {}, VP.T / 1000),
@@ -152,7 +154,7 @@ REFUSED = {
     "traces in .npy": (
         lambda path: np.save(path.with_suffix(".npy"), np.sin(np.arange(120.0)).reshape(4, 5, 6)),
         ("--spacing", "10"),
-        r"these look like traces, expected a model",
+        r"they look like traces, expected a model",
     ),
     "the other byte order": (
         lambda path: VP.astype(">f4").tofile(path.with_suffix(".bin")),
@@ -216,7 +218,7 @@ SLOWNESS = {
 
 @pytest.mark.parametrize("kind", [".npy", ".h5"])
 @pytest.mark.parametrize("quantity", SLOWNESS)
-def test_slowness_is_refused_with_the_option_that_reads_it(
+def test_slowness_is_refused_with_the_option_that_converts_it(
     quantity, kind, hpcfwi, tmp_path, capsys
 ):
     make, options = SLOWNESS[quantity]
@@ -232,7 +234,7 @@ def test_slowness_is_refused_with_the_option_that_reads_it(
     np.testing.assert_allclose(read_model(tmp_path / "b.h5")["vp"], VP, rtol=1e-6)
 
 
-def test_columns_of_segy_tell_their_spacing(hpcfwi, tmp_path):
+def test_spacing_is_read_from_the_headers_of_segy_columns(hpcfwi, tmp_path):
     write_segy(tmp_path / "a.sgy", IN_PLACE, VP.T)
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", "--model") == 0
     assert read_model(tmp_path / "a.h5").grid.spacing == (4.0, 10.0)
@@ -242,13 +244,13 @@ MAP_LINE = "421350.25,5811200.5,421360.25,5811210.5"
 
 
 def on_map(**options):
-    """Headers of columns 12.5 m apart on a line to the north-east, in cm."""
+    """Return headers of columns 12.5 m apart on a line to the north-east, in cm."""
     along = 1250.0 * np.arange(7) / np.sqrt(2.0)
     x, y = (np.rint(100.0 * start + along) for start in (421350.25, 5811200.5))
     return {"cdp_x": x, "cdp_y": y, "coordinate_scalar": -100, "interval": 4000, **options}
 
 
-def test_columns_that_are_on_no_line_along_x_are_refused_with_their_line(hpcfwi, tmp_path, capsys):
+def test_columns_not_along_x_are_refused_with_the_line_to_give(hpcfwi, tmp_path, capsys):
     write_segy(tmp_path / "a.sgy", on_map(), VP.T)
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", "--model") == 2
     message = capsys.readouterr().err
@@ -261,7 +263,7 @@ def test_columns_that_are_on_no_line_along_x_are_refused_with_their_line(hpcfwi,
 
 
 @pytest.mark.parametrize("line", [MAP_LINE, "421360,5811210,421350,5811200", "7,-3,7,5"])
-def test_a_model_on_a_line_of_the_map_comes_back_with_its_origin(line, hpcfwi, tmp_path):
+def test_model_written_on_a_map_line_is_read_back_with_its_origin(line, hpcfwi, tmp_path):
     model = example(2, origin=-37.5)
     write_model(tmp_path / "a.h5", model)
     words = ("--line", line)
@@ -291,17 +293,17 @@ def test_a_model_on_a_line_of_the_map_comes_back_with_its_origin(line, hpcfwi, t
         np.testing.assert_allclose(found, given, atol=1.0 / divisor)
 
 
-def test_a_line_for_a_volume_is_refused(hpcfwi, tmp_path, capsys):
+def test_line_option_for_a_volume_is_refused(hpcfwi, tmp_path, capsys):
     write_model(tmp_path / "a.h5", example(3))
     words = ("--line", MAP_LINE)
     assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.sgy", *words) == 2
     assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.sgy") == 0
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "b.h5", "--model", *words) == 2
-    assert capsys.readouterr().err.count("--line: given for the volume") == 2
+    assert capsys.readouterr().err.count("--line: given, but ") == 2
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_is_no_model_is_told(fault, hpcfwi, tmp_path, capsys):
+def test_file_that_is_not_a_valid_model_is_refused(fault, hpcfwi, tmp_path, capsys):
     write, options, told = REFUSED[fault]
     write(tmp_path / "a")
     (path,) = tmp_path.iterdir()
@@ -311,7 +313,7 @@ def test_what_is_no_model_is_told(fault, hpcfwi, tmp_path, capsys):
     assert not (tmp_path / "b.h5").exists()
 
 
-def test_velocities_in_km_per_second_are_taken_with_their_scale(hpcfwi, tmp_path):
+def test_velocities_in_km_per_second_are_read_with_the_scale_option(hpcfwi, tmp_path):
     np.save(tmp_path / "a.npy", VP.astype(np.float64) / 1000)
     options = ("--spacing", "10", "--scale", "1000")
     assert hpcfwi("convert", tmp_path / "a.npy", tmp_path / "a.h5", *options) == 0
@@ -352,7 +354,7 @@ def test_velocities_in_km_per_second_are_taken_with_their_scale(hpcfwi, tmp_path
         ("--dt", "soon"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_named(options, hpcfwi, tmp_path, capsys):
+def test_error_for_an_invalid_option_names_it(options, hpcfwi, tmp_path, capsys):
     write_segy(tmp_path / "a.sgy")
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *options) == 2
     message = capsys.readouterr().err
@@ -365,7 +367,7 @@ def write_mat_5(path: Path, **arrays: np.ndarray) -> None:
 
 
 def write_mat_73(path: Path, **arrays: np.ndarray) -> None:
-    """As MATLAB does: HDF5 after a block of text, with the axes the other way round."""
+    """Write a file like MATLAB: HDF5 after a block of text, with the axes reversed."""
     with h5py.File(path, "w", userblock_size=512) as file:
         for name, array in arrays.items():
             file[name] = array.T
@@ -374,7 +376,7 @@ def write_mat_73(path: Path, **arrays: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("write", [write_mat_5, write_mat_73])
-def test_the_model_of_a_matlab_file_is_read_along_its_own_axes(write, hpcfwi, tmp_path):
+def test_matlab_model_is_read_with_its_axes_in_order(write, hpcfwi, tmp_path):
     vp = np.linspace(1500.0, 3000.0, 12 * 9).reshape(12, 9)
     write(tmp_path / "a.mat", vp=vp, dx=np.array([[25.0]]))
     assert hpcfwi("convert", tmp_path / "a.mat", tmp_path / "a.h5", "--spacing", "25") == 0
@@ -382,7 +384,7 @@ def test_the_model_of_a_matlab_file_is_read_along_its_own_axes(write, hpcfwi, tm
 
 
 @pytest.mark.parametrize("write", [write_mat_5, write_mat_73])
-def test_one_of_several_arrays_of_a_matlab_file_is_named(write, hpcfwi, tmp_path, capsys):
+def test_variable_option_selects_an_array_of_a_matlab_file(write, hpcfwi, tmp_path, capsys):
     vp = np.full((12, 9), 2000.0)
     write(tmp_path / "a.mat", other=vp / 2.0, vp=vp)
     arguments = "convert", tmp_path / "a.mat", tmp_path / "a.h5", "--spacing", "25"
@@ -395,13 +397,13 @@ def test_one_of_several_arrays_of_a_matlab_file_is_named(write, hpcfwi, tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"MATLAB 7.3", b"MATLAB 5.0 MAT-file" * 50, b"\0" * 400])
-def test_what_is_no_matlab_file_is_refused(content, hpcfwi, tmp_path, capsys):
+def test_damaged_matlab_file_is_refused(content, hpcfwi, tmp_path, capsys):
     (tmp_path / "a.mat").write_bytes(content)
     assert hpcfwi("convert", tmp_path / "a.mat", tmp_path / "a.h5", "--spacing", "25") == 2
     assert "a.mat" in capsys.readouterr().err
 
 
-def test_a_matlab_target_is_refused_before_the_source_is_read(hpcfwi, tmp_path, capsys):
+def test_matlab_target_is_refused_before_the_source_is_read(hpcfwi, tmp_path, capsys):
     (tmp_path / "a.npy").write_bytes(b"")
     assert hpcfwi("convert", tmp_path / "a.npy", tmp_path / "a.mat") == 2
-    assert "a.mat: MATLAB's files are read only. Write .npy, .h5" in capsys.readouterr().err
+    assert "a.mat: MATLAB files are read, not written. Write .npy, .h5" in capsys.readouterr().err

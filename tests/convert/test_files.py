@@ -1,4 +1,4 @@
-"""Several SEG-Y files become one gathers file."""
+"""Tests of converting several SEG-Y files to one gathers file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOTS = np.repeat(np.arange(len(COUNTS)), COUNTS)
 
 @pytest.fixture
 def join(hpcfwi, tmp_path):
-    """Convert files to one of this name; its path."""
+    """A function that converts files to one file and returns its path."""
 
     def call(paths, target, *options):
         assert hpcfwi("convert", *paths, tmp_path / target, *options) == 0
@@ -44,16 +44,19 @@ def check_equal(path, other):
 @pytest.mark.parametrize(
     "parts",
     [SHOTS // 2, 5 - SHOTS, np.arange(N_TRACES) % 3],
-    ids=["a file has two shots", "in reverse", "each shot is spread over three files"],
+    ids=["two shots in each file", "in reverse order", "each shot is spread over three files"],
 )
-def test_files_become_what_one_file_of_all_traces_becomes(parts, join, tmp_path):
-    places = {"source_y": 300 * SHOTS, "receiver_y": 300 * SHOTS}  # which a line is fitted to
+def test_several_files_give_the_gathers_of_one_file_with_all_traces(parts, join, tmp_path):
+    places = {
+        "source_y": 300 * SHOTS,
+        "receiver_y": 300 * SHOTS,
+    }  # coordinates to which a line is fitted
     write_segy(tmp_path / "all.sgy", {**line_fields(), **places})
     whole = join([tmp_path / "all.sgy"], "all.h5")
     check_equal(join(write_parts(tmp_path, parts, **places), "parts.h5"), whole)
 
 
-def test_files_may_differ_in_byte_order_and_format(join, tmp_path):
+def test_files_can_differ_in_byte_order_and_format(join, tmp_path):
     write_segy(tmp_path / "all.sgy")
     one, two = write_parts(tmp_path, SHOTS // 3)
     fields = {name: np.broadcast_to(v, N_TRACES)[SHOTS > 2] for name, v in line_fields().items()}
@@ -61,7 +64,7 @@ def test_files_may_differ_in_byte_order_and_format(join, tmp_path):
     check_equal(join([one, two], "parts.h5"), join([tmp_path / "all.sgy"], "all.h5"))
 
 
-def test_conversion_of_several_files_is_gone_on_with(hpcfwi, join, tmp_path, monkeypatch):
+def test_interrupted_conversion_of_several_files_continues(hpcfwi, join, tmp_path, monkeypatch):
     paths = write_parts(tmp_path, SHOTS // 2)
     whole = join(paths, "whole.h5")
     read_traces, calls = TraceReader.read, []
@@ -76,7 +79,7 @@ def test_conversion_of_several_files_is_gone_on_with(hpcfwi, join, tmp_path, mon
     monkeypatch.setattr(TraceReader, "read", read_some)
     assert hpcfwi("convert", *paths, tmp_path / "a.h5") == 1
     check_equal(join(paths, "a.h5"), whole)
-    assert len(calls) == 4 + 3, "three shots were there"
+    assert len(calls) == 4 + 3, "three shots were written before the interruption"
 
 
 def write_middle(path, header, **changes):
@@ -86,8 +89,8 @@ def write_middle(path, header, **changes):
     write_segy(path, {**fields, **changes}, line_traces()[these], header=header)
 
 
-def halved(path):
-    """Every second sample of the file, with the header of that."""
+def write_every_second_sample(path):
+    """Write every second sample of the line, with the number of samples in the headers."""
     write_segy(path, {"samples": 25}, line_traces()[:, ::2])
 
 
@@ -95,10 +98,15 @@ FAULTS = {
     "dt": (
         lambda path: write_middle(path, header={3217: ("u2", 2000)}, interval=2000),
         (),
-        "found 0.002 for the time between samples, s, expected 0.004 as in .*part0.sgy",
+        "found 0.002 for the sampling interval in s, expected 0.004 as in .*part0.sgy",
         ("--dt", "0.004"),
     ),
-    "samples": (halved, (), "found 25 for the number of samples, expected 50", None),
+    "samples": (
+        write_every_second_sample,
+        (),
+        "found 25 for the number of samples, expected 50",
+        None,
+    ),
     "unit": (
         lambda path: write_middle(path, header={3255: ("i2", 2)}),
         (),
@@ -138,7 +146,7 @@ def test_message_names_the_file_at_fault_and_its_remedy_works(
         join(paths, "a.h5", *remedy)
 
 
-def test_near_offsets_may_be_in_some_of_the_files_only(join, tmp_path):
+def test_files_without_traces_in_the_offset_range_are_accepted(join, tmp_path):
     paths = write_parts(tmp_path, np.arange(N_TRACES) // 5)
     write_segy(tmp_path / "all.sgy")
     near = ("--keep", "offset=0:60")
@@ -146,9 +154,9 @@ def test_near_offsets_may_be_in_some_of_the_files_only(join, tmp_path):
 
 
 @pytest.mark.parametrize("others", [("model.h5",), ("b.sgy", "--model")])
-def test_only_segy_data_are_read_from_several_files(others, hpcfwi, tmp_path, capsys):
+def test_only_segy_data_can_be_read_from_several_files(others, hpcfwi, tmp_path, capsys):
     write_segy(tmp_path / "a.sgy")
     name, *options = others
     words = (tmp_path / "a.sgy", tmp_path / name, tmp_path / "out.h5", *options)
     assert hpcfwi("convert", *words) == 2
-    assert "only where they are SEG-Y data" in capsys.readouterr().err
+    assert "only if all are SEG-Y data" in capsys.readouterr().err

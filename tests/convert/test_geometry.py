@@ -1,4 +1,4 @@
-"""Positions from the numbers in trace headers."""
+"""Tests of computing positions from trace headers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.convert.geometry import NAMES, Places, choose_line, find_places, scale
 from hpcfwi.convert.layout import FIELDS, Headers, Layout
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import Files
+from hpcfwi.convert.segy import NAMES, Files, Places, choose_line, find_places, scale
 from hpcfwi.errors import InputError
 
 
@@ -34,7 +33,7 @@ def columns(**given):
 @pytest.mark.parametrize(
     ("scalar", "metres"), [(10, 1250.0), (1, 125.0), (0, 125.0), (-1, 125.0), (-10, 12.5)]
 )
-def test_a_scalar_above_zero_multiplies_and_one_below_divides(scalar, metres):
+def test_positive_scalar_multiplies_and_negative_scalar_divides(scalar, metres):
     found = find_places(
         columns(
             coordinate_scalar=[scalar] * 2,
@@ -52,7 +51,7 @@ def test_a_scalar_above_zero_multiplies_and_one_below_divides(scalar, metres):
     assert found.receivers.tolist() == [[2 * metres, 0.0, metres], [0.0, 0.0, -metres]]
 
 
-def test_each_trace_has_its_own_scalar():
+def test_each_trace_uses_its_own_scalar():
     found = find_places(
         columns(coordinate_scalar=[-100, 10], source_x=[125, 125]), layout(), request()
     )
@@ -60,14 +59,14 @@ def test_each_trace_has_its_own_scalar():
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.sampled_from([1, 10, 100, 1000, 10000]))
-def test_a_length_with_few_decimals_is_the_number_that_has_them(number, divisor):
-    """As a program would write it, to the bit: so that a file may go there and come back."""
+def test_scaled_length_is_the_nearest_float_of_its_decimals(number, divisor):
+    """It equals the parsed decimal text to the bit, so that conversions can be reversed."""
     decimals = len(str(divisor)) - 1
     found = scale(np.array([float(number)]), np.array([-divisor]))[0]
     assert found == float(f"{number / divisor:.{decimals}f}")
 
 
-def test_depths_are_below_the_datum():
+def test_depths_are_relative_to_the_datum():
     given = columns(
         source_elevation=[300, 310],
         source_depth=[10, 12],
@@ -79,7 +78,7 @@ def test_depths_are_below_the_datum():
     assert found.receivers[:, 2].tolist() == [195.0, 225.0]
 
 
-def test_feet_become_metres():
+def test_feet_are_converted_to_metres():
     found = find_places(columns(source_x=[1000, 2000]), layout(in_feet=True), request())
     np.testing.assert_allclose(found.sources[:, 0], [304.8, 609.6])
 
@@ -99,7 +98,7 @@ def test_feet_become_metres():
         ),
     ],
 )
-def test_numbers_that_cannot_be_meant_are_told_with_their_bytes(given, told):
+def test_error_for_an_impossible_header_names_its_bytes(given, told):
     with pytest.raises(InputError, match=told):
         find_places(columns(**given), layout(), request())
 
@@ -111,14 +110,14 @@ def places(sources, receivers):
 ALONG_X = places([[100, 7, 5], [200, 7, 5]], [[150, 7, 10], [300, 7, 10]])
 
 
-def test_along_x_the_positions_are_those_of_the_headers():
+def test_positions_on_a_line_along_x_are_those_of_the_headers():
     line = choose_line(ALONG_X, request(), FILES)
     assert line.along(ALONG_X.sources).tolist() == [[5.0, 100.0], [5.0, 200.0]]
     assert line.along(ALONG_X.receivers).tolist() == [[10.0, 150.0], [10.0, 300.0]]
 
 
 @pytest.mark.parametrize("angle", [0.3, 1.2, 2.5, -1.0, np.pi / 2])
-def test_on_any_line_they_are_distances_along_it_from_its_first_point_towards_the_east(angle):
+def test_positions_on_an_oblique_line_are_distances_from_its_western_end(angle):
     along = np.array([0.0, 130.0, 210.0, 400.0])
     points = np.zeros((4, 3))
     points[:, 0] = 5e5 + np.cos(angle) * along
@@ -131,7 +130,7 @@ def test_on_any_line_they_are_distances_along_it_from_its_first_point_towards_th
     assert line.away(points).max() < 1e-6
 
 
-def test_a_crooked_line_is_projected_to_the_line_of_least_squared_distances():
+def test_crooked_line_is_projected_onto_its_least_squares_line():
     rng = np.random.default_rng(0)
     points = np.zeros((200, 3))
     points[:, 0] = np.linspace(0, 4000, 200)
@@ -142,7 +141,7 @@ def test_a_crooked_line_is_projected_to_the_line_of_least_squared_distances():
     assert slope == pytest.approx(vectors[0, 1] / vectors[0, 0], rel=1e-6)
 
 
-def test_a_line_may_be_given_and_its_own_words_give_it_again():
+def test_given_line_is_used_and_its_text_gives_the_same_line():
     given = (100.0, 0.0, 100.0, 50.0)
     line = choose_line(ALONG_X, request(line=given), FILES)
     assert line.along(np.array([[100.0, 30.0, 2.0]])).tolist() == [[2.0, 30.0]]
@@ -153,7 +152,7 @@ def test_a_line_may_be_given_and_its_own_words_give_it_again():
 @pytest.mark.parametrize(
     ("end", "azimuth"), [((0.0, 9.0), 0.0), ((9.0, 0.0), 90.0), ((-5.0, -5.0), 225.0)]
 )
-def test_the_azimuth_of_a_line_counts_from_north_through_east(end, azimuth):
+def test_azimuth_of_a_line_is_measured_from_north_to_east(end, azimuth):
     line = choose_line(ALONG_X, request(line=(0.0, 0.0, *end)), FILES)
     assert line.azimuth() == pytest.approx(azimuth)
 
@@ -161,8 +160,8 @@ def test_the_azimuth_of_a_line_counts_from_north_through_east(end, azimuth):
 AREA = places([[0, 0, 5], [1000, 800, 5]], [[1000, 0, 5], [0, 800, 5]])
 
 
-def test_points_of_an_area_are_neither_projected_nor_not_without_being_asked():
-    with pytest.raises(InputError, match=r"cover .* by .*: no line.*--axes zyx.*--axes zx"):
+def test_points_of_an_area_need_the_axes_option():
+    with pytest.raises(InputError, match=r"cover .* by .*, not a line.*--axes zyx.*--axes zx"):
         choose_line(AREA, request(), FILES)
     assert choose_line(AREA, request(axes="zyx"), FILES) is None
     assert choose_line(AREA, request(axes="zx"), FILES) is not None

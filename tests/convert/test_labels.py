@@ -1,4 +1,4 @@
-"""Numbers, coordinates of the map and delays that SEG-Y has, through gathers and back to SEG-Y."""
+"""Tests of record numbers, map coordinates and delays through gathers and back to SEG-Y."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = (
 
 
 def map_fields():
-    """Headers of a crooked land line in UTM coordinates, in cm."""
+    """Return headers of a crooked land line in UTM coordinates, in cm."""
     rng = np.random.default_rng(5)
     shot = np.repeat(np.arange(len(COUNTS)), COUNTS)
     channel = np.concatenate([np.arange(n) for n in COUNTS])
@@ -58,7 +58,7 @@ def check_same_headers(found, expected):
 
 
 @pytest.mark.parametrize("axes", ["zx", "zyx"])
-def test_a_line_on_the_map_comes_back_from_gathers_with_its_headers(axes, convert, tmp_path):
+def test_map_line_written_back_to_segy_has_its_original_headers(axes, convert, tmp_path):
     write_segy(tmp_path / "a.sgy", map_fields())
     convert("a.sgy", "a.h5", "--datum", "400", "--keep", "time=0.2:", "--axes", axes)
     check_same_headers(headers_of(convert("a.h5", "b.sgy")), map_fields())
@@ -66,7 +66,7 @@ def test_a_line_on_the_map_comes_back_from_gathers_with_its_headers(axes, conver
         np.testing.assert_array_equal(file.trace.raw[:], line_traces())
 
 
-def test_what_came_back_is_converted_into_the_same_gathers(convert, tmp_path, capsys):
+def test_segy_written_from_gathers_converts_to_the_same_gathers(convert, tmp_path, capsys):
     write_segy(tmp_path / "a.sgy", map_fields())
     convert("a.sgy", "a.h5", "--datum", "400", "--keep", "time=0.2:")
     capsys.readouterr()
@@ -81,7 +81,7 @@ def test_what_came_back_is_converted_into_the_same_gathers(convert, tmp_path, ca
             np.testing.assert_allclose(one[name], other[name], atol=1e-6)
 
 
-def test_several_files_come_back_as_one_with_their_headers(hpcfwi, convert, tmp_path):
+def test_several_files_written_back_as_one_have_their_original_headers(hpcfwi, convert, tmp_path):
     fields, part = map_fields(), np.arange(N_TRACES) % 3
     for number in range(3):
         some = {n: np.broadcast_to(v, N_TRACES)[part == number] for n, v in fields.items()}
@@ -91,7 +91,7 @@ def test_several_files_come_back_as_one_with_their_headers(hpcfwi, convert, tmp_
     check_same_headers(headers_of(convert("a.h5", "b.sgy")), fields)
 
 
-def test_traces_that_are_kept_keep_their_headers(convert, tmp_path):
+def test_selected_traces_keep_their_headers(convert, tmp_path):
     fields = map_fields()
     write_segy(tmp_path / "a.sgy", fields)
     convert("a.sgy", "a.h5", "--keep", "shots=1:5:2", "--keep", "time=0.2:")
@@ -102,7 +102,7 @@ def test_traces_that_are_kept_keep_their_headers(convert, tmp_path):
         np.testing.assert_array_equal(found[name], expected, err_msg=name)
 
 
-def test_nodes_that_became_sources_are_written_where_they_are_on_the_map(convert, tmp_path):
+def test_reciprocal_gathers_are_written_with_exchanged_map_positions(convert, tmp_path):
     fields = {**map_fields(), "delay": 0}
     write_segy(tmp_path / "a.sgy", fields)
     convert("a.sgy", "a.h5", "--reciprocity")
@@ -140,7 +140,7 @@ def exchange(name, values):
         (exchange("records", np.arange(5)), r"/records: its shape is \(5,\), expected \(6,\)"),
         (exchange("records", np.full(6, 0.5)), "/records: found 0.5, expected whole numbers"),
         (exchange("source_map", np.full((6, 4), np.nan)), "/source_map: found nan"),
-        (lambda file: file.pop("receiver_map"), "/receiver_map: missing beside /source_map"),
+        (lambda file: file.pop("receiver_map"), "/receiver_map: missing, but /source_map exists"),
         (lambda file: file.attrs.update(datum="high"), "attribute datum: found 'high'"),
         (lambda file: file.attrs.update(start=40.0), "attribute start: found 40 s"),
     ],

@@ -1,4 +1,4 @@
-"""File headers of every revision are honoured, or refused with a remedy that works."""
+"""Tests of the file headers of every SEG-Y revision, and of the remedies in errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END = b"((SEG: EndText))".ljust(3200)
 
 
 def check_read(path, headers=PLAIN):
-    """The traces and their headers are those of the line."""
+    """Assert that a file has the traces and headers of the line; return its layout."""
     layout = find_layout(path, headers)
     assert layout.n_traces == N_TRACES
     with TraceReader(layout) as reader:
@@ -36,8 +36,8 @@ def check_read(path, headers=PLAIN):
     return layout
 
 
-def follow(path, told):
-    """Read a file that is refused, with the options that the message's remedy begins with."""
+def check_remedy(path, told):
+    """Assert that a file is refused, and read it with the first option of the remedy."""
     with pytest.raises(InputError, match=told) as refused:
         find_layout(path, PLAIN)
     (option, *_) = re.findall(r"--value (\w+=[\d.]+)", refused.value.remedy)
@@ -45,7 +45,7 @@ def follow(path, told):
 
 
 def write_texts(path, blocks, header):
-    """The line with blocks of text before its first trace."""
+    """Write the line with blocks of text before its first trace."""
     content = write_segy(path, header=header).read_bytes()
     path.write_bytes(content[:3600] + b"".join(blocks) + content[3600:])
     return path
@@ -55,51 +55,55 @@ def write_texts(path, blocks, header):
 
 
 @pytest.mark.parametrize("number", [2, -1, 8224])
-def test_revision_0_has_no_number_of_text_headers(number, tmp_path):
+def test_number_of_text_headers_is_ignored_in_revision_0(number, tmp_path):
     check_read(write_segy(tmp_path / "a.sgy", header={3505: ("i2", number)}))
 
 
-def test_text_that_follows_in_revision_0_is_told_and_can_be_said(tmp_path):
+def test_text_headers_in_revision_0_are_refused_and_can_be_given(tmp_path):
     path = write_texts(tmp_path / "a.sgy", [TRAILER] * 2, {})
-    follow(path, r"3505-3506: found 0 more text headers .*2 blocks of 3200 bytes of text")
+    check_remedy(
+        path, r"3505-3506: found 0 additional text headers .*2 blocks of 3200 bytes of text"
+    )
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp037"])
 @pytest.mark.parametrize("last", ["((SEG: EndText))", "((SEG:ENDTEXT)) "])
-def test_a_variable_number_of_text_headers_ends_with_its_stanza(last, encoding, tmp_path):
+def test_variable_number_of_text_headers_ends_with_the_end_stanza(last, encoding, tmp_path):
     blocks = [text.ljust(3200).encode(encoding) for text in ("((SEG: Layout v1.0))", last)]
     path = write_texts(tmp_path / "a.sgy", blocks, {**REVISION_1, 3505: ("i2", -1)})
     assert check_read(path).first == 3600 + 2 * 3200
 
 
-def test_a_variable_number_without_its_stanza_is_told_and_can_be_said(tmp_path):
+def test_text_headers_without_the_end_stanza_are_refused_with_a_remedy(tmp_path):
     header = {**REVISION_1, 3505: ("i2", -1)}
-    follow(write_texts(tmp_path / "a.sgy", [TRAILER] * 3, header), r"EndText.*not there.*texts=3")
-    follow(write_segy(tmp_path / "b.sgy", header=header), r"--value texts=0")
+    check_remedy(
+        write_texts(tmp_path / "a.sgy", [TRAILER] * 3, header), r"EndText.*not have.*texts=3"
+    )
+    check_remedy(write_segy(tmp_path / "b.sgy", header=header), r"--value texts=0")
 
 
 @pytest.mark.parametrize("number", [1, 2, 30000, -7])
-def test_text_headers_that_are_not_there_are_told_and_can_be_said(number, tmp_path):
+def test_missing_text_headers_are_refused_with_a_remedy(number, tmp_path):
     path = write_segy(tmp_path / "a.sgy", header={**REVISION_1, 3505: ("i2", number)})
-    follow(path, rf"3505-3506: found {number} more text headers")
+    check_remedy(path, rf"3505-3506: found {number} additional text headers")
 
 
 # The revision
 
 
-def test_bytes_of_later_revisions_mean_nothing_in_revision_1(tmp_path):
+def test_bytes_of_later_revisions_are_ignored_in_revision_1(tmp_path):
     blanks = dict.fromkeys((*range(3261, 3501), *range(3507, 3601)), ("u1", 32))
     assert check_read(write_segy(tmp_path / "a.sgy", header=REVISION_1 | blanks)).revision == 1
 
 
-def test_blanks_for_a_revision_are_told_and_can_be_said(tmp_path):
+def test_blanks_in_the_revision_field_are_refused_with_a_remedy(tmp_path):
     blanks = dict.fromkeys(range(3261, 3601), ("u1", 32))
     path = write_segy(tmp_path / "a.sgy", header=blanks)
-    follow(path, r"bytes 3501-3502: found revision 32.32 of SEG-Y, expected 0 to 2.1")
+    check_remedy(path, r"bytes 3501-3502: found revision 32.32 of SEG-Y, expected 0 to 2.1")
 
 
 @pytest.mark.parametrize("endian", ["<", ">"])
-def test_a_revision_that_is_written_as_one_number_is_the_same(endian, tmp_path):
+def test_revision_written_as_one_number_is_read(endian, tmp_path):
     path = write_segy(tmp_path / "a.sgy", endian=endian, header={3501: ("u2", 0x0100)})
     assert check_read(path).revision == 1
 
@@ -108,7 +112,7 @@ def test_a_revision_that_is_written_as_one_number_is_the_same(endian, tmp_path):
 
 
 @pytest.mark.parametrize("endian", ["<", ">"])
-def test_extended_numbers_of_revision_2_take_the_place_of_the_others(endian, tmp_path):
+def test_extended_fields_of_revision_2_override_the_standard_ones(endian, tmp_path):
     header = {
         **REVISION_2,
         3217: ("u2", 7),
@@ -120,8 +124,8 @@ def test_extended_numbers_of_revision_2_take_the_place_of_the_others(endian, tmp
     assert (layout.n_samples, layout.interval) == (N_SAMPLES, 1333.25)
 
 
-def test_the_constant_of_revision_2_tells_the_byte_order(tmp_path):
-    """0x0100 is no format of samples in one order, and 1, IBM floats, in the other."""
+def test_byte_order_is_found_from_the_constant_of_revision_2(tmp_path):
+    """The sample format is 0x0100, which is invalid, in one byte order, and 1 in the other."""
     path = write_segy(tmp_path / "a.sgy", endian="<", code=1, header=REVISION_2)
     content = bytearray(path.read_bytes())
     content[3296:3300] = b"\1\2\3\4"
@@ -136,8 +140,8 @@ def test_the_constant_of_revision_2_tells_the_byte_order(tmp_path):
 @pytest.mark.parametrize(
     ("minor", "kind", "extra"), [(0, "u4", 1), (0, "u4", 3), (1, "i2", 1), (1, "i2", 2)]
 )
-def test_additional_trace_headers_are_passed_over(minor, kind, extra, tmp_path):
-    """Their number has four bytes in revision 2.0, of which 2.1 uses two for something else."""
+def test_additional_trace_headers_are_skipped(minor, kind, extra, tmp_path):
+    """Their number has four bytes in revision 2.0, and two bytes in 2.1."""
     header = {**REVISION_2, 3502: ("u1", minor), 3507: (kind, extra)}
     if minor:
         header[3509] = ("i2", 12)
@@ -145,78 +149,78 @@ def test_additional_trace_headers_are_passed_over(minor, kind, extra, tmp_path):
     assert check_read(path).header == 240 * (1 + extra)
 
 
-def test_additional_trace_headers_that_the_file_header_lacks_can_be_said(tmp_path):
+def test_undeclared_additional_trace_headers_can_be_given(tmp_path):
     path = write_segy(tmp_path / "a.sgy", header=REVISION_1, extra=1)
     given = parse_headers([], ["extra_headers=1"], None)
     check_read(path, given)
 
 
-def test_additional_trace_headers_that_are_not_there_are_told_and_can_be_said(tmp_path):
+def test_missing_additional_trace_headers_are_refused_with_a_remedy(tmp_path):
     path = write_segy(tmp_path / "a.sgy", header={**REVISION_2, 3507: ("u4", 70000)})
-    follow(path, r"bytes 3507-3510: found 70000 additional headers.*extra_headers=0")
+    check_remedy(path, r"bytes 3507-3510: found 70000 additional headers.*extra_headers=0")
 
 
-def test_the_first_trace_is_where_revision_2_says(tmp_path):
+def test_first_trace_is_read_at_the_offset_of_revision_2(tmp_path):
     header = {**REVISION_2, 3521: ("u8", 3600 + 3200 + 512)}
     path = write_texts(tmp_path / "a.sgy", [TRAILER, bytes(512)], header)
     assert check_read(path).first == 7312
 
 
 @pytest.mark.parametrize("offset", [1, 3600 + 440, 3600 + 3200, 2**40, 2**64 - 1])
-def test_a_first_trace_that_is_not_there_is_told_and_can_be_said(offset, tmp_path):
+def test_wrong_offset_of_the_first_trace_is_refused_with_a_remedy(offset, tmp_path):
     path = write_segy(tmp_path / "a.sgy", header={**REVISION_2, 3521: ("u8", offset)})
-    follow(path, rf"bytes 3521-3528: found byte {offset} .*--value texts=0")
+    check_remedy(path, rf"bytes 3521-3528: found byte {offset} .*--value texts=0")
 
 
 @pytest.mark.parametrize(("told", "blocks"), [(1, 1), (3, 3), (-1, 2), (-1, 0)])
-def test_trailers_of_revision_2_are_passed_over(told, blocks, tmp_path):
+def test_text_trailers_of_revision_2_are_skipped(told, blocks, tmp_path):
     header = {**REVISION_2, 3529: ("i4", told)}
     check_read(write_segy(tmp_path / "a.sgy", header=header, tail=TRAILER * blocks))
 
 
 @pytest.mark.parametrize("revision", [0, 1, 2])
 @pytest.mark.parametrize("blocks", [1, 11])
-def test_text_behind_the_last_trace_is_told_and_can_be_left_out(blocks, revision, tmp_path):
+def test_undeclared_text_trailers_are_refused_with_a_remedy(blocks, revision, tmp_path):
     """Eleven blocks have the length of 80 traces."""
     path = write_segy(tmp_path / "a.sgy", header={3501: ("u1", revision)}, tail=TRAILER * blocks)
-    follow(path, rf"{blocks} trailers of text, of which bytes 3529-3532 say 0.*traces={N_TRACES}")
+    check_remedy(path, rf"{blocks} text trailers, and bytes 3529-3532 give 0.*traces={N_TRACES}")
 
 
-def test_trailers_that_are_not_there_are_told_and_all_traces_can_be_had(tmp_path):
+def test_missing_text_trailers_are_refused_with_a_remedy(tmp_path):
     path = write_segy(tmp_path / "a.sgy", header={**REVISION_2, 3529: ("i4", 11)})
-    follow(path, r"0 trailers of text, of which bytes 3529-3532 say 11.*traces=34")
+    check_remedy(path, r"0 text trailers, and bytes 3529-3532 give 11.*traces=34")
 
 
-def test_a_number_of_traces_that_is_not_theirs_is_told_and_can_be_said(tmp_path):
+def test_wrong_number_of_traces_is_refused_with_a_remedy(tmp_path):
     path = write_segy(tmp_path / "a.sgy", header={**REVISION_2, 3513: ("u8", 30)})
-    follow(path, r"bytes 3513-3520 say 30 traces.*--value traces=34")
+    check_remedy(path, r"bytes 3513-3520 give 30 traces.*--value traces=34")
 
 
 # What follows, and what is missing
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 512, b"x", b"\0" * 439, b"\1" * 1000])
-def test_bytes_behind_the_last_trace_are_told_and_can_be_left_out(tail, tmp_path):
-    follow(
+def test_bytes_after_the_last_trace_are_refused_with_a_remedy(tail, tmp_path):
+    check_remedy(
         write_segy(tmp_path / "a.sgy", tail=tail),
         r"it ends within trace 3[567].*--value traces=34 ",
     )
 
 
-def test_whole_traces_of_a_file_that_is_cut_short_can_be_had(tmp_path):
+def test_whole_traces_of_a_truncated_file_can_be_read(tmp_path):
     path = write_segy(tmp_path / "a.sgy")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"ends within trace 34: .*--value traces=33"):
         find_layout(path, PLAIN)
     assert find_layout(path, parse_headers([], ["traces=33"], None)).n_traces == 33
-    with pytest.raises(InputError, match=r"--value traces: found 34, and .* has 33 whole traces"):
+    with pytest.raises(InputError, match=r"--value traces: found 34, but .* has 33 whole traces"):
         find_layout(path, parse_headers([], ["traces=34"], None))
 
 
 @pytest.mark.parametrize("samples", [0, 7, N_SAMPLES + 1])
-def test_a_wrong_number_of_samples_is_told_with_that_of_the_first_trace(samples, tmp_path):
+def test_wrong_number_of_samples_is_refused_with_that_of_the_first_trace(samples, tmp_path):
     path = write_segy(tmp_path / "a.sgy", header={3221: ("u2", samples)})
-    follow(path, rf"bytes 3221-3222.*--value samples={N_SAMPLES}")
+    check_remedy(path, rf"bytes 3221-3222.*--value samples={N_SAMPLES}")
 
 
 # Seismic Unix
@@ -224,7 +228,7 @@ def test_a_wrong_number_of_samples_is_told_with_that_of_the_first_trace(samples,
 
 @pytest.mark.parametrize("name", ["a.su", "a.SU", "a.sgy"])
 @pytest.mark.parametrize("endian", ["<", ">"])
-def test_a_seismic_unix_file_is_read_whatever_its_name(endian, name, tmp_path):
+def test_seismic_unix_file_is_read_with_any_suffix(endian, name, tmp_path):
     path = write_segy(tmp_path / name, endian=endian)
     path.write_bytes(path.read_bytes()[3600:])
     layout = check_read(path)
@@ -232,23 +236,23 @@ def test_a_seismic_unix_file_is_read_whatever_its_name(endian, name, tmp_path):
 
 
 @pytest.mark.parametrize("endian", ["<", ">"])
-def test_the_byte_order_of_a_symmetric_number_of_samples_is_the_intervals(endian, tmp_path):
+def test_byte_order_is_found_from_the_interval_if_samples_are_ambiguous(endian, tmp_path):
     traces = line_traces(N_TRACES, 257)
     path = write_segy(tmp_path / "a.su", {**line_fields(), "samples": 257}, traces, endian=endian)
     path.write_bytes(path.read_bytes()[3600:])
     assert find_layout(path, PLAIN).endian == endian
 
 
-def test_a_seismic_unix_file_that_is_cut_short_is_told(tmp_path):
+def test_truncated_seismic_unix_file_is_refused(tmp_path):
     path = write_segy(tmp_path / "a.su", endian="<")
     path.write_bytes(path.read_bytes()[3600:-1])
-    told = rf"a.su, bytes 115-116 \(samples\): 14959 bytes are no whole traces of {N_SAMPLES}"
+    told = r"a.su, bytes 115-116 \(samples\): 14959 bytes are not a whole number of traces"
     with pytest.raises(InputError, match=told):
         find_layout(path, PLAIN)
 
 
-def test_a_segy_file_that_is_named_su_is_told(tmp_path):
+def test_segy_file_with_the_suffix_su_is_refused(tmp_path):
     path = write_segy(tmp_path / "a.su")
-    with pytest.raises(InputError, match=r"let its name end with .sgy"):
+    with pytest.raises(InputError, match=r"change the suffix to .sgy"):
         find_layout(path, PLAIN)
     check_read(path.rename(tmp_path / "a.sgy"))

@@ -1,4 +1,4 @@
-"""Nodes become sources, and sources receivers."""
+"""Tests of the reciprocity option, which exchanges sources and receivers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOTS, NODES = 8, 3
 
 
 def node_fields(order):
-    """Headers of a survey of nodes: traces of each node, then of each shot, in this order."""
+    """Return headers of a survey of nodes, whose traces are sorted by node and shot, reordered."""
     node, shot = (index.ravel()[order] for index in np.indices((NODES, SHOTS)))
     return {
         "record": 501 + shot,
@@ -27,7 +27,7 @@ def node_fields(order):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_nodes_become_shots_and_shots_their_receivers(shuffle, convert, tmp_path):
+def test_reciprocity_exchanges_nodes_and_shots(shuffle, convert, tmp_path):
     traces = line_traces(NODES * SHOTS)
     order = np.random.default_rng(2).permutation(len(traces)) if shuffle else np.arange(len(traces))
     write_segy(tmp_path / "a.sgy", node_fields(order), traces[order])
@@ -42,7 +42,7 @@ def test_nodes_become_shots_and_shots_their_receivers(shuffle, convert, tmp_path
     )
 
 
-def test_shots_that_a_node_has_not_recorded_are_masked(convert, tmp_path):
+def test_shots_not_recorded_by_a_node_are_masked(convert, tmp_path):
     order = np.delete(np.arange(NODES * SHOTS), [2, 11, 12])
     traces = line_traces(NODES * SHOTS)
     write_segy(tmp_path / "a.sgy", node_fields(order), traces[order])
@@ -51,15 +51,15 @@ def test_shots_that_a_node_has_not_recorded_are_masked(convert, tmp_path):
     np.testing.assert_array_equal(found[survey.mask], traces[order])
 
 
-def test_a_wavelet_for_each_source_is_refused(hpcfwi, tmp_path, capsys):
+def test_reciprocity_with_a_wavelet_per_source_is_refused(hpcfwi, tmp_path, capsys):
     write_segy(tmp_path / "a.sgy", node_fields(slice(None)), line_traces(NODES * SHOTS))
     np.save(tmp_path / "w.npy", np.ones((NODES, 5)))
     words = ("--reciprocity", "--wavelet", tmp_path / "w.npy")
     assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
-    assert "Give one wavelet, which all sources have emitted" in capsys.readouterr().err
+    assert "Give one wavelet that all sources have emitted" in capsys.readouterr().err
 
 
-def test_simulated_gathers_are_those_of_a_survey_the_other_way_round(hpcfwi, convert, tmp_path):
+def test_reciprocal_simulated_gathers_agree_with_the_exchanged_survey(hpcfwi, convert, tmp_path):
     one = {"count": SHOTS, "first": 83.0, "last": 1103.0, "depth": 27.0}
     other = {"count": NODES, "first": 303.0, "last": 907.0, "depth": 311.0}
     for name, sources, receivers in (("forth", one, other), ("back", other, one)):

@@ -1,4 +1,4 @@
-"""SEG-Y files as others write them: byte orders, formats of samples, what is cut short."""
+"""Tests of reading SEG-Y files: byte orders, sample formats, truncated files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_all(path, headers=PLAIN):
 @pytest.mark.parametrize("texts", [0, 2])
 @pytest.mark.parametrize("endian", [">", "<"])
 @pytest.mark.parametrize("code", DTYPES)
-def test_every_format_in_either_byte_order_is_read(code, endian, texts, tmp_path):
+def test_every_sample_format_is_read_in_either_byte_order(code, endian, texts, tmp_path):
     path = write_segy(tmp_path / "line.sgy", code=code, endian=endian, texts=texts)
     layout = find_layout(path, PLAIN)
     assert (layout.endian, layout.code) == (endian, code)
@@ -45,7 +45,7 @@ def test_every_format_in_either_byte_order_is_read(code, endian, texts, tmp_path
 
 @pytest.mark.parametrize("endian", ["big", "little"])
 @pytest.mark.parametrize("code", [1, 5])
-def test_what_segyio_writes_is_what_is_read(code, endian, tmp_path):
+def test_file_written_by_segyio_is_read(code, endian, tmp_path):
     spec = segyio.spec()
     spec.format, spec.tracecount, spec.endian = code, 7, endian
     spec.samples = 4 * np.arange(N_SAMPLES)
@@ -61,7 +61,7 @@ def test_what_segyio_writes_is_what_is_read(code, endian, tmp_path):
     np.testing.assert_array_equal(found, -1000 * np.arange(7))
 
 
-def test_traces_come_in_the_order_asked(tmp_path):
+def test_traces_are_read_in_the_requested_order(tmp_path):
     layout = find_layout(write_segy(tmp_path / "line.sgy"), PLAIN)
     numbers = np.array([3, 4, 5, 2, 9, 9, 8])
     with TraceReader(layout) as reader:
@@ -69,7 +69,7 @@ def test_traces_come_in_the_order_asked(tmp_path):
         assert reader.read(numbers[:0]).shape == (0, N_SAMPLES)
 
 
-def test_more_than_is_read_at_once_is_read(tmp_path):
+def test_file_larger_than_one_read_is_read(tmp_path):
     traces = line_traces(AT_ONCE // 4000 + 5, 1000)
     fields = {"channel": np.arange(len(traces))}
     path = write_segy(tmp_path / "line.sgy", fields, traces)
@@ -79,7 +79,7 @@ def test_more_than_is_read_at_once_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "value"), [("f4", 12.5), ("f8", 1e-3), ("u2", 65535), ("i4", -9)])
-def test_a_field_may_be_anywhere_and_of_any_type(kind, value, tmp_path):
+def test_header_field_can_be_at_any_byte_and_of_any_type(kind, value, tmp_path):
     path = write_segy(tmp_path / "line.sgy", endian="<")
     content = bytearray(path.read_bytes())
     content[3600 + 202 : 3600 + 202 + int(kind[1])] = np.array([value], f"<{kind}").tobytes()
@@ -88,7 +88,7 @@ def test_a_field_may_be_anywhere_and_of_any_type(kind, value, tmp_path):
     assert read_headers(find_layout(path, headers), headers, ["source_x"])["source_x"][0] == value
 
 
-def test_a_value_that_is_given_takes_the_place_of_the_header(tmp_path):
+def test_given_value_overrides_the_header(tmp_path):
     path = write_segy(tmp_path / "line.sgy", header={3221: ("u2", 0), 3225: ("i2", 77)})
     given = Headers(FIELDS, {"samples": N_SAMPLES, "format": 5, "delay": 12})
     np.testing.assert_array_equal(read_all(path, given), line_traces())
@@ -105,25 +105,25 @@ def test_a_value_that_is_given_takes_the_place_of_the_header(tmp_path):
         ({3225: ("i2", 6)}, r"it ends within trace 24: .* format=CODE"),
     ],
 )
-def test_a_file_header_that_cannot_be_meant_is_told_with_its_bytes(header, told, tmp_path):
+def test_error_for_an_impossible_file_header_names_its_bytes(header, told, tmp_path):
     path = write_segy(tmp_path / "line.sgy", header=header)
     with pytest.raises(InputError, match=told):
         find_layout(path, PLAIN)
 
 
 @pytest.mark.parametrize("size", [0, 100, 3599, 3600, 3601, 3840, 3600 + 440 * 5 - 1])
-def test_a_file_that_is_cut_short_is_told(size, tmp_path):
+def test_truncated_file_is_refused(size, tmp_path):
     path = write_segy(tmp_path / "line.sgy")
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(InputError, match=r"line.sgy: it (has|ends).*cut short"):
         find_layout(path, PLAIN)
 
 
-def test_a_file_that_becomes_shorter_while_it_is_read_is_told(tmp_path):
+def test_file_that_becomes_shorter_while_reading_is_refused(tmp_path):
     path = write_segy(tmp_path / "line.sgy")
     layout = find_layout(path, PLAIN)
     path.write_bytes(path.read_bytes()[:5000])
-    with TraceReader(layout) as reader, pytest.raises(InputError, match="shorter meanwhile"):
+    with TraceReader(layout) as reader, pytest.raises(InputError, match="it became shorter"):
         reader.read(np.arange(N_TRACES))
 
 
@@ -135,7 +135,7 @@ def as_ieee(numbers):
 
 
 def as_ibm(numbers):
-    """Normalised: the first hexadecimal digit of the fraction is not 0."""
+    """Return normalised IBM floats, whose fraction has a first hexadecimal digit other than 0."""
     power = np.ceil(np.log2(np.abs(np.where(numbers == 0.0, 1.0, numbers))) / 4.0).astype(int)
     power += np.abs(numbers) >= 16.0**power
     fraction = np.minimum(np.rint(np.abs(numbers) * 16.0 ** (6 - power)), 2**24 - 1)
@@ -144,7 +144,7 @@ def as_ibm(numbers):
 
 
 def as_blocks(numbers):
-    """IBM's, of which 500 have an exponent in common: not normalised."""
+    """Return unnormalised IBM floats with a common exponent for blocks of 500."""
     found = []
     for block in np.array_split(numbers, max(1, numbers.size // 500)):
         power = int(np.ceil(np.log2(np.abs(block).max() or 1.0) / 4.0))
@@ -187,7 +187,7 @@ scales = st.floats(-25.0, 25.0) | st.just(0.0)
 
 @given(st.sampled_from(sorted({**BROAD, **NARROW})), seeds, sizes, scales, st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_floats_of_either_kind_are_never_taken_for_the_other(kind, seed, size, scale, whole):
+def test_ibm_and_ieee_floats_are_not_confused(kind, seed, size, scale, whole):
     numbers = {**BROAD, **NARROW}[kind](np.random.default_rng(seed), size) * 10.0**scale
     numbers = np.rint(numbers) if whole else numbers
     numbers = np.clip(numbers, -3e38, 3e38)
@@ -198,7 +198,7 @@ def test_floats_of_either_kind_are_never_taken_for_the_other(kind, seed, size, s
 
 @given(st.sampled_from(sorted(BROAD)), seeds, st.floats(-20.0, 20.0))
 @settings(max_examples=100, deadline=None)
-def test_floats_of_recorded_traces_are_told(kind, seed, scale):
+def test_float_format_of_recorded_traces_is_recognised(kind, seed, scale):
     scale = abs(scale) if kind == "counts" else scale
     numbers = BROAD[kind](np.random.default_rng(seed), 30000) * 10.0**scale
     assert tell_floats(as_ieee(numbers)) == 5
@@ -207,7 +207,7 @@ def test_floats_of_recorded_traces_are_told(kind, seed, scale):
 
 @pytest.mark.parametrize("endian", [">", "<"])
 @pytest.mark.parametrize(("said", "right", "encode"), [(1, 5, as_ieee), (5, 1, as_ibm)])
-def test_floats_of_the_other_kind_are_told_and_can_be_said(said, right, encode, endian, tmp_path):
+def test_wrong_float_format_is_refused_and_can_be_overridden(said, right, encode, endian, tmp_path):
     traces = np.random.default_rng(1).standard_normal((N_TRACES, 200))
     bits = encode(traces).view(np.float32)
     path = write_segy(tmp_path / "a.sgy", None, bits, endian=endian)
@@ -222,6 +222,6 @@ def test_floats_of_the_other_kind_are_told_and_can_be_said(said, right, encode, 
     assert find_layout(path, Headers(FIELDS, {"format": said})).code == said
 
 
-def test_a_directory_is_no_file(tmp_path):
+def test_directory_in_place_of_a_segy_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="directory"):
         find_layout(tmp_path, PLAIN)

@@ -1,4 +1,4 @@
-"""Traces in any order become shots."""
+"""Tests of sorting traces into shots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def contents(path):
 
 @pytest.fixture
 def converted(hpcfwi, tmp_path):
-    """The arrays of the gathers that a SEG-Y file of these fields and traces becomes."""
+    """A function that converts fields and traces through SEG-Y and returns the gathers' arrays."""
 
     def convert(fields=None, traces=None, *options):
         write_segy(tmp_path / "line.sgy", fields, traces)
@@ -41,7 +41,7 @@ def converted(hpcfwi, tmp_path):
 
 
 def check_line(found):
-    """They are those of `line_fields`, in the order of their records and channels."""
+    """Assert that gathers are those of `line_fields`, sorted by record and channel."""
     traces, first = line_traces(), np.cumsum([0, *COUNTS])
     assert found["data"].shape == (len(COUNTS), max(COUNTS), N_SAMPLES)
     for shot, count in enumerate(COUNTS):
@@ -56,7 +56,9 @@ def check_line(found):
         expected = x + 50.0 + 12.5 * np.arange(count)
         np.testing.assert_array_equal(receivers[:count, 1], expected)
         assert (receivers[:, 0] == 12.5).all()
-        assert (receivers[count:] == receivers[count - 1]).all(), "where the last one is"
+        assert (receivers[count:] == receivers[count - 1]).all(), (
+            "padding repeats the last receiver"
+        )
 
 
 def test_irregular_spreads_are_padded_and_masked(converted):
@@ -65,33 +67,33 @@ def test_irregular_spreads_are_padded_and_masked(converted):
 
 @given(st.permutations(range(N_TRACES)))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_order_of_the_traces_does_not_matter(converted, order):
+def test_gathers_do_not_depend_on_the_order_of_traces(converted, order):
     check_line(converted(*reordered(np.array(order))))
 
 
-def test_shots_are_told_by_their_sources_where_records_say_nothing(converted):
+def test_shots_are_found_from_sources_if_records_are_zero(converted):
     check_line(converted({**line_fields(), "record": 0}))
 
 
-def test_two_records_at_one_place_are_two_shots(converted):
+def test_two_records_at_one_position_are_two_shots(converted):
     fields = line_fields()
     fields["source_x"] = np.where(fields["record"] == 102, 1000, fields["source_x"])
     found = converted(fields)
     assert found["sources"][:2].tolist() == [[8.0, 100.0], [8.0, 100.0]]
 
 
-def test_one_record_of_two_places_is_two_shots(converted):
+def test_one_record_with_two_source_positions_is_two_shots(converted):
     fields = line_fields()
     fields["record"] = np.where(fields["record"] == 102, 101, fields["record"])
     check_line(converted(fields))
 
 
-def test_receivers_without_channels_are_in_the_order_of_their_positions(converted):
+def test_receivers_without_channels_are_sorted_by_position(converted):
     fields, traces = reordered(np.random.default_rng(1).permutation(N_TRACES))
     check_line(converted({**fields, "channel": 0}, traces))
 
 
-def test_shots_with_the_same_receivers_share_them(converted):
+def test_equal_receivers_of_all_shots_are_stored_once(converted):
     fields = line_fields()
     shot = np.repeat(np.arange(4), 5)
     fields = {
@@ -106,12 +108,12 @@ def test_shots_with_the_same_receivers_share_them(converted):
     np.testing.assert_array_equal(found["data"].reshape(20, -1), line_traces(20))
 
 
-def test_dead_traces_and_those_of_no_receiver_are_left_out(converted):
+def test_dead_and_auxiliary_traces_are_left_out(converted):
     fields = line_fields()
     code = np.ones(N_TRACES, dtype=int)
     code[[0, 5, 6, 33]] = 2, 3, 10, -1
     found = converted({**fields, "code": code})
-    assert found["mask"].sum(axis=1).tolist() == [4, 6, 3, 8, 6, 4], "the last is alive"
+    assert found["mask"].sum(axis=1).tolist() == [4, 6, 3, 8, 6, 4], "code -1 is not a dead trace"
     np.testing.assert_array_equal(found["data"][0, :4], line_traces()[1:5])
 
 
@@ -144,7 +146,7 @@ REFUSED = {
         (),
         r"3217-3218 and bytes 117-118.*0.004 s, 0.004001 s.*--dt",
     ),
-    "a delay between samples": ({"delay": 3}, (), r"bytes 109-110 \(delay\).*whole samples"),
+    "a delay between samples": ({"delay": 3}, (), r"bytes 109-110 \(delay\).*between samples"),
     "no offset": ({}, ("--keep", "offset=5e4:6e4"), r"--keep offset: no trace is left"),
     "no shot": ({}, ("--keep", "shots=6:9"), r"--keep shots: no shot is left"),
     "no time": ({}, ("--keep", "time=0.2:0.4"), r"--keep time: traces begin at 0 s"),
@@ -152,9 +154,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_headers_that_cannot_be_meant_are_told_with_bytes_and_a_way_out(
-    fault, hpcfwi, tmp_path, capsys
-):
+def test_error_for_impossible_headers_names_bytes_and_a_remedy(fault, hpcfwi, tmp_path, capsys):
     changes, options, told = REFUSED[fault]
     write_segy(tmp_path / "line.sgy", {**line_fields(), **changes})
     assert hpcfwi("convert", tmp_path / "line.sgy", tmp_path / "line.h5", *options) == 2
@@ -165,7 +165,7 @@ def test_headers_that_cannot_be_meant_are_told_with_bytes_and_a_way_out(
     assert [path.name for path in tmp_path.iterdir()] == ["line.sgy"]
 
 
-def test_what_is_wrong_can_be_said_better(converted):
+def test_wrong_headers_can_be_overridden(converted):
     fields = {**line_fields(), "record": np.arange(N_TRACES), "code": 2, "samples": 3}
     fields |= {"coordinate_scalar": 0, "interval": 77}
     better = ("record=0", "code=1", f"samples={N_SAMPLES}", "coordinate_scalar=-10")
@@ -173,13 +173,13 @@ def test_what_is_wrong_can_be_said_better(converted):
     check_line(converted(fields, None, *options, "--dt", "0.004"))
 
 
-def test_fields_may_be_elsewhere(converted):
+def test_bytes_option_reads_a_field_from_another_place(converted):
     fields = line_fields()
     fields["cdp_x"], fields["source_x"] = fields["source_x"], 0
     check_line(converted(fields, None, "--bytes", "source_x=181"))
 
 
-def test_some_of_the_shots_and_traces(converted):
+def test_keep_option_selects_shots_offsets_and_traces(converted):
     full, some = converted(), converted(None, None, "--keep", "shots=1:6:2")
     counts = full["mask"].sum(axis=1)[1::2]
     assert some["mask"].sum(axis=1).tolist() == counts.tolist()
@@ -191,7 +191,7 @@ def test_some_of_the_shots_and_traces(converted):
     assert first["mask"].sum(axis=1).tolist() == [3, 5]
 
 
-def test_line_and_times_are_those_of_the_shots_that_are_kept(converted):
+def test_line_and_times_are_those_of_the_kept_shots(converted):
     fields, last = line_fields(), np.repeat(np.arange(6), COUNTS) == 5
     full = converted(fields)
     fields["source_y"], fields["delay"] = 5000 * last, 40 * last
@@ -200,23 +200,23 @@ def test_line_and_times_are_those_of_the_shots_that_are_kept(converted):
         np.testing.assert_array_equal(some[name], full[name][:5])
 
 
-def test_a_part_of_no_shots_is_empty():
+def test_selection_of_no_shots_is_empty():
     gathering = Gathering(np.arange(5), np.array([0, 2, 5]))
     assert gathering.select(slice(7, 9)).traces.size == 0
     np.testing.assert_array_equal(gathering.select(slice(1, 2)).traces, [2, 3, 4])
     np.testing.assert_array_equal(gathering.pad(np.arange(5.0)), [[0, 1, 1], [2, 3, 4]])
 
 
-# Components, repeated records, traces that are nowhere
+# Components, repeated records, traces without coordinates
 
 
 def four(values, n_traces=N_TRACES):
-    """Values of traces, each four times."""
+    """Return each value of the traces four times."""
     return np.repeat(np.broadcast_to(values, n_traces), 4)
 
 
 def four_components(codes=(11, 12, 13, 14)):
-    """Fields and traces of `line_fields` recorded by four components, channel after channel."""
+    """Return fields and traces of the line recorded with four components per receiver."""
     fields = {name: four(values) for name, values in line_fields().items()}
     fields["channel"] = 4 * fields["channel"] + np.tile(np.arange(4), N_TRACES)
     fields["code"] = np.tile(codes, N_TRACES)
@@ -226,7 +226,7 @@ def four_components(codes=(11, 12, 13, 14)):
 
 @pytest.fixture
 def refused(hpcfwi, tmp_path, capsys):
-    """The message that refuses a file of these fields and traces."""
+    """A function that returns the error for a file of fields and traces."""
 
     def convert(fields=None, traces=None, *options):
         write_segy(tmp_path / "line.sgy", fields, traces)
@@ -238,7 +238,7 @@ def refused(hpcfwi, tmp_path, capsys):
 
 
 def remedy_of(message):
-    """The options that a message advises first."""
+    """Return the first options in the remedy of a message."""
     return re.search(r"(--\w+ \w+=[\w:.-]+)", message.split(". ", 1)[1])[1].split()
 
 
@@ -251,7 +251,7 @@ def remedy_of(message):
         ((14, 12, 13, 15), "code 12", 1),
     ],
 )
-def test_components_are_not_mixed_and_the_one_that_is_advised_is_read(
+def test_several_components_are_refused_and_the_advised_one_is_read(
     codes, told, best, converted, refused
 ):
     fields, traces = four_components(codes)
@@ -262,29 +262,29 @@ def test_components_are_not_mixed_and_the_one_that_is_advised_is_read(
     check_line(found)
 
 
-def test_motion_alone_is_warned_of(converted, capsys):
+def test_traces_of_motion_give_a_warning(converted, capsys):
     check_line(converted({**line_fields(), "code": 12}))
     assert re.search(
         r"WARNING: .*34 traces of code 12 \(vertical motion\)", capsys.readouterr().out
     )
 
 
-def test_pressure_alone_is_not_warned_of(converted, capsys):
+def test_traces_of_pressure_give_no_warning(converted, capsys):
     check_line(converted({**line_fields(), "code": 11}))
     assert "code" not in capsys.readouterr().out
 
 
-def test_signals_of_vibrators_are_left_out(converted):
+def test_vibrator_signals_are_left_out(converted):
     code = np.where(np.arange(N_TRACES) % 7 == 0, 20, 1)
     assert converted({**line_fields(), "code": code})["mask"].sum() == N_TRACES - 5
 
 
-def test_codes_that_are_not_there_are_told_with_those_that_are(refused):
+def test_error_for_a_missing_trace_code_names_the_existing_ones(refused):
     assert "34 traces of code 1" in refused(None, None, "--keep", "code=11")
 
 
 @pytest.mark.parametrize("channel", ["own", "shared"])
-def test_components_without_codes_are_told_and_one_can_be_chosen(channel, converted, refused):
+def test_components_without_codes_are_refused_and_one_can_be_chosen(channel, converted, refused):
     fields, traces = four_components((1, 1, 1, 1))
     if channel == "shared":
         fields["channel"] //= 4
@@ -301,24 +301,24 @@ def test_components_without_codes_are_told_and_one_can_be_chosen(channel, conver
     assert "0 to 3" in refused(fields, traces, "--keep", "repeat=4")
 
 
-def test_a_record_that_is_there_twice_is_told_and_one_can_be_chosen(converted, refused):
+def test_repeated_record_is_refused_and_one_can_be_chosen(converted, refused):
     order = np.concatenate([np.arange(N_TRACES), np.arange(5, 13)])
     fields, traces = reordered(order)
     message = refused(fields, traces)
     assert "8 of 42 traces" in message
     check_line(converted(fields, traces, *remedy_of(message)))
     first = converted(fields, traces, "--keep", "shots=2:")
-    assert first["sources"].shape[0] == 4, "which has none of them"
+    assert first["sources"].shape[0] == 4, "the first two shots are not kept"
 
 
-def test_receivers_below_each_other_are_not_at_one_position(converted):
+def test_receivers_at_different_depths_are_different(converted):
     fields = {**line_fields(), "receiver_x": 5000, "receiver_y": 0}
     fields["receiver_elevation"] = -100 * line_fields()["channel"]
     assert converted(fields)["mask"].sum() == N_TRACES
 
 
-def nowhere(fields, which):
-    """Fields in which some traces have no coordinates."""
+def without_coordinates(fields, which):
+    """Return fields in which some traces have no coordinates."""
     return fields | {name: np.where(which, 0, fields[name]) for name in ("source_x", "receiver_x")}
 
 
@@ -326,16 +326,16 @@ def test_dead_traces_without_coordinates_are_left_out(converted, capsys):
     dead = np.arange(N_TRACES) == 6
     traces = line_traces() * ~dead[:, None]
     near = line_fields()
-    found = converted(nowhere(near, dead), traces)
+    found = converted(without_coordinates(near, dead), traces)
     assert found["mask"].sum(axis=1).tolist() == [5, 7, 3, 8, 6, 4]
     assert "1 traces are left out: they are 0" in capsys.readouterr().out
     far = {**near, "source_x": near["source_x"] + 10**7, "receiver_x": near["receiver_x"] + 10**7}
-    found = converted(nowhere(far, dead), traces)
+    found = converted(without_coordinates(far, dead), traces)
     assert found["mask"].sum(axis=1).tolist() == [5, 7, 3, 8, 6, 4]
     assert "WARNING: 1 traces are left out: their source and" in capsys.readouterr().out
 
 
-def test_a_receiver_at_its_source_at_the_origin_is_no_dead_trace(converted):
+def test_receiver_at_a_source_at_the_origin_is_kept(converted):
     fields = line_fields()
     x = {name: fields[name] - 1000 for name in ("source_x", "receiver_x")}
     first = np.arange(N_TRACES) == 0
@@ -344,7 +344,7 @@ def test_a_receiver_at_its_source_at_the_origin_is_no_dead_trace(converted):
     np.testing.assert_array_equal(found["data"][0, :5], line_traces()[:5])
 
 
-def test_receivers_without_coordinates_are_left_out_as_advised(converted, refused):
+def test_receivers_without_coordinates_are_left_out_with_the_remedy(converted, refused):
     changes, _, _ = REFUSED["some receivers"]
     fields = {**line_fields(), **changes}
     message = refused(fields)

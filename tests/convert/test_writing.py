@@ -1,4 +1,4 @@
-"""Gathers to SEG-Y and back."""
+"""Tests of writing gathers as SEG-Y."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_gathers(path, survey, data):
 
 
 @pytest.mark.parametrize("ndim", [2, 3])
-def test_gathers_to_segy_and_back_are_the_same(ndim, convert, tmp_path):
+def test_gathers_converted_to_segy_and_back_are_the_same(ndim, convert, tmp_path):
     survey, data = example_survey(ndim)
     first = write_gathers(tmp_path / "a.h5", survey, data)
     convert("a.h5", "a.sgy")
@@ -45,7 +45,7 @@ def test_gathers_to_segy_and_back_are_the_same(ndim, convert, tmp_path):
         np.testing.assert_array_equal(getattr(found, name), getattr(survey, name))
 
 
-def test_traces_that_do_not_count_are_not_written_and_come_back_as_none(convert, tmp_path):
+def test_masked_traces_are_not_written_to_segy(convert, tmp_path):
     survey, data = example_survey()
     mask = np.arange(7) < np.array([7, 3, 5, 1, 7])[:, None]
     data[~mask] = np.nan
@@ -57,7 +57,7 @@ def test_traces_that_do_not_count_are_not_written_and_come_back_as_none(convert,
     np.testing.assert_array_equal(found.receivers[mask], survey.receivers[mask])
 
 
-def test_segyio_reads_what_is_written(convert, tmp_path):
+def test_segyio_reads_the_written_file(convert, tmp_path):
     survey, data = example_survey()
     write_gathers(tmp_path / "a.h5", survey, data)
     with segyio.open(convert("a.h5", "a.sgy"), ignore_geometry=True) as file:
@@ -70,9 +70,9 @@ def test_segyio_reads_what_is_written(convert, tmp_path):
         assert "Written by hpcfwi" in segyio.tools.wrap(file.text[0])
 
 
-def test_positions_between_the_digits_of_segy_are_rounded_which_is_told(convert, tmp_path, capsys):
+def test_rounding_of_positions_in_segy_is_reported(convert, tmp_path, capsys):
     survey, data = example_survey()
-    survey.sources[0, 1] = 100.0 / 3.0  # with more digits than there is room for
+    survey.sources[0, 1] = 100.0 / 3.0  # has more digits than a header field can hold
     write_gathers(tmp_path / "a.h5", survey, data)
     convert("a.h5", "a.sgy")
     assert "a.h5, positions are rounded to 0.0001 m" in capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_positions_between_the_digits_of_segy_are_rounded_which_is_told(convert,
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_inversion_of_what_went_through_segy_has_the_same_bits(hpcfwi, convert, tmp_path):
+def test_inversion_after_conversion_through_segy_has_the_same_bits(hpcfwi, convert, tmp_path):
     changes = {
         "inversion.epochs": 2,
         "wave.engine": "eager",

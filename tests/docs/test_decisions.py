@@ -1,4 +1,4 @@
-"""The list of decisions has every page, by its own title."""
+"""The list of decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "decisions"
 
 
-def test_the_list_of_decisions_is_that_of_their_pages():
+def test_list_of_decisions_has_all_pages_with_their_titles():
     pages = [
         (page.name[:3], page.name, page.read_text(encoding="utf-8").splitlines()[0])
         for page in sorted(FOLDER.glob("[0-9]*.md"))

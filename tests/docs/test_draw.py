@@ -1,4 +1,4 @@
-"""What the figures of the pages on methods claim, and that the pages show them."""
+"""The figures of the pages on methods."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "docs")  # as `python docs/draw.py` does
     DRAW = run_path(str(ROOT / "docs" / "draw.py"))
-LARGEST = 100_000  # bytes: they are loaded with every clone
+LARGEST = 100_000  # bytes, since figures are downloaded with every clone
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_a_misfit_leads_home_from_as_far_as_its_page_says(name):
+def test_misfit_increases_over_shifts_as_far_as_its_page_says(name):
     shifts = np.linspace(0.0, 1.0, 41)
     values = DRAW["formulas"].misfit_over_shifts(name, shifts)
     assert values[0] == pytest.approx(0.0, abs=1e-12)
-    assert (np.diff(values)[:16] > 0.0).all(), "within four tenths of a period all do"
+    assert (np.diff(values)[:16] > 0.0).all(), "all misfits do within 0.4 periods"
     follows = name in ("envelope", "transport", "adaptive")
     assert (np.diff(values) > 0.0).all() == follows
 

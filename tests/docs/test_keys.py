@@ -1,4 +1,4 @@
-"""docs/input.md says what the schema says, of every key."""
+"""The page of all keys, docs/input.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_keys():
-    """docs/keys.py, which is a script and not in a package."""
+    """Return the module of docs/keys.py, which is a script outside of packages."""
     spec = importlib.util.spec_from_file_location("keys", ROOT / "docs" / "keys.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -37,19 +37,19 @@ def tables(section):
 SECTIONS = list(dict.fromkeys(tables(Config)))[1:]
 
 
-def test_the_committed_page_is_what_the_schema_makes():
+def test_committed_page_is_generated_from_the_schema():
     assert keys.PAGE.read_text(encoding="utf-8") == keys.make_page(), "run `make docs`"
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
-def test_every_key_has_a_meaning_that_begins_with_a_sentence(section):
+def test_every_key_has_a_description_that_begins_with_a_sentence(section):
     for key in section.model_fields:
         words = meaning(section, key)
         assert words, f"{key} has no string under it"
         assert words.splitlines()[0].endswith("."), key
 
 
-def test_a_key_has_its_values_unit_and_default_in_the_page():
+def test_page_has_values_unit_and_default_of_a_key():
     page = keys.make_page()
     assert "| `frequency` | number > 0 | Hz | required | Peak frequency. |" in page
     assert "| `order` | `2`, `4`, `6`, `8` |  | `8` | Order of the differences in space. |" in page

@@ -1,6 +1,6 @@
-"""The command line, called in this process up to where it would begin to compute.
+"""Calls of the command line in this process.
 
-A command that accepts its input is stopped there, so that thousands of inputs can be tried.
+A command that accepts its input is stopped before it computes, so that thousands can be tried.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REFUSED, ACCEPTED = 2, 3
 
 @dataclass(frozen=True)
 class End:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     output: str
@@ -36,7 +36,7 @@ def accept(*_: Any, **__: Any) -> None:
 
 
 def call(*arguments: object) -> End:
-    """The command line with these arguments; a warning is an unexpected error."""
+    """Run the command line with these arguments; a warning is an unexpected error."""
     output, errors = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["hpcfwi", *map(str, arguments)]),
@@ -53,7 +53,7 @@ def call(*arguments: object) -> End:
 
 
 def check_only(*arguments: object) -> End:
-    """As `call`, but where the input is good it is the end: code ACCEPTED."""
+    """Run the command line like `call`, but stop with the code ACCEPTED if the input is good."""
     with (
         mock.patch.object(RunDirectory, "claim", accept),
         mock.patch.object(commands, "Stopwatch", accept),
@@ -62,12 +62,12 @@ def check_only(*arguments: object) -> End:
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Every path below the folder, with its size and the time of its last change."""
+    """Return every path below a folder with its size and modification time."""
     return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 def message_of(end: End) -> str:
-    """The one message of a command that has refused its input."""
+    """Return the only message of a command that has refused its input."""
     assert end.code == REFUSED, end
     assert end.errors.startswith("hpcfwi: "), end.errors
     assert end.errors.count("\n") == 1, end.errors
@@ -77,7 +77,7 @@ def message_of(end: End) -> str:
 
 
 def check_refused_or_good(end: End) -> None:
-    """Whatever the input was, it is accepted, or refused by one message."""
+    """Assert that an input was accepted, or refused with one message."""
     if end.code == ACCEPTED:
         assert end.errors == "hpcfwi: the input is accepted\n"
     else:

@@ -1,7 +1,6 @@
-"""Ways to damage a good input, as strategies of hypothesis: of a config, and of an HDF5 file.
+"""Strategies of hypothesis that damage a good config or HDF5 file.
 
-Each strategy gives a function that does one kind of damage, or several kinds. Not all of what it
-does is harm: a number may still be a good one.
+A damaged file can still be a good one, for example if a number is replaced by another valid one.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ values = st.recursive(
 
 
 def paths_in(tables: Tables, *above: str) -> Iterator[tuple[str, ...]]:
-    """The place of every key."""
+    """Yield the path of every key."""
     for key, value in tables.items():
         yield (*above, key)
         if isinstance(value, dict):
@@ -51,9 +50,9 @@ def paths_in(tables: Tables, *above: str) -> Iterator[tuple[str, ...]]:
 
 @st.composite
 def damaged_tables(draw: st.DrawFn, good: Tables, more: tuple[tuple[str, ...], ...]) -> Tables:
-    """A config with one to three keys removed, changed or added.
+    """Draw a config with one to three keys removed, changed or added.
 
-    more: places of keys that the good one leaves out.
+    more: paths of keys that the good config leaves out.
     """
     tables = copy.deepcopy(good)
     for _ in range(draw(st.integers(1, 3))):
@@ -77,7 +76,7 @@ def damaged_tables(draw: st.DrawFn, good: Tables, more: tuple[tuple[str, ...], .
 
 
 def alike(value: object) -> st.SearchStrategy[Any]:
-    """Values of the same type more often than others: they come further."""
+    """Return a strategy of values that prefers the same type, which passes more checks."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return values
     return (integers if isinstance(value, int) else floats) | values
@@ -85,7 +84,7 @@ def alike(value: object) -> st.SearchStrategy[Any]:
 
 @st.composite
 def damaged_bytes(draw: st.DrawFn, good: bytes) -> bytes:
-    """Cut short, or with a few bytes replaced, taken out or put in."""
+    """Draw truncated bytes, or bytes with a few replaced, removed or inserted."""
     if draw(st.booleans()):
         return good[: draw(st.integers(0, len(good)))]
     content = bytearray(good)
@@ -98,7 +97,7 @@ def damaged_bytes(draw: st.DrawFn, good: bytes) -> bytes:
 
 @st.composite
 def flipped_bytes(draw: st.DrawFn, good: bytes) -> bytes:
-    """Of the same length, with a few bytes replaced."""
+    """Draw bytes of the same length with a few replaced."""
     content = bytearray(good)
     for _ in range(draw(st.integers(1, 4))):
         content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
@@ -147,7 +146,7 @@ def rename(key: str) -> Harm:
 
 
 def replace(key: str, make: Callable[[np.ndarray], Any]) -> Harm:
-    """Harm what is there, unless an earlier harm has left nothing of it."""
+    """Return a function that replaces an array, unless earlier damage has emptied it."""
 
     def harm(file: h5py.File) -> None:
         old = file[key][...]
@@ -179,7 +178,7 @@ def leave_unwritten(key: str, shape: tuple[int, ...]) -> Harm:
 
 
 def write_one_chunk(key: str, shape: tuple[int, ...]) -> Harm:
-    """A dataset that is larger than any memory, of which the file holds one chunk."""
+    """Return a function that creates a dataset larger than any memory with one written chunk."""
 
     def harm(file: h5py.File) -> None:
         del file[key]
@@ -190,7 +189,7 @@ def write_one_chunk(key: str, shape: tuple[int, ...]) -> Harm:
 
 
 def put(key: str, number: float) -> Harm:
-    """One value of an array, as float64 so that any fits."""
+    """Return a function that sets one value of an array, converted to float64."""
 
     def change(array: np.ndarray) -> np.ndarray:
         array = array.real.astype(np.float64)
@@ -221,7 +220,7 @@ def convert(key: str, dtype: str) -> Harm:
 
 
 def harms(datasets: tuple[str, ...], attributes: tuple[str, ...]) -> st.SearchStrategy[Harm]:
-    """One kind of damage to a file with these datasets and root attributes."""
+    """Return a strategy of one kind of damage to a file with these datasets and attributes."""
     key, attribute = st.sampled_from(datasets), st.sampled_from(attributes)
     targets = [h5py.SoftLink("/nowhere"), h5py.ExternalLink("nowhere.h5", "/vp")]
     targets += [h5py.SoftLink(f"/{name}") for name in datasets]
@@ -243,7 +242,7 @@ def harms(datasets: tuple[str, ...], attributes: tuple[str, ...]) -> st.SearchSt
 
 
 def harm_file(path: Path, several: list[Harm]) -> None:
-    """Do one kind of damage after the other; one that can no longer be done is left out."""
+    """Apply several kinds of damage; skip those that are no longer possible."""
     for harm in several:
         with h5py.File(path, "a") as file:
             try:
@@ -261,4 +260,4 @@ def harm_file(path: Path, several: list[Harm]) -> None:
 
 
 def void(_: object) -> None:
-    """For functions of which only the effect is wanted."""
+    """Discard a value."""

@@ -1,10 +1,10 @@
-"""Bytes of good files are changed at random, and the program is run on what comes of it.
+"""A fuzzer that changes bytes of good files at random and runs the program on them.
 
-`python -m tests.fuzz.mutate --count 10000 --seed 1` tries so many files. It counts those that were
-taken as right and those that were refused with exit code 2. It tells how each other one failed: by
-a signal, a traceback, another exit code, more than 20 s, or more than 1 GB. Each program runs in a
-fork of this process, in which everything is imported already. Time in which other programs had the
-processor does not count. `--keep DIRECTORY` keeps the files that failed.
+`python -m tests.fuzz.mutate --count 10000 --seed 1` tries 10000 files. It counts those that are
+accepted and those that are refused with exit code 2. It reports how each other one failed: by a
+signal, a traceback, another exit code, more than 20 s, or more than 1 GB. Each program runs in a
+fork of this process, which has imported all modules. Time in which other programs had the processor
+does not count. `--keep DIRECTORY` keeps the files that failed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.inversion.examples import write_input
 
 SECONDS, MEMORY = 20.0, 10**9
 GOOD = ("right", "exit 2")
-# How often each kind comes in turn, others once: half of the files are models and gathers
+# How often each kind is tried in turn, by default once; half of the files are models and gathers
 SHARES = {"model": 3, "packed model": 3, "gathers": 3, "packed gathers": 3}
 SHARES |= {"toml": 5, "checkpoint": 5}
 INTEGERS = [0, 1, 2, 127, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
@@ -65,7 +65,7 @@ VALUES += [b"[]", b"{}", b"[1e9, 1e9]", b"true", b'""', b'"/"', b'"\\u0000"', b"
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of file: which is damaged, how, and what is then run; `run` returns an exit code."""
+    """A kind of file, its damage, and the program that reads it; `run` returns an exit code."""
 
     file: str
     run: Callable[[Path], int]
@@ -106,11 +106,11 @@ def change_bytes(chance: random.Random, good: bytes) -> bytes:
 
 
 def change_checkpoint(chance: random.Random, good: bytes) -> bytes:
-    """Change the body of a checkpoint, and have its checksums agree."""
+    """Change the body of a checkpoint and adapt its checksums."""
     header = checkpoint._HEADER
     begin = header.size + checkpoint._DIGEST_SIZE
     magic, version, score, _, epoch = header.unpack(good[: header.size])
-    # The pickle is at the beginning; most of the rest are values
+    # The pickle is at the beginning; most other bytes are values
     first, rest = good[begin : begin + 4096], good[begin + 4096 :]
     body = (
         change_bytes(chance, first) + rest
@@ -122,7 +122,7 @@ def change_checkpoint(chance: random.Random, good: bytes) -> bytes:
 
 
 def change_text(chance: random.Random, good: bytes) -> bytes:
-    """Change bytes or a value, or repeat some bytes so often that they nest."""
+    """Change bytes or a value, or repeat some bytes, which can nest deeply."""
     how = chance.random()
     if how < 0.4:
         return change_bytes(chance, good)
@@ -138,7 +138,7 @@ def change_text(chance: random.Random, good: bytes) -> bytes:
 
 
 def read_input(folder: Path) -> int:
-    """The program, up to where it would begin to compute; then all traces are read."""
+    """Run the program until it would compute, then read all traces."""
     end = check_only("run", folder / "input.toml")
     if end.code == ACCEPTED and (folder / "given.h5").exists():
         with GatherReader(folder / "given.h5", Context.alone()) as reader:
@@ -148,7 +148,7 @@ def read_input(folder: Path) -> int:
     return 0 if end.code == ACCEPTED else end.code
 
 
-def go_on(folder: Path) -> int:
+def continue_run(folder: Path) -> int:
     return _finish("run", folder / "input.toml", "--quiet")
 
 
@@ -166,7 +166,7 @@ def _finish(*arguments: object) -> int:
 
 
 def compress(path: Path) -> None:
-    """Store all arrays of a file anew, in chunks and compressed."""
+    """Rewrite all arrays of a file in compressed chunks."""
     with h5py.File(path, "r+") as file:
         for name in [*file]:
             values = file[name][...]
@@ -176,7 +176,7 @@ def compress(path: Path) -> None:
 
 
 def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
-    """Each case with a folder of good files, which are made below `folder`."""
+    """Return each case with its folder of good files, which is made below `folder`."""
     made: dict[str, tuple[Case, Path]] = {}
     small = {"wave.engine": "eager", "inversion.epochs": 2, "output.checkpoint": 1}
     small |= {"inversion.batch": 1, "survey.sources.count": 2, "output.every": 1}
@@ -194,7 +194,7 @@ def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
         made[name] = Case("given.h5", read_input, change_bytes), folder / name
     write_input(folder / "toml")
     made["toml"] = Case("input.toml", read_input, change_text), folder / "toml"
-    # It is made where the damaged ones will be, whose names are in its config
+    # The run is made in the folder of the damaged files, since its config has absolute paths
     scratch, done = folder / "scratch", folder / "done"
     write_input(scratch, {**small, "output.directory": "run"})
     os.chdir(scratch)
@@ -202,7 +202,7 @@ def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
     os.chdir(folder)
     scratch.rename(done)
     for name, file, run, damage in (
-        ("checkpoint", "checkpoints/epoch_000001.ckpt", go_on, change_checkpoint),
+        ("checkpoint", "checkpoints/epoch_000001.ckpt", continue_run, change_checkpoint),
         ("epoch", "epochs/epoch_0001.h5", show, change_bytes),
         ("fit", "epochs/stage_1.h5", show, change_bytes),
         ("metrics", "metrics.jsonl", show, change_bytes),
@@ -214,8 +214,8 @@ def make_cases(folder: Path) -> dict[str, tuple[Case, Path]]:
 
 
 @contextmanager
-def hurried() -> Iterator[None]:
-    """Figures are not drawn and the commands are made once: both take longer than all the rest."""
+def without_slow_parts() -> Iterator[None]:
+    """Skip figures and create the commands once, which would take most of the time."""
     with (
         mock.patch.object(typer.main, "get_command", cache(typer.main.get_command)),
         mock.patch.object(records, "draw_survey"),
@@ -226,19 +226,19 @@ def hurried() -> Iterator[None]:
 
 
 def waits_for_processor(process: int, helper: int | None = None) -> float:
-    """For how long others had the processor that a program or a child of the helper wanted, s."""
+    """Return the time (s) that a program or a child of the helper has waited for a processor."""
     there = [process]
     if helper is not None:
         there += map(int, Path(f"/proc/{helper}/task/{helper}/children").read_text().split())
     waited = 0
     for one in there:
-        with suppress(OSError):  # it has ended just now
+        with suppress(OSError):  # the process has just ended
             waited += int(Path(f"/proc/{one}/schedstat").read_text().split()[1])
     return waited / 1e9
 
 
 def attempt(run: Callable[[Path], int], folder: Path) -> Attempt:
-    """Run a program in a fork, within limits."""
+    """Run a program in a fork with limits of time and memory."""
     helper = probe._find_helper()
     said = folder / "said"
     begin = time.monotonic()
@@ -246,7 +246,7 @@ def attempt(run: Callable[[Path], int], folder: Path) -> Attempt:
     if child == 0:
         code = 1
         with suppress(BaseException):
-            # It is no child of this one, which cannot ask the system whether it lives
+            # The helper is not a child of this process, which therefore cannot poll it
             helper.poll = lambda: None
             probe._helper = os.getpid(), helper
             output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -289,11 +289,11 @@ def attempt(run: Callable[[Path], int], folder: Path) -> Attempt:
 def attempts(
     count: int, seed: int, folder: Path, kinds: list[str] | None = None, keep: Path | None = None
 ) -> Iterator[tuple[str, Attempt]]:
-    """The kind of each damaged file, and what became of it."""
+    """Yield the kind of each damaged file and the outcome of its program."""
     cases = make_cases(folder)
     names = [n for n in cases if not kinds or n in kinds for _ in range(SHARES.get(n, 1))]
     scratch = folder / "scratch"
-    # What the forks need is imported here, once
+    # Import once what the forks need
     for name in {*names}:
         case, good = cases[name]
         shutil.copytree(good, scratch)
@@ -329,7 +329,7 @@ def main() -> int:
     options = parser.parse_args()
     kept = options.keep and options.keep.resolve()
     total: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
-    with TemporaryDirectory(prefix="hpcfwi-mutate-") as name, hurried():
+    with TemporaryDirectory(prefix="hpcfwi-mutate-") as name, without_slow_parts():
         for kind, found in attempts(options.count, options.seed, Path(name), options.kind, kept):
             total[kind, found.became.partition(":")[0]].append(found)
             if found.became not in GOOD:
@@ -340,7 +340,7 @@ def main() -> int:
         print(f"{kind:16} {became:16} {len(alike):5}, up to {seconds:.1f} s, {memory / 1e9:.2f} GB")
     failed = sum(len(alike) for (_, became), alike in total.items() if became not in GOOD)
     probe._end_helper()
-    # Of all programs and all that the helper has read
+    # The maximum over all programs and children of the helper
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     print(f"{options.count} files, {failed} failures, up to {most / 1e9:.2f} GB with the helper")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""Files whose bytes are damaged are right or refused, in time and memory: `mutate` tries some."""
+"""A short run of the fuzzer `mutate`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.test_inputs import MANY
+from tests.ranks import make_env
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(0 if MANY > 1 else 600)
-def test_damaged_files_are_right_or_refused_in_20_s_and_1_gb():
+def test_damaged_files_are_read_or_refused_within_20_s_and_1_gb():
     command = [sys.executable, "-m", "tests.fuzz.mutate", "--count", str(28 * MANY)]
-    end = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # One thread: OpenMP hangs in forks of a process that has used several
+    end = subprocess.run(
+        command, cwd=ROOT, env=make_env(), capture_output=True, text=True, check=False
+    )
     assert end.returncode == 0, end.stdout + end.stderr
     assert f"{28 * MANY} files, 0 failures" in end.stdout

@@ -1,4 +1,4 @@
-"""What is in the place of a file is a file, or is named in one message; nothing hangs."""
+"""Tests of directories, pipes, links and devices in place of input files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FILES = {
 
 @pytest.fixture(params=FILES)
 def inputs(request, tmp_path):
-    """The config of an input of which one file, which is given too, is missing."""
+    """The path of an input and that of one of its files, which is missing."""
     name = request.param
     path = write_input(tmp_path, FILES[name])
     write_given(tmp_path)
@@ -85,7 +85,7 @@ def inputs(request, tmp_path):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS)
-def test_something_else_than_the_file_is_refused_and_named(kind, inputs):
+def test_directory_pipe_or_link_in_place_of_an_input_file_is_refused(kind, inputs):
     path, file = inputs
     kind(file)
     before = contents(path.parent)
@@ -93,7 +93,7 @@ def test_something_else_than_the_file_is_refused_and_named(kind, inputs):
     assert contents(path.parent) == before
 
 
-def test_a_link_to_the_file_is_as_good_as_the_file(tmp_path):
+def test_links_to_input_files_are_followed(tmp_path):
     path = write_input(tmp_path / "real")
     (tmp_path / "link.toml").symlink_to(path)
     (tmp_path / "true.h5").symlink_to(path.with_name("true.h5"))
@@ -102,7 +102,7 @@ def test_a_link_to_the_file_is_as_good_as_the_file(tmp_path):
 
 @contextmanager
 def an_ordinary_user() -> Iterator[None]:
-    """Who may not read everything, as root may."""
+    """Run as a user who, unlike root, may not read every file."""
     if os.geteuid() != 0:
         yield
         return
@@ -115,7 +115,7 @@ def an_ordinary_user() -> Iterator[None]:
 
 @pytest.fixture
 def open_folder():
-    """A folder into which any user may look, which pytest's are not."""
+    """A folder that any user may read, unlike those of pytest."""
     folder = Path(tempfile.mkdtemp(prefix="hpcfwi-"))
     folder.chmod(0o755)
     yield folder
@@ -125,7 +125,7 @@ def open_folder():
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_without_permission_is_named(name, open_folder):
+def test_error_for_a_file_without_permission_names_it(name, open_folder):
     write_given(open_folder)
     path = write_input(open_folder, {**FILES[name], "output.directory": "/nowhere"})
     shutil.copy(open_folder / "true.h5", open_folder / "start.h5")
@@ -139,7 +139,7 @@ def test_a_file_without_permission_is_named(name, open_folder):
 
 @pytest.mark.parametrize("closed", ["run", "."])
 @pytest.mark.parametrize("command", ["run", "forward"])
-def test_a_directory_without_permission_is_named(closed, command, open_folder):
+def test_error_for_a_directory_without_permission_names_it(closed, command, open_folder):
     path = write_input(open_folder / "input", {"output.directory": str(open_folder / "run" / "1")})
     (open_folder / "run").mkdir()
     (open_folder / closed).chmod(0)
@@ -149,7 +149,7 @@ def test_a_directory_without_permission_is_named(closed, command, open_folder):
     assert str(open_folder) in message_of(end)
 
 
-def test_a_run_directory_may_be_read_only(open_folder):
+def test_read_only_run_directory_is_refused_with_a_remedy(open_folder):
     path = write_input(open_folder / "input", {"output.directory": str(open_folder / "run")})
     (open_folder / "run").mkdir(mode=0o555)
     with an_ordinary_user():

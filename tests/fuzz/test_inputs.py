@@ -1,4 +1,4 @@
-"""Whatever is in an input, it is accepted, or refused with one message and nothing written."""
+"""Tests that any input is accepted, or refused with one message and without writing a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fuzz.commands import check_only, check_refused_or_good, contents, mes
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import write_input
 
-# HPCFWI_FUZZ=100 tries a hundred times as many.
+# HPCFWI_FUZZ=100 tries a hundred times as many inputs.
 MANY = int(os.environ.get("HPCFWI_FUZZ", "1"))
 COMMANDS = st.sampled_from(["run", "forward", "plan"])
 
@@ -32,7 +32,7 @@ def tries(n: int) -> settings:
 
 @contextmanager
 def some_folder() -> Iterator[Path]:
-    """A folder whose name has a space and a letter beyond ASCII."""
+    """Yield a folder whose name has a space and a letter beyond ASCII."""
     with TemporaryDirectory(prefix="hpcfwi fuzz ü ") as name:
         yield Path(name)
 
@@ -74,7 +74,7 @@ MORE = (
 
 @given(damage.damaged_tables(GOOD, MORE) | damage.damaged_tables(WITH_FILE, MORE), COMMANDS)
 @tries(150)
-def test_a_config_of_wrong_values(tables, command):
+def test_config_with_wrong_values_is_accepted_or_refused(tables, command):
     with some_folder() as folder:
         (folder / "true.h5").write_bytes(MODEL)
         (folder / "given.h5").write_bytes(GATHERS)
@@ -84,7 +84,7 @@ def test_a_config_of_wrong_values(tables, command):
 
 @given(damage.damaged_bytes(tomli_w.dumps(GOOD).encode()) | st.binary(max_size=99), COMMANDS)
 @tries(100)
-def test_a_config_of_wrong_bytes(content, command):
+def test_config_with_wrong_bytes_is_accepted_or_refused(content, command):
     with some_folder() as folder:
         (folder / "true.h5").write_bytes(MODEL)
         (folder / "input.toml").write_bytes(content)
@@ -106,7 +106,7 @@ def test_a_config_of_wrong_bytes(content, command):
     COMMANDS,
 )
 @tries(100)
-def test_wrong_settings(changes, command):
+def test_wrong_settings_are_accepted_or_refused(changes, command):
     with some_folder() as folder:
         path = write_input(folder)
         options = [f"--set={change}" for change in changes]
@@ -121,7 +121,7 @@ gathers_harms = damage.harms(
 
 @given(st.lists(model_harms, min_size=1, max_size=2), COMMANDS)
 @tries(120)
-def test_a_model_of_wrong_contents(harms, command):
+def test_model_with_wrong_contents_is_accepted_or_refused(harms, command):
     with some_folder() as folder:
         path = write_input(folder)
         damage.harm_file(folder / "true.h5", harms)
@@ -130,7 +130,7 @@ def test_a_model_of_wrong_contents(harms, command):
 
 @given(st.lists(gathers_harms, min_size=1, max_size=2), COMMANDS)
 @tries(120)
-def test_gathers_of_wrong_contents(harms, command):
+def test_gathers_with_wrong_contents_are_accepted_or_refused(harms, command):
     with some_folder() as folder:
         path = write_input(folder, FILE_INSTEAD)
         (folder / "given.h5").write_bytes(GATHERS)
@@ -141,7 +141,7 @@ def test_gathers_of_wrong_contents(harms, command):
 @pytest.mark.parametrize(("name", "good"), [("true.h5", MODEL), ("given.h5", GATHERS)])
 @given(data=st.data())
 @tries(60)
-def test_an_hdf5_file_of_wrong_bytes(name, good, data):
+def test_hdf5_file_with_wrong_bytes_is_accepted_or_refused(name, good, data):
     wrong = data.draw(
         st.integers(0, len(good)).map(lambda n: good[:n]) | damage.flipped_bytes(good)
     )
@@ -152,7 +152,7 @@ def test_an_hdf5_file_of_wrong_bytes(name, good, data):
         check(folder, data.draw(COMMANDS), path)
 
 
-# What each of these once led to: memory, time or a traceback instead of a sentence.
+# Each of these once took too much memory or time, or gave a traceback.
 EXPLODING = [
     ("survey.dt=1e-300", "survey: duration holds 6e+299 samples"),
     ("survey.duration=1e300", "survey.duration"),
@@ -165,7 +165,7 @@ EXPLODING = [
     ("survey.receivers.count=1000000000", "at most 1000000 points"),
     ("survey.receivers.last=1e308", "survey.receivers.last"),
     ("model.spacing=1e-300", "a model of 5.8e+302 x 1.18e+303 points"),
-    ("model.spacing=1e-9", "of memory free"),
+    ("model.spacing=1e-9", "of free memory"),
     ("model.spacing=1e9", "at least 8 points"),
     ("model.initial.smooth=1e300", "model.initial.smooth"),
     ("model.initial.smooth=1e8", "1200 m at its longest"),
@@ -178,7 +178,7 @@ EXPLODING = [
     ("wave.memory=" + 400 * "9" + " B", "a size with its unit"),
     ("inversion.batch=1000000000000", "inversion.batch"),
     ("inversion.epochs=1000000000000000000", "inversion.epochs"),
-    ("inversion.seed=0x1" + 5000 * "0", "a number of thousands of digits"),
+    ("inversion.seed=0x1" + 5000 * "0", "a number with thousands of digits"),
     ("inversion.seed=1" + 5000 * "0", "inversion.seed"),
     ("inversion.seed=" + 5000 * "[", "inversion.seed"),
     ("inversion.optimizer.lr=1e300", "inversion.optimizer.lr"),
@@ -192,7 +192,7 @@ EXPLODING = [
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("setting", "words"), EXPLODING, ids=lambda text: text[:40])
-def test_a_number_that_would_explode_later_is_refused_at_once(setting, words, tmp_path):
+def test_extreme_number_is_refused_before_it_exhausts_memory(setting, words, tmp_path):
     path = write_input(tmp_path)
     before = contents(tmp_path)
     assert words in message_of(check_only("run", path, "--set", setting))
@@ -206,7 +206,7 @@ UNREADABLE = [
     (damage.set_attribute("version", -3), "attribute version"),
     (damage.set_attribute("spacing", (1e-300, 20.0)), "attribute spacing"),
     (damage.set_attribute("origin", (1e300, 0.0)), "attribute origin"),
-    (damage.leave_unwritten("vp", (10**6, 10**6)), "most of its values were never written"),
+    (damage.leave_unwritten("vp", (10**6, 10**6)), "most of its values were not written"),
     (damage.write_one_chunk("vp", (10**6, 10**6)), "takes 4 TB, but the file has"),
     (damage.link("vp", h5py.SoftLink("/vp")), "too many links"),
     (damage.put("vp", 1e300), "1e+300"),
@@ -218,7 +218,7 @@ UNREADABLE = [
 @pytest.mark.parametrize(
     ("harm", "words"), UNREADABLE, ids=lambda case: getattr(case, "__qualname__", case)[:40]
 )
-def test_a_model_that_cannot_be_read_is_named_with_what_is_wrong(harm, words, tmp_path):
+def test_error_for_an_unreadable_model_names_the_problem(harm, words, tmp_path):
     path = write_input(tmp_path)
     damage.harm_file(tmp_path / "true.h5", [harm])
     message = message_of(check_only("run", path))
@@ -226,7 +226,7 @@ def test_a_model_that_cannot_be_read_is_named_with_what_is_wrong(harm, words, tm
     assert words in message
 
 
-def test_a_plan_of_a_wavelet_without_a_frequency(tmp_path):
+def test_plan_with_a_constant_wavelet_is_accepted_or_refused(tmp_path):
     path = write_input(tmp_path, FILE_INSTEAD)
     (tmp_path / "given.h5").write_bytes(GATHERS)
     damage.harm_file(tmp_path / "given.h5", [damage.fill("wavelet", 1.0)])

@@ -1,6 +1,6 @@
-"""A run directory whose files were damaged: the run goes on, or one message names the file.
+"""Tests of damaged files in a run directory: the run continues, or one message names the file.
 
-Damaged checkpoints are in `tests.storage.test_checkpoint`.
+`tests.storage.test_checkpoint` tests damaged checkpoints.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.inversion.examples import write_input
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """The config of a run of one epoch, and its directory."""
+    """The input of a run of one epoch and its directory."""
     changes = {"inversion.epochs": 1, "wave.engine": "eager"}
     path = write_input(tmp_path_factory.mktemp("done"), changes)
     with (
@@ -46,7 +46,7 @@ def done(tmp_path_factory):
 
 @pytest.fixture
 def copied(done, tmp_path):
-    """The same, to be damaged."""
+    """The input of the run and a copy of its directory."""
     shutil.copytree(done[1], tmp_path / "run")
     return done[0], tmp_path / "run"
 
@@ -58,7 +58,7 @@ DIRECTORIES = ["checkpoints", "epochs"]
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [*FILES, *DIRECTORIES])
-def test_something_else_in_the_place_of_a_file_of_the_run(name, kind, copied):
+def test_directory_pipe_or_link_in_place_of_a_run_file_is_refused(name, kind, copied):
     path, run = copied
     shutil.rmtree(run / name) if name in DIRECTORIES else (run / name).unlink()
     kind(run / name)
@@ -68,7 +68,7 @@ def test_something_else_in_the_place_of_a_file_of_the_run(name, kind, copied):
     if end.code == ACCEPTED and name in DIRECTORIES:
         assert run.joinpath(name).is_dir() or not run.joinpath(name).exists()
     elif end.code == ACCEPTED:
-        # It is not read, and written anew
+        # The file is not read, and is rewritten
         assert kind.__name__ in {"dangling_link", "circle_of_links", "empty_file", "words"}
     else:
         assert name in message_of(end)
@@ -76,7 +76,7 @@ def test_something_else_in_the_place_of_a_file_of_the_run(name, kind, copied):
 
 @given(st.data())
 @tries(40)
-def test_a_config_of_the_run_that_was_damaged(done, data):
+def test_damaged_config_of_a_run_is_accepted_or_refused(done, data):
     path, run = done
     good = (run / "config.toml").read_bytes()
     with TemporaryDirectory() as name:
@@ -94,7 +94,7 @@ observed_harms = damage.harms(
 
 @given(st.data())
 @tries(40)
-def test_observed_data_that_were_damaged(done, data):
+def test_damaged_observed_data_are_accepted_or_refused(done, data):
     path, run = done
     good = (run / "observed.h5").read_bytes()
     with TemporaryDirectory() as name:
@@ -126,7 +126,7 @@ shown_harms = damage.harms(
 model_harms = damage.harms(("vp",), ("format", "version", "axes", "spacing", "origin"))
 
 
-def test_what_single_precision_does_not_hold_is_drawn_without_a_word(done, tmp_path):
+def test_values_beyond_single_precision_are_drawn_without_a_warning(done, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(done[1], run)
     beyond = [damage.put("source_illumination", 1e300)]
@@ -137,7 +137,7 @@ def test_what_single_precision_does_not_hold_is_drawn_without_a_word(done, tmp_p
 
 @given(st.data())
 @tries(5)
-def test_figures_of_what_was_damaged(done, data):
+def test_damaged_run_files_are_drawn_or_refused(done, data):
     with TemporaryDirectory() as name:
         run = Path(name, "run")
         shutil.copytree(done[1], run)
@@ -162,8 +162,8 @@ def test_figures_of_what_was_damaged(done, data):
             assert end.errors == ""
 
 
-def test_step_that_leads_to_no_model_is_refused(tmp_path):
+def test_step_to_impossible_velocities_is_refused(tmp_path):
     path = write_input(tmp_path, {"inversion.epochs": 1, "wave.engine": "eager"})
     message = message_of(call("run", path, "--set", "inversion.optimizer.lr=1e6", "--quiet"))
     assert "values of vp" in message
-    assert message.endswith("Take a smaller inversion.optimizer.lr, or give inversion.bounds.")
+    assert message.endswith("Use a smaller inversion.optimizer.lr, or give inversion.bounds.")

@@ -1,6 +1,6 @@
-"""Whatever is in a SEG-Y file, what comes of it is what it says, or it is refused with one message.
+"""Tests that any SEG-Y file is converted correctly, or refused with one message.
 
-What it says is read in `convert.reading`; of what is refused nothing is written.
+Converted files are compared with `convert.reading`; refused files must not be written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fuzz.test_inputs import some_folder, tries
 
 
 def columns(n_rows: int) -> dict[str, np.ndarray | int]:
-    """Of a model in so many rows of columns along y, 10 m apart along x and 20 m along y."""
+    """Return headers of a model of rows of columns, 10 m apart along x and 20 m along y."""
     row, rank = np.divmod(np.arange(N_TRACES), N_TRACES // n_rows)
     return {
         "inline": 1 + row,
@@ -42,7 +42,7 @@ def columns(n_rows: int) -> dict[str, np.ndarray | int]:
 with some_folder() as _folder:
     GOOD = write_segy(_folder / "good.sgy").read_bytes()
     TRACES = line_traces()
-    # All that revision 2 has in its file header, and that may be read half
+    # Every field that revision 2 adds to the file header
     NEWER = write_segy(
         _folder / "newer.sgy",
         {**line_fields(), "delay": 4, "time_scalar": 10},
@@ -70,11 +70,11 @@ with some_folder() as _folder:
         for n in (1, 2)
     )
 
-# Any, and some that mean something: feet, degrees, a few metres to a side
+# Any numbers, and some with a meaning: feet, degrees, a few metres
 shorts = st.integers(-(2**15), 2**15 - 1) | st.sampled_from([0, 1, -1, 2, 3, -10, 100, 32767])
 longs = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, 1, -1, 20, 500, 10**6, 2**31 - 1])
 Options = tuple[str, ...]
-# What the good file is converted with
+# Options with which the good file is converted
 FITTING: list[Options] = [
     (),
     ("--axes", "zyx"),
@@ -95,7 +95,7 @@ OPTIONS = st.sampled_from(
         ("--model", "--spacing", "10"),
     ]
 )
-# And good models
+# Options with which good models are converted
 FITTING_MODELS: list[Options] = [
     ("--model",),
     ("--model", "--spacing", "10", "--scale", "2"),
@@ -110,9 +110,9 @@ WHOLE |= {3505: 2, 3507: 4, 3513: 8, 3521: 8, 3529: 4}
 
 @st.composite
 def damaged_headers(draw: st.DrawFn, good: bytes, first: int = 3600, last: int = 0) -> bytes:
-    """A good file, of which a few numbers of the headers are others, in one trace or in all.
+    """Draw a good file with a few changed numbers in the headers of one or all traces.
 
-    first, last: byte of the first trace, and number of bytes behind the last.
+    first, last: byte of the first trace, and number of bytes after the last.
     """
     content = bytearray(good)
     size = len(content) - first - last
@@ -139,7 +139,7 @@ def damaged_headers(draw: st.DrawFn, good: bytes, first: int = 3600, last: int =
 
 
 def check(content: bytes, options: Options, *, fits: bool = False) -> None:
-    """fits: whether it has to be converted."""
+    """Convert a file and check the result; fits: True if it must be converted."""
     with some_folder() as folder:
         path = folder / "line.sgy"
         path.write_bytes(content)
@@ -156,37 +156,37 @@ def check(content: bytes, options: Options, *, fits: bool = False) -> None:
 
 @pytest.mark.parametrize("options", FITTING)
 @pytest.mark.parametrize("content", [GOOD, NEWER], ids=["old", "new"])
-def test_a_good_file_is_converted(content, options):
+def test_good_segy_file_is_converted(content, options):
     check(content, options, fits=True)
 
 
 @pytest.mark.parametrize("options", FITTING_MODELS)
 @pytest.mark.parametrize("content", [SECTION, VOLUME], ids=["section", "volume"])
-def test_a_good_model_is_converted(content, options):
+def test_good_segy_model_is_converted(content, options):
     check(content, options, fits=True)
 
 
 @given(damaged_headers(GOOD) | damaged_headers(NEWER, 6800, 3200), OPTIONS)
 @tries(160)
-def test_a_segy_file_of_wrong_headers(content, options):
+def test_segy_file_with_wrong_headers_is_converted_or_refused(content, options):
     check(content, options)
 
 
 @given(damaged_headers(SECTION) | damaged_headers(VOLUME), st.sampled_from(FITTING_MODELS))
 @tries(30)
-def test_a_model_of_wrong_headers(content, options):
+def test_segy_model_with_wrong_headers_is_converted_or_refused(content, options):
     check(content, options)
 
 
 @given(damage.damaged_bytes(GOOD) | damage.flipped_bytes(GOOD), OPTIONS)
 @tries(60)
-def test_a_segy_file_of_wrong_bytes(content, options):
+def test_segy_file_with_wrong_bytes_is_converted_or_refused(content, options):
     check(content, options)
 
 
 @given(st.sampled_from(list(DTYPES)), st.binary(min_size=0, max_size=3 * 440), OPTIONS)
 @tries(40)
-def test_a_segy_file_of_any_traces(code, body, options):
+def test_segy_file_with_random_traces_is_converted_or_refused(code, body, options):
     with some_folder() as folder:
         head = write_segy(folder / "a.sgy", line_fields(), TRACES, code=code).read_bytes()[:3600]
     check(head + body, options)

@@ -1,7 +1,4 @@
-"""What is around a run has no effect on it: the clock, a display, the names of directories.
-
-And what is wrong is said once, however many ranks there are.
-"""
+"""Tests that clock, display and names of directories have no effect on a run."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ ANY_NAME = "with spaces  Übung 测试 😀 back\\slash 'quotes\" #1"
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The folder of a run that nothing disturbs."""
+    """The folder of an undisturbed run."""
     folder = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patch:
         leave_out_figures(patch)
@@ -49,14 +46,14 @@ def leave_out_figures(monkeypatch):
 
 
 def answer(folder):
-    """The model, and what was measured in each epoch but memory."""
+    """Return the model and the metrics of each epoch that do not depend on the machine."""
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line) for line in lines]
     measured = [(e["epoch"], e["loss"], e["model_error"], e["shots"]) for e in epochs]
     return read_model(folder / "run" / "model.h5")["vp"].tobytes(), measured
 
 
-def test_a_clock_that_jumps_has_no_effect(plain, tmp_path, monkeypatch):
+def test_jumping_clock_has_no_effect(plain, tmp_path, monkeypatch):
     leave_out_figures(monkeypatch)
     jumps = itertools.cycle([0.0, 1e9, -1e9, 4e9])
     now = time.time
@@ -68,7 +65,7 @@ def test_a_clock_that_jumps_has_no_effect(plain, tmp_path, monkeypatch):
     assert all(0.0 <= json.loads(line)["seconds"] < 600.0 for line in lines)
 
 
-def test_any_name_of_a_directory_will_do(plain, tmp_path, monkeypatch):
+def test_directory_can_have_any_name(plain, tmp_path, monkeypatch):
     leave_out_figures(monkeypatch)
     folder = tmp_path / ANY_NAME
     path = write_input(folder, TINY | {"output.directory": "elsewhere"})
@@ -79,7 +76,7 @@ def test_any_name_of_a_directory_will_do(plain, tmp_path, monkeypatch):
     assert not (folder / "elsewhere").exists()
 
 
-def test_figures_need_no_display_and_an_output_need_not_know_the_letters_of_a_name(plain, tmp_path):
+def test_show_needs_no_display_and_escapes_letters_of_other_encodings(plain, tmp_path):
     run = tmp_path / ANY_NAME
     shutil.copytree(plain / "run", run)
     environment = make_env({"MPLBACKEND": "TkAgg", "PYTHONIOENCODING": "greek"})
@@ -104,6 +101,6 @@ def test_two_ranks_refuse_a_damaged_model_with_one_message(tmp_path):
     assert done.returncode == 2
     messages = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
     assert len(messages) == 1
-    assert f"{tmp_path / 'true.h5'}: the HDF5 file is cut short" in messages[0]
+    assert f"{tmp_path / 'true.h5'}: the HDF5 file is truncated" in messages[0]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of deepinv's adapters: everything once, kept by rank 0."""
+"""The program of the ranks in the tests of the adapters for deepinv."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TILES = {"patch": 8, "overlap": 2}
 
 
 def make_physics(number, device=None, shared=None):  # noqa: ARG001
-    """Blurs of different widths, from which little is lost, in double precision."""
+    """Return a well-conditioned blur in double precision, whose width depends on `number`."""
     filters = 0.05 * torch.rand(
         (1, 1, 3, 3 + 2 * (number % 2)),
         generator=torch.Generator().manual_seed(number),
@@ -28,17 +28,20 @@ def make_physics(number, device=None, shared=None):  # noqa: ARG001
 
 
 def make_images():
-    """Two images of one channel."""
+    """Return two images of one channel."""
     return torch.rand(2, 1, 16, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
 
 
 def make_fidelities(count):
-    """One for each of the physics."""
+    """Return a fidelity for each of the physics."""
     return [deepinv.optim.L2(sigma=1.0 + number) for number in range(count)]
 
 
 def try_all(physics, fidelity, tile):
-    """With a stacked physics and a fidelity; `tile` makes the denoiser and the prior."""
+    """Return the results of all methods of a stacked physics and its fidelity.
+
+    `tile` makes the denoiser and the priors from those of deepinv.
+    """
     x = make_images()
     y, start = physics.A(x), x.flip(2)
     smooth = tile(deepinv.models.MedianFilter(kernel_size=3))
@@ -75,7 +78,7 @@ def try_all(physics, fidelity, tile):
 
 
 def try_ranks(context, count):
-    """All of it, made by `distribute`."""
+    """Return the results for physics, fidelity, denoiser and priors made by `distribute`."""
     physics = distribute(make_physics, context, count=count)
     fidelity = deepinv.optim.StackedPhysicsDataFidelity(make_fidelities(count))
     return try_all(
@@ -84,7 +87,7 @@ def try_ranks(context, count):
 
 
 def try_shots(context):
-    """Shots, and their linearisation, as physics."""
+    """Return the results of shots and their linearization as physics."""
     shots, model = Shots(make_survey(), GRID, **METHOD).on(context), make_model()
     image = model["vp"][None, None]
     physics, linear = as_physics(shots, model), as_physics(shots.linearize(model))
@@ -105,7 +108,7 @@ def try_shots(context):
 
 
 def main(path):
-    """Everything, saved by rank 0."""
+    """Compute all results on all ranks, and save them on rank 0."""
     context = launch()
     found = {f"{count}: {n}": v for count in (5, 2) for n, v in try_ranks(context, count).items()}
     found |= {f"shots: {name}": value for name, value in try_shots(context).items()}

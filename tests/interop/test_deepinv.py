@@ -1,4 +1,4 @@
-"""deepinv on ranks: what its own stacked physics and fidelities give, and the same bits on any."""
+"""deepinv on ranks: the results of its own stacks, with the same bits on any number of ranks."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ ALONE = Context.alone()
 
 @pytest.fixture(scope="module")
 def found():
-    of_counts = {f"{count}: {n}": v for count in (5, 2) for n, v in try_ranks(ALONE, count).items()}
-    return of_counts | {f"shots: {name}": value for name, value in try_shots(ALONE).items()}
+    stacks = {f"{count}: {n}": v for count in (5, 2) for n, v in try_ranks(ALONE, count).items()}
+    return stacks | {f"shots: {name}": value for name, value in try_shots(ALONE).items()}
 
 
 @pytest.mark.parametrize("count", [5, 2])
-def test_all_is_what_deepinv_gives_with_a_stacked_physics_and_a_stacked_fidelity(count, found):
+def test_distributed_physics_and_fidelity_match_stacks_of_deepinv(count, found):
     physics = deepinv.physics.StackedLinearPhysics([make_physics(n) for n in range(count)])
     fidelity = deepinv.optim.StackedPhysicsDataFidelity(make_fidelities(count))
-    # deepinv's adds a little to what it inverts; power iteration starts with other random numbers
+    # deepinv adds a small term to the matrix that it inverts, and starts power iterations with
+    # other random numbers
     loose = {"A_dagger": 1e-6, "compute_norm": 1e-4, "compute_sqnorm": 1e-4}
     for name, value in try_all(physics, fidelity, lambda thing: thing).items():
         assert relative(found[f"{count}: {name}"], value) < loose.get(name, 1e-12), name
@@ -48,7 +49,7 @@ def test_all_is_what_deepinv_gives_with_a_stacked_physics_and_a_stacked_fidelity
 
 @pytest.mark.long
 @pytest.mark.parametrize("n", [3])
-def test_ranks_give_the_bits_of_one(n, found, tmp_path):
+def test_results_on_several_ranks_have_bits_of_serial_results(n, found, tmp_path):
     path = tmp_path / "found.pt"
     done = run_ranks(n, ["-m", "tests.interop.programs", str(path)], warm=("deepinv",))
     assert done.returncode == 0, done.stderr
@@ -58,7 +59,7 @@ def test_ranks_give_the_bits_of_one(n, found, tmp_path):
         assert torch.equal(ranks[name], value), name
 
 
-def test_shots_are_physics_of_images(found):
+def test_shots_as_physics_act_on_images(found):
     shots, model = Shots(make_survey(), GRID, **METHOD), make_model()
     data = shots(model)
     assert torch.equal(found["shots: data"], data[None])
@@ -69,7 +70,7 @@ def test_shots_are_physics_of_images(found):
     assert relative(found["shots: grad"], 0.5 * found["shots: vjp"]) < 1e-12
 
 
-def test_their_optimisers_invert_them(found):
+def test_gradient_descent_of_deepinv_reduces_residual_of_linearized_shots(found):
     born = Shots(make_survey(), GRID, **METHOD).linearize(make_model())
     image = make_model()["vp"][None, None]
     physics = as_physics(born)
@@ -78,7 +79,7 @@ def test_their_optimisers_invert_them(found):
     assert (physics.A(end) - aim).norm() < (physics.A(start) - aim).norm()
 
 
-def test_noise_is_that_of_the_members():
+def test_noise_of_distributed_physics_is_that_of_its_members():
     noisy = [
         deepinv.physics.Denoising(deepinv.physics.GaussianNoise(0.1 * (n + 1))) for n in range(3)
     ]
@@ -87,7 +88,7 @@ def test_noise_is_that_of_the_members():
     assert not any(y.any() for y in physics.A(x))
 
 
-def test_a_denoiser_gets_the_noise_level_of_each_image():
+def test_denoiser_gets_the_noise_level_of_each_image():
     class Scale(deepinv.models.Denoiser):
         def forward(self, x, sigma):
             return x * self._handle_sigma(sigma, reference_tensor=x)
@@ -98,7 +99,7 @@ def test_a_denoiser_gets_the_noise_level_of_each_image():
     assert torch.equal(tiled(x, 0.5), x * 0.5)
 
 
-def test_what_is_not_linear_is_a_physics_without_an_adjoint():
+def test_nonlinear_operators_become_physics_without_adjoint():
     square = deepinv.physics.Physics(A=torch.square)
     x = make_images()
     physics = distribute([square, square], ALONE)
@@ -106,7 +107,7 @@ def test_what_is_not_linear_is_a_physics_without_an_adjoint():
     assert relative(physics.A_vjp(x, [x, x]), 4.0 * x * x) < 1e-12
 
 
-def test_a_fidelity_for_all_and_a_list_are_told_from_physics():
+def test_one_fidelity_for_all_members_equals_a_list_of_equal_ones():
     x, physics = make_images(), distribute(make_physics, ALONE, count=2)
     y = physics.A(x.flip(3))
     one = distribute(deepinv.optim.L2(), ALONE)
@@ -115,7 +116,7 @@ def test_a_fidelity_for_all_and_a_list_are_told_from_physics():
     assert torch.equal(one.fn(x, y, physics), each(x, y, physics))
 
 
-def test_what_is_none_of_theirs_is_refused():
+def test_unsupported_object_or_reduction_is_refused():
     with pytest.raises(TypeError, match="found 5; expected physics, a data fidelity, a prior"):
         distribute(5, ALONE)
     with pytest.raises(ValueError, match="the stack's reduce is None; expected 'sum' or 'mean'"):

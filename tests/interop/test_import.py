@@ -1,4 +1,4 @@
-"""Where deepinv cannot be imported, one sentence says what to install."""
+"""Import of the adapters where deepinv cannot be imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-def test_one_sentence_says_what_to_install_where_torchvision_is_missing(monkeypatch):
+def test_import_without_torchvision_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "hpcfwi.interop.deepinv", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "deepinv"]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""Whatever a user can get wrong in an input, and the words that the message must hold."""
+"""Invalid inputs, and the words that their error messages must contain."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ RICKER = ricker(8.0, N_SAMPLES, 0.004, 0.12)
 
 @dataclass(frozen=True)
 class BadInput:
-    """A wrong input: the words of its message, how the config changes, and what else is there.
+    """An invalid input, as changes of a valid config, settings, and files.
 
-    words: where, what and remedy; arrange: is given the folder that holds the config.
+    words: the place, the problem and the remedy, in the error message; arrange: a function of the
+    folder of the config that changes or adds files.
     """
 
     name: str
@@ -52,7 +53,7 @@ class BadInput:
     arrange: Callable[[Path], None] | None = None
 
     def write(self, folder: Path) -> Path:
-        """Make the input; the path of its config."""
+        """Write the input, and return the path of its config."""
         path = write_input(folder, self.changes)
         if self.arrange is not None:
             self.arrange(folder)
@@ -60,7 +61,7 @@ class BadInput:
 
 
 def write_given(folder: Path, data: np.ndarray | None = None, receivers: int = N_RECEIVERS) -> None:
-    """A gathers file given.h5 for the survey of the example, traces of noise if not told."""
+    """Write a gathers file given.h5 for the survey of the example, by default with noise."""
     x = np.linspace(0.0, 1180.0, N_SHOTS)
     survey = Survey(
         np.stack([np.full_like(x, 20.0), x], axis=1),
@@ -120,14 +121,14 @@ def write_km_per_s(folder: Path) -> None:
 
 
 def write_other_config(folder: Path) -> None:
-    """A run directory that has begun with other values, and has its observed data already."""
+    """Write a run directory of a run with other values that has observed data."""
     other = write_input(folder, {"survey.dt": 0.005}, name="other")
     write_other_data(folder)
     (folder / "run" / "config.toml").write_bytes(other.read_bytes())
 
 
 def write_other_data(folder: Path) -> None:
-    """Observed data of another model, in a run directory that is otherwise empty."""
+    """Write observed data of another model to a run directory that is otherwise empty."""
     (folder / "run").mkdir()
     write_given(folder)
     (folder / "given.h5").rename(folder / "run" / "observed.h5")
@@ -145,8 +146,8 @@ BAD_INPUTS = [
         {"survey.sources.number": 3},
     ),
     BadInput(
-        "sharded state of an optimiser that keeps it whole",
-        ("inversion.optimizer", "sharded = true", "'ncg'", '"lbfgs"'),
+        "sharded state of an optimizer without shards",
+        ("inversion.optimizer", "sharded = true", "'ncg'", "docs/optimizers.md"),
         {"inversion.optimizer": {"name": "ncg", "step": 40.0, "sharded": True}},
     ),
     BadInput("unknown section", ("solver", "unknown key", "model, output"), {"solver.x": 1}),
@@ -185,7 +186,7 @@ BAD_INPUTS = [
         ),
     ),
     BadInput(
-        "a wavelet that is not a number",
+        "wavelet with NaN",
         ("given.h5, /wavelet", "1 of 150 values are not finite", "index (7,)"),
         FILE_INSTEAD,
         arrange=lambda folder: write_given_wavelet(
@@ -193,18 +194,18 @@ BAD_INPUTS = [
         ),
     ),
     BadInput(
-        "a wavelet that has nothing of a band",
+        "wavelet without energy in the band",
         (
             "data.band",
             "found [90.0, 110.0]",
             "wavelet is zero",
             "peak is at 7.92",
-            "wavelet of this",
+            "energy in this band",
         ),
         {"data.band": [90.0, 110.0], "survey.wavelet.delay": 0.25},
     ),
     BadInput(
-        "a wavelet that has nothing of a stage's band",
+        "wavelet without energy in the band of a stage",
         ("stage.2.data.band", "found [0.0, 1e-05]", "wavelet is zero"),
         {"stage": [{"data": {"band": [0.0, 9.0]}}, {"data": {"band": [0.0, 1e-5]}}]},
     ),
@@ -255,19 +256,19 @@ BAD_INPUTS = [
         arrange=write_half,
     ),
     BadInput(
-        "a prior of half the extent",
+        "prior of half the extent",
         ("inversion.regularize.prior", "15 x 15 points", "not cover", "same extent"),
         {"inversion.regularize": {"name": "tv", "weight": 1.0, "prior": "half.h5"}},
         arrange=write_half,
     ),
     BadInput(
-        "initial velocities that fall below nothing",
-        ("model.initial.linear", "[1500.0, -4.0]", "-820 m/s", "a metre"),
+        "negative initial velocities",
+        ("model.initial.linear", "[1500.0, -4.0]", "-820 m/s", "per metre"),
         {"model.initial": {"linear": [1500.0, -4.0]}},
     ),
     BadInput(
-        "a wavelet from traces that are not there",
-        ("inversion.wavelet.furthest", "1 m", "no receiver is so near", "larger"),
+        "wavelet from offsets without receivers",
+        ("inversion.wavelet.furthest", "1 m", "no receiver is this close", "larger"),
         {
             "inversion.wavelet": {"name": "estimate", "furthest": 1.0},
             "survey.receivers.first": 300.0,
@@ -275,7 +276,7 @@ BAD_INPUTS = [
         },
     ),
     BadInput(
-        "a wavelet from near traces of encoded shots",
+        "wavelet from near traces of encoded shots",
         ("inversion.wavelet.furthest", "300", "signs", "without an encoding"),
         {
             "inversion.wavelet": {"name": "estimate", "furthest": 300.0},
@@ -283,7 +284,7 @@ BAD_INPUTS = [
         },
     ),
     BadInput(
-        "wavelets of shots from encoded ones",
+        "wavelets per shot of encoded shots",
         ("inversion.wavelet.per", '"shot"', "signs", 'Give per = "survey"'),
         {
             "inversion.wavelet": {"name": "estimate", "per": "shot"},
@@ -291,7 +292,7 @@ BAD_INPUTS = [
         },
     ),
     BadInput(
-        "wavelets of shots from traces that not all of them have",
+        "wavelets per shot from offsets that some shots lack",
         ("inversion.wavelet.furthest", "300 m", "of 10 shots", "first is shot 5", 'per = "survey"'),
         {
             "inversion.wavelet": {"name": "estimate", "per": "shot", "furthest": 300.0},
@@ -311,7 +312,7 @@ BAD_INPUTS = [
         arrange=lambda folder: write_model(folder / "true.h5", true_volume()),
     ),
     BadInput(
-        "points of both kinds",
+        "count of a section with first of a volume",
         ("survey.sources", "count is a number and first a pair", "[y, x]"),
         {"survey.sources.first": [0.0, 0.0]},
     ),
@@ -358,7 +359,7 @@ BAD_INPUTS = [
         {"inversion.optimizer.name": "newton"},
     ),
     BadInput(
-        "a key of another optimizer",
+        "key of another optimizer",
         ("inversion.optimizer", "inversion.optimizer has the keys betas, eps, lr"),
         {"inversion.optimizer.momentum": 0.9},
     ),
@@ -389,18 +390,18 @@ BAD_INPUTS = [
         arrange=lambda folder: (folder / "floor.txt").write_text("0 900\n"),
     ),
     BadInput(
-        "a surface of heights",
+        "surface of heights instead of depths",
         ("inversion.fixed.file", "-60 to -60 m", "fix no cell", "downwards"),
         {"inversion.fixed_above": None, "inversion.fixed": {"file": "floor.txt"}},
         arrange=lambda folder: (folder / "floor.txt").write_text("0 -60\n"),
     ),
     BadInput(
-        "nothing slower than the water",
+        "no cell below the velocity limit",
         ("inversion.fixed.above_velocity", "found 1.6", "fixes no cell", "1500 to 1500 m/s"),
         {"inversion.fixed_above": None, "inversion.fixed": {"above_velocity": 1.6}},
     ),
     BadInput(
-        "a row that is none, in a surface of a stage",
+        "invalid row in a surface of a stage",
         ("floor.txt, line 2", "found '600'", "expected 2 numbers, x depth, in m"),
         {
             "inversion.fixed_above": None,
@@ -409,7 +410,7 @@ BAD_INPUTS = [
         arrange=lambda folder: (folder / "floor.txt").write_text("0 60\n600\n"),
     ),
     BadInput(
-        "no receiver near enough",
+        "no receiver within max_offset",
         ("inversion.max_offset", "10.0", "4 of 10 shots", "first is shot 2", "larger"),
         {"inversion.max_offset": 10.0},
     ),
@@ -436,7 +437,7 @@ BAD_INPUTS = [
         arrange=lambda folder: write_given_with(folder, dt=4.0),
     ),
     BadInput(
-        "microseconds for dt in gathers, the wrong way round",
+        "dt in gathers divided by 1000 instead of multiplied",
         ("given.h5, attribute dt", "found 4e-06 s", "shorter than a cell"),
         FILE_INSTEAD,
         arrange=lambda folder: write_given_with(folder, dt=4e-6),
@@ -447,12 +448,12 @@ BAD_INPUTS = [
         {"survey.duration": 600.0},
     ),
     BadInput(
-        "a duration that is too long in any unit",
+        "duration too long in seconds or milliseconds",
         ("survey.duration", "found 60 s", "75 times", "Give a shorter one"),
         {"survey.duration": 60.0},
     ),
     BadInput(
-        "milliseconds for a duration of more samples than there are",
+        "milliseconds for a duration of too many samples",
         ("survey", "duration holds 1.5e+06 samples", "at most 1000000", "milliseconds: 6 s"),
         {"survey.duration": 6000.0},
     ),
@@ -473,49 +474,49 @@ BAD_INPUTS = [
         arrange=lambda folder: write_given_with(folder, receivers=1e-3),
     ),
     BadInput(
-        "a spread beyond the model",
+        "spread beyond the model",
         ("survey.receivers.offset", "1 of 10 shots", "shot 9 at x = 1180 m", "Leave these shots"),
         {"survey.receivers": {"count": 3, "depth": 40.0, "offset": 20.0, "spacing": 20.0}},
     ),
     BadInput(
-        "a spread that is too long to hold",
+        "spread of too many receivers",
         ("survey.receivers.count", "1000000000 receivers for each of 10 shots", "Give fewer"),
         {"survey.receivers": {"count": 10**9, "depth": 40.0, "offset": 20.0, "spacing": 20.0}},
     ),
     BadInput(
-        "a size without a unit",
+        "size without a unit",
         ("wave.memory", "12", "a size with its unit"),
         {"wave.memory": "12"},
     ),
     BadInput(
-        "a setting out of range",
+        "setting out of range",
         ("model.spacing", "-3", "greater than 0"),
         settings=("model.spacing=-3",),
     ),
     BadInput(
-        "a setting with an unknown key",
+        "setting with an unknown key",
         ("inversion.bath", "unknown key", "batch"),
         settings=("inversion.bath=3",),
     ),
-    BadInput("a setting that is none", ("--set epochs", "section.key=value"), settings=("epochs",)),
+    BadInput("malformed setting", ("--set epochs", "section.key=value"), settings=("epochs",)),
     BadInput(
-        "a denoiser that has no name",
+        "unknown denoiser",
         ("inversion.prior.denoiser", '"tv", "nlm" or "module:function"'),
         {"inversion.prior": {"denoiser": "median", "strength": 0.1}},
     ),
     BadInput(
-        "a denoiser that cannot be imported",
+        "denoiser that cannot be imported",
         ("inversion.prior.denoiser", "no_such_module:f", "PYTHONPATH"),
         {"inversion.prior": {"denoiser": "no_such_module:f", "strength": 0.1}},
     ),
     BadInput(
-        "a setting below a value",
+        "setting of a key below a value",
         ("--set inversion.epochs.x=1", "a value, not a table"),
         settings=("inversion.epochs.x=1",),
     ),
     BadInput(
         "not TOML",
-        ("input.toml", "not valid TOML", "line 1", "Mend"),
+        ("input.toml", "not valid TOML", "line 1", "Correct"),
         arrange=lambda folder: void((folder / "input.toml").write_text("[model\n")),
     ),
     BadInput(
@@ -524,12 +525,12 @@ BAD_INPUTS = [
         arrange=lambda folder: void((folder / "input.toml").write_bytes(b"\xff\xfe[")),
     ),
     BadInput(
-        "no config",
+        "missing config",
         ("input.toml", "No such file", "Check"),
         arrange=lambda folder: (folder / "input.toml").unlink(),
     ),
     BadInput(
-        "a run directory of another config",
+        "run directory of another config",
         ("run: ", "survey.dt = 0.005", "--output"),
         arrange=write_other_config,
     ),
@@ -539,7 +540,7 @@ BAD_INPUTS = [
         arrange=write_other_data,
     ),
     BadInput(
-        "an output that cannot be a directory",
+        "output that cannot be a directory",
         ("output.directory", "cannot be", "--output"),
         arrange=lambda folder: void((folder / "run").write_text("a file")),
     ),
@@ -547,4 +548,4 @@ BAD_INPUTS = [
 
 
 def void(_: object) -> None:
-    """For functions of which only the effect is wanted."""
+    """Discard the result of a call, for a lambda whose effect is wanted."""

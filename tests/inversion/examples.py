@@ -1,7 +1,7 @@
-"""Tiny inversions that every test can afford.
+"""Small inversions that run in a short time.
 
-In 2-D two layers and a lens, ten shots, 30 x 60 points; in 3-D two layers and a ball, six shots,
-12 x 13 x 14 points.
+The 2-D example has two layers and a lens, ten shots, and 30 x 60 points. The 3-D example has two
+layers and a ball, six shots, and 12 x 13 x 14 points.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WATER = 60.0  # m
 
 
 def true_model() -> Model:
-    """Water above two layers, with a fast lens in the lower one."""
+    """Return water above two layers, with a fast lens in the lower one."""
     grid = Grid((30, 60), (20.0, 20.0), (0.0, 0.0))
     z, x = np.meshgrid(grid.coordinates(0), grid.coordinates(1), indexing="ij")
     vp = np.where(z <= WATER, 1500.0, np.where(z < 300.0, 2000.0, 2500.0))
@@ -29,9 +29,10 @@ def true_model() -> Model:
 
 
 def write_input(folder: Path, changes: dict[str, Any] | None = None, name: str = "input") -> Path:
-    """A config beside the model that it names; `changes` are values for section.key, None: none.
+    """Write a config and the model that it names, and return the path of the config.
 
-    The run directory is the folder "run".
+    `changes` maps section.key to a value, or to None to remove the key. The run directory is the
+    folder "run".
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "true.h5").exists():
@@ -69,7 +70,7 @@ def write_input(folder: Path, changes: dict[str, Any] | None = None, name: str =
 
 
 def true_volume() -> Model:
-    """Water above two layers, with a fast ball in the lower one, off the middle of y."""
+    """Return water above two layers, with a fast ball in the lower one, off the middle of y."""
     grid = Grid((12, 13, 14), (40.0, 40.0, 40.0), (0.0, 0.0, 0.0))
     z, y, x = np.meshgrid(*map(grid.coordinates, range(3)), indexing="ij")
     vp = np.where(z <= WATER, 1500.0, np.where(z < 240.0, 1800.0, 2200.0))
@@ -78,7 +79,7 @@ def true_volume() -> Model:
 
 
 def write_volume(folder: Path, changes: dict[str, Any] | None = None) -> Path:
-    """A config for the 3-D example, as `write_input` for the 2-D one."""
+    """Write a config of the 3-D example, as `write_input` does of the 2-D one."""
     folder.mkdir(parents=True, exist_ok=True)
     write_model(folder / "true.h5", true_volume())
     volume = {

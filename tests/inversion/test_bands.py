@@ -21,7 +21,7 @@ def packet(frequency, time, width=0.3, centre=1.5):
 
 @pytest.mark.parametrize("corners", [(0.0, 6.0), (3.0, 12.0)])
 @pytest.mark.parametrize(("frequency", "left"), [(5.0, None), (40.0, 0.0), (0.4, None)])
-def test_a_band_is_what_a_filter_leaves_that_is_run_forwards_and_back(corners, frequency, left):
+def test_band_matches_zero_phase_butterworth_filter(corners, frequency, left):
     band = Band(*corners, N, DT)
     trace = packet(frequency, TIME).astype(np.float32)
     low, high = corners
@@ -37,7 +37,7 @@ def test_a_band_is_what_a_filter_leaves_that_is_run_forwards_and_back(corners, f
 
 
 @pytest.mark.parametrize("corners", [(0.0, 3.0), (0.0, 9.0), (2.0, 9.0)])
-def test_nothing_much_comes_before_a_record_begins_nor_folds_back(corners):
+def test_band_loses_little_energy_before_record_and_to_aliasing(corners):
     band = Band(*corners, N, DT)
     pulse = np.zeros(N, np.float32)
     pulse[0] = 1.0
@@ -51,7 +51,7 @@ def test_nothing_much_comes_before_a_record_begins_nor_folds_back(corners):
     assert band.factor == 1 or folded <= 1.01 * SILENT
 
 
-def test_a_survey_and_its_traces_stay_together():
+def test_wavelet_and_traces_are_filtered_alike():
     band = Band(0.0, 8.0, N, DT)
     wavelet = packet(5.0, TIME, 0.1, 0.5).astype(np.float32)
     survey = band.survey(
@@ -68,7 +68,7 @@ def test_a_survey_and_its_traces_stay_together():
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32))
-def test_a_trace_is_filtered_as_if_it_were_alone(count, seed):
+def test_filtered_trace_does_not_depend_on_other_traces(count, seed):
     band = Band(1.0, 8.0, 200, DT)
     traces = np.random.default_rng(seed).standard_normal((count, 200)).astype(np.float32)
     together = band.filter(traces)

@@ -1,4 +1,4 @@
-"""What [data] does to traces, and that gradients follow."""
+"""Conditioning of traces by the keys of [data], and its effect on gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
-from hpcfwi.operators.batching import Chunks
+from hpcfwi.operators.simulator import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Snapshots
@@ -45,7 +45,7 @@ def at(time):
     return round(time / DT)
 
 
-def test_nothing_given_is_nothing_done():
+def test_no_conditioning_changes_nothing():
     survey = Survey(np.zeros((1, 2)), np.zeros((1, 3, 2)), np.ones((1, 200)), DT)
     found = NO_CONDITIONING.apply(TRACES[None], survey)
     assert found.observed.base is TRACES
@@ -53,7 +53,7 @@ def test_nothing_given_is_nothing_done():
     assert found.factors is None
 
 
-def test_a_mute_silences_one_side_of_a_line_and_fades_into_the_other():
+def test_mute_zeros_one_side_of_a_line_with_a_taper():
     mute = {"velocity": 1000.0, "delay": 0.2, "taper": 0.1}
     below, above = factors(mute=mute), factors(mute={**mute, "keep": "above"})
     for trace, line in zip(range(3), (0.2, 0.7, 1.2), strict=True):
@@ -64,7 +64,7 @@ def test_a_mute_silences_one_side_of_a_line_and_fades_into_the_other():
         assert (above[trace, : at(line - 0.1)] == 1.0).all()
 
 
-def test_a_strip_is_silenced_around_the_direct_wave():
+def test_mute_with_width_zeros_a_strip_around_the_direct_wave():
     strip = factors(
         mute={"velocity": 1000.0, "width": 0.3, "delay": 0.1, "keep": "outside", "taper": 0.05}
     )
@@ -73,7 +73,7 @@ def test_a_strip_is_silenced_around_the_direct_wave():
     assert (strip[1, at(0.96) :] == 1.0).all()
 
 
-def test_a_mute_follows_picks_or_a_time_and_several_act_together():
+def test_several_mutes_by_curve_and_time_are_combined():
     curve = {"curve": [[0.0, 0.1], [1000.0, 0.6]], "taper": 0.0}
     after = {"after": 1.5, "taper": 0.0}
     both = factors(mute=[curve, after])
@@ -83,7 +83,7 @@ def test_a_mute_follows_picks_or_a_time_and_several_act_together():
         assert kept[-1] == pytest.approx(1.5 - DT, abs=1e-9)
 
 
-def test_gain_and_weights_are_powers():
+def test_gain_and_weights_are_powers_of_time_offset_and_amplitude():
     np.testing.assert_allclose(factors(gain=2.0)[1], (DT * np.arange(200)) ** 2, rtol=1e-6)
     by_offset = factors(weight={"offset": 0.5})[:, 0]
     np.testing.assert_allclose(by_offset, np.sqrt([0.01, 0.5, 1.0]), rtol=1e-6)
@@ -95,7 +95,7 @@ def test_gain_and_weights_are_powers():
     assert strength[2] == 0.0
 
 
-def test_traces_that_are_not_like_their_neighbours_are_left_out():
+def test_traces_unlike_their_neighbours_are_left_out():
     offsets = np.abs(np.linspace(-1000.0, 1500.0, 40))
     spread = np.random.default_rng(0).normal(size=(40, 100)) / np.maximum(offsets, 50.0)[:, None]
     bad = {3: 50.0, 17: 0.0, 25: np.nan, 39: 1e-3}
@@ -105,7 +105,7 @@ def test_traces_that_are_not_like_their_neighbours_are_left_out():
     assert np.flatnonzero(~alike).tolist() == sorted(bad)
 
 
-def test_neighbours_are_nearest_in_offset_and_medians_those_of_numpy():
+def test_median_of_neighbours_matches_numpy_in_order_of_offset():
     values = np.array([5.0, 1.0, np.nan, 0.0, 2.0, 9.0, 4.0])
     np.testing.assert_array_equal(median_of_neighbours(values, np.arange(7.0)), np.full(7, 4.0))
     many, offsets = np.random.default_rng(1).random((2, 50))
@@ -115,7 +115,7 @@ def test_neighbours_are_nearest_in_offset_and_medians_those_of_numpy():
     assert np.isnan(median_of_neighbours(np.zeros(4), np.arange(4.0))).all()
 
 
-def test_shots_together_are_each_as_it_is_alone():
+def test_edit_of_a_shot_does_not_depend_on_other_shots():
     draw = np.random.default_rng(2)
     spreads, offsets = draw.normal(size=(5, 30, 40)), draw.random((5, 30))
     spreads[draw.random((5, 30)) < 0.2] *= 1e-4
@@ -167,7 +167,7 @@ def observed_of(experiment):
 
 
 @pytest.mark.parametrize("data", [SHAPED, {"edit": {}, "offsets": [100.0, 700.0]}], ids=str)
-def test_the_gradient_is_that_of_finite_differences(experiment, data):
+def test_gradient_with_conditioning_matches_finite_differences(experiment, data):
     observed = observed_of(experiment)
     vp = torch.tensor(experiment.initial["vp"]).double()
     rough = np.random.default_rng(5).normal(size=vp.shape)
@@ -183,7 +183,7 @@ def test_the_gradient_is_that_of_finite_differences(experiment, data):
     assert expected == pytest.approx(slope, rel=1e-5)
 
 
-def test_traces_that_are_left_out_do_not_matter_whatever_they_hold(experiment):
+def test_values_of_traces_left_out_by_edit_do_not_matter(experiment):
     observed = observed_of(experiment)
     vp = torch.tensor(experiment.initial["vp"])
     good = evaluate(experiment, vp, observed, {"edit": {}})
@@ -199,7 +199,7 @@ def test_traces_that_are_left_out_do_not_matter_whatever_they_hold(experiment):
     )
 
 
-def test_near_offsets_are_left_out_like_far_ones(experiment):
+def test_traces_outside_range_of_offsets_are_left_out(experiment):
     observed = observed_of(experiment)
     vp = torch.tensor(experiment.initial["vp"])
     found = evaluate(experiment, vp, observed, {"offsets": [300.0, 500.0]})
@@ -224,7 +224,7 @@ def test_near_offsets_are_left_out_like_far_ones(experiment):
             {"mute": {"keep": "above"}},
             ("data.mute", "exactly one of velocity, curve, picks and after"),
         ),
-        ({"mute": [{"after": 1.0, "delay": 1.0}]}, ("data.mute", "after stands alone")),
+        ({"mute": [{"after": 1.0, "delay": 1.0}]}, ("data.mute", "combined with taper only")),
         ({"mute": {"velocity": 1.0, "keep": "outside"}}, ("data.mute", "width belong together")),
         ({"mute": {"velocty": 1.0}}, ("data.mute", "velocty", "unknown key", "velocity")),
         ({"mute": {"curve": [[1.0, 0.0], [1.0, 1.0]]}}, ("data.mute", "each above the last")),
@@ -234,7 +234,7 @@ def test_near_offsets_are_left_out_like_far_ones(experiment):
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused_with_its_key(data, words, tmp_path):
+def test_invalid_data_section_is_refused_with_its_key(data, words, tmp_path):
     path = write_input(tmp_path, {"data": data})
     with pytest.raises(InputError) as caught:
         prepare(load_config(path), Context.alone())
@@ -242,7 +242,7 @@ def test_what_cannot_be_meant_is_refused_with_its_key(data, words, tmp_path):
         assert word in str(caught.value)
 
 
-def test_a_mute_is_a_table_or_a_list_of_tables(tmp_path):
+def test_mute_may_be_a_table_or_a_list_of_tables(tmp_path):
     one = load_config(write_input(tmp_path, {"data.mute": {"after": 1.0}}))
     several = load_config(write_input(tmp_path, {"data.mute": [{"after": 1.0}]}))
     assert one.data == several.data

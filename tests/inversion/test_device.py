@@ -1,6 +1,6 @@
-"""Arrays of a model's size stay on the device that has them, whatever is done to a gradient there.
+"""Operations on gradients keep arrays of the model's size on their device.
 
-No device is needed: tensors say that they are not on a CPU, and tell who fetches them.
+No device is needed: a subclass of tensor claims not to be on a CPU, and records what is fetched.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import torch
 
 from hpcfwi.config.inversion import PreconditionSection
 from hpcfwi.inversion.misfits.least_squares import least_squares
-from hpcfwi.inversion.optimizers.linear import weigh_depths
+from hpcfwi.inversion.optimizers.gauss_newton import weigh_depths
 from hpcfwi.inversion.preconditioning import Preconditioner
 from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.regularizers.total_variation import total_variation
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.simulator import Coarsening
-from hpcfwi.operators.vectors import dot
+from hpcfwi.operators.vectors import Coarsening, dot
 
 GRID = Grid((20, 40, 30), (20.0, 20.0, 10.0), (0.0, 0.0, 0.0))
 FETCHED: list[int] = []
 
 
-class Card(torch.Tensor):
-    """A tensor of a card, as far as the program sees; what is made of it is one too."""
+class FakeGpuTensor(torch.Tensor):
+    """A tensor that appears to be on a GPU, as do tensors computed from it."""
 
     @property
     def is_cpu(self):
@@ -34,7 +33,7 @@ class Card(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
     def numpy(self):
-        raise AssertionError("an array of a card has no memory that NumPy knows")
+        raise AssertionError("NumPy cannot read an array on a GPU")
 
     def tolist(self):
         FETCHED.append(self.numel())
@@ -93,7 +92,9 @@ def test_sums_are_computed_on_the_device_and_only_numbers_are_fetched(work):
     one, other = random_model(0), random_model(1)
     expected = work(one, other)
     FETCHED.clear()
-    found = work(*(model.map(lambda array: array.as_subclass(Card)) for model in (one, other)))
-    assert isinstance(found, Card)
-    assert max(FETCHED, default=0) <= GRID.shape[0], "a number for each depth at most"
+    found = work(
+        *(model.map(lambda array: array.as_subclass(FakeGpuTensor)) for model in (one, other))
+    )
+    assert isinstance(found, FakeGpuTensor)
+    assert max(FETCHED, default=0) <= GRID.shape[0], "at most a number for each depth"
     torch.testing.assert_close(found.as_subclass(torch.Tensor), expected, rtol=1e-13, atol=0.0)

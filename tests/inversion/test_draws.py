@@ -1,4 +1,4 @@
-"""Which shots an epoch has, and how many."""
+"""The choice and the number of the shots of an epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.inversion.draws import Draws, draw_anew, sweep, take_all
+from hpcfwi.inversion.stages import Draws, draw_anew, sweep, take_all
 
 SEEDS, SURVEYS = st.integers(0, 2**63 - 1), st.integers(1, 60)
 BOTH = pytest.mark.parametrize("choose", [sweep, draw_anew])
@@ -18,7 +18,7 @@ BOTH = pytest.mark.parametrize("choose", [sweep, draw_anew])
 
 @st.composite
 def draws(draw, most=60):
-    """Of a survey, with batches of any sizes."""
+    """Generate draws of a survey, with batches of any sizes."""
     n_shots = draw(SURVEYS)
     sizes = draw(st.lists(st.integers(1, n_shots), min_size=1, max_size=most))
     return Draws(draw(SEEDS), draw(st.integers(0, 3)), n_shots, tuple(sizes))
@@ -26,7 +26,7 @@ def draws(draw, most=60):
 
 @BOTH
 @given(draws(), st.data())
-def test_a_batch_is_of_different_shots_of_the_survey_and_always_the_same(choose, draws, data):
+def test_batch_has_different_shots_and_is_reproducible(choose, draws, data):
     number = data.draw(st.integers(0, len(draws.sizes) - 1))
     shots = choose(draws, number)
     assert len(set(shots.tolist())) == shots.size == draws.sizes[number]
@@ -35,7 +35,7 @@ def test_a_batch_is_of_different_shots_of_the_survey_and_always_the_same(choose,
 
 
 @given(draws())
-def test_a_sweep_has_every_shot_once_before_any_comes_again_however_batches_grow(draws):
+def test_sweep_takes_every_shot_once_before_any_is_repeated(draws):
     sequence = np.concatenate([sweep(draws, number) for number in range(len(draws.sizes))])
     for k in range(sequence.size // draws.n_shots):
         lap = sequence[k * draws.n_shots : (k + 1) * draws.n_shots]
@@ -43,14 +43,14 @@ def test_a_sweep_has_every_shot_once_before_any_comes_again_however_batches_grow
 
 
 @given(draws(), st.data())
-def test_what_comes_later_changes_nothing_of_a_draw(draws, data):
+def test_draw_does_not_depend_on_later_batches(draws, data):
     number = data.draw(st.integers(0, len(draws.sizes) - 1))
     shorter = Draws(draws.seed, draws.stage, draws.n_shots, draws.sizes[: number + 1])
     np.testing.assert_array_equal(sweep(draws, number), sweep(shorter, number))
 
 
-def draw_from_the_beginning(draws, number):
-    """A sweep's draw as it is defined: each order after the one before it, from the first on."""
+def draw_from_definition(draws, number):
+    """Return the draw of a sweep by its definition: each order from the one before it."""
     n_shots, starts = draws.n_shots, np.cumsum([0, *draws.sizes])
     sequence = draws.shuffled(0)
     for lap in range(1, -(-starts[number + 1] // n_shots)):
@@ -64,16 +64,16 @@ def draw_from_the_beginning(draws, number):
 
 
 @given(draws(), st.data())
-def test_a_draw_is_the_same_whatever_was_drawn_before_it(draws, data):
+def test_draw_does_not_depend_on_earlier_calls(draws, data):
     numbers = st.integers(0, len(draws.sizes) - 1)
     for number in data.draw(st.lists(numbers, min_size=1, max_size=8)):
-        expected = draw_from_the_beginning(draws, number)
+        expected = draw_from_definition(draws, number)
         np.testing.assert_array_equal(sweep(draws, number), expected)
 
 
 @pytest.fixture
 def shuffled(monkeypatch):
-    """The numbers of the sweeps that were shuffled."""
+    """Return the list of the numbers of the sweeps that were shuffled."""
     numbers, shuffle = [], Draws.shuffled
 
     def note(draws, number):
@@ -85,22 +85,22 @@ def shuffled(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [3, 40, 60, 99, 100], ids="batch {}".format)
-def test_epochs_one_after_the_other_shuffle_every_sweep_at_most_twice(size, shuffled):
+def test_consecutive_epochs_shuffle_every_sweep_at_most_twice(size, shuffled):
     draws = Draws(0, 0, 100, (size,) * 60)
     for number in range(60):
-        for there in (number, min(59, number + 1), number):  # what is read ahead, and what is told
-            sweep(draws, there)
+        for draw in (number, min(59, number + 1), number):  # the next one is read in advance
+            sweep(draws, draw)
     assert len(shuffled) <= 2 * -(-60 * size // 100)
 
 
 @pytest.mark.parametrize("size", [3, 33, 49, 50], ids="batch {}".format)
-def test_to_begin_anywhere_takes_three_sweeps_of_batches_up_to_half_of_the_shots(size, shuffled):
+def test_continuing_at_any_epoch_shuffles_at_most_three_sweeps(size, shuffled):
     sweep(Draws(0, 0, 100, (size,) * 600), 597)
     assert len(shuffled) <= 3
 
 
 @given(SEEDS, st.integers(20, 60))
-def test_every_sweep_stage_and_seed_has_an_order_of_its_own(seed, n_shots):
+def test_sweeps_stages_and_seeds_have_different_orders(seed, n_shots):
     def orders(seed, stage):
         draws = Draws(seed, stage, n_shots, (n_shots, n_shots))
         return [tuple(sweep(draws, number)) for number in (0, 1)]
@@ -109,7 +109,7 @@ def test_every_sweep_stage_and_seed_has_an_order_of_its_own(seed, n_shots):
     assert len(set(found)) == len(found)
 
 
-def test_drawn_anew_epochs_and_seeds_differ_and_every_shot_is_used_in_time():
+def test_random_draws_differ_by_epoch_and_seed_and_use_every_shot():
     def drawn(seed):
         draws = Draws(seed, 0, 100, (8,) * 100)
         return [tuple(draw_anew(draws, number)) for number in range(100)]
@@ -119,13 +119,13 @@ def test_drawn_anew_epochs_and_seeds_differ_and_every_shot_is_used_in_time():
     assert drawn(0) != drawn(1)
 
 
-def test_what_is_drawn_anew_is_what_it_was_when_it_was_the_only_way():
+def test_random_draws_are_those_of_earlier_versions():
     draws = Draws(0, 0, 341, (8,) * 101)
     assert draw_anew(draws, 0).tolist() == [219, 213, 297, 185, 170, 269, 143, 18]
     assert draw_anew(draws, 100).tolist() == [226, 205, 298, 159, 15, 246, 190, 39]
 
 
-def test_all_are_all_in_no_order_so_that_the_first_of_them_are_a_sample():
+def test_take_all_returns_all_shots_in_random_order():
     draws = Draws(0, 0, 40, (40, 40))
     first, second = (take_all(draws, number).tolist() for number in (0, 1))
     assert sorted(first) == sorted(second) == [*range(40)]
@@ -137,7 +137,7 @@ def section(**keys):
     return InversionSection(**{"epochs": 5, "optimizer": "adam", "batch": 3, **keys})
 
 
-def test_a_batch_grows_evenly_and_is_held_as_long_as_asked():
+def test_batch_grows_evenly_and_is_held_for_given_epochs():
     assert Draws.of(section(), 10).sizes == (3,) * 5
     assert Draws.of(section(batch=[2, 10]), 10).sizes == (2, 4, 6, 8, 10)
     held = Draws.of(section(batch=[2, 10], hold=2), 10)

@@ -1,4 +1,4 @@
-"""Encoded shots: what they emit, and what they are compared with."""
+"""Encoded shots: their wavelets and their observed data."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import stages
-from hpcfwi.inversion.checks import refuse_stage
+from hpcfwi.inversion.checks import check_stage
 from hpcfwi.inversion.conditioning import correct_point_source
-from hpcfwi.inversion.draws import Draws, EncodedData, Lattice, draw_signs, encode
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import evaluate_shots
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.stages import Stage
-from hpcfwi.operators.batching import Chunks
-from hpcfwi.operators.simulator import Window
+from hpcfwi.inversion.stages import Draws, EncodedData, Lattice, Stage, draw_signs
+from hpcfwi.operators.simulator import Chunks, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey
@@ -35,8 +33,8 @@ N_SHOTS, SHAPE = 6, (6, 3, 40)
 DRAWS = Draws(1, 0, N_SHOTS, (2, 3))
 
 
-class Shelf:
-    """In place of a prefetcher."""
+class FakePrefetcher:
+    """A prefetcher of traces in memory, which counts the shots that it reads."""
 
     def __init__(self, traces):
         self.traces, self.read = traces, 0
@@ -53,7 +51,7 @@ def traces_of(seed=0):
 
 
 def combine_on(size, traces, signs, holds):
-    """What ranks add up, one after the other in place of at once."""
+    """Return the sum over ranks, which run one after the other."""
     parts = []
     for rank in range(size):
         context = Context(rank, size, rank, "host", Context.alone().device, 1)
@@ -66,34 +64,37 @@ def combine_on(size, traces, signs, holds):
             all_gather=lambda _, gathered=gathered: gathered,
             sum=lambda part: parts.append(part) or sum(parts),
         )
-        whole = EncodedData(SHAPE, Shelf(traces), context, holds).combine(signs)
+        whole = EncodedData(SHAPE, FakePrefetcher(traces), context, holds).combine(signs)
     return whole
 
 
-def test_a_rank_encodes_the_wavelets_of_its_own_shots_alone(tmp_path, monkeypatch):
+def test_rank_encodes_only_wavelets_of_its_shots(tmp_path, monkeypatch):
     keys = {"inversion.encoding": "signs", "inversion.batch": 6, "inversion.epochs": 1}
     experiment = prepare(load_config(write_input(tmp_path, keys)), Context.alone())
     stage, made = Stage(0, "", 0, experiment), []
 
+    encoded = Survey.encoded
+
     def count(survey, signs):
         made.append(len(signs))
-        return encode(survey, signs)
+        return encoded(survey, signs)
 
-    monkeypatch.setattr(stages, "encode", count)
+    monkeypatch.setattr(Survey, "encoded", count)
     traces = np.zeros((6, *experiment.survey.shape[1:]), np.float32)
     data = SimpleNamespace(combine=lambda signs: traces[: len(signs)])
     second = Context(1, 3, 1, "host", Context.alone().device, 1)
     schedule, chunks = StaticSchedule(second), Chunks(1, second)
     batch = stages.EncodedSampler(stage, data, schedule, chunks).take(1)
     (part,) = batch.deal(batch.shots)
-    whole = encode(experiment.survey, draw_signs(stage.draws(), 0)).select(part.shots)
+    monkeypatch.undo()
+    whole = experiment.survey.encoded(draw_signs(stage.draws, 0)).select(part.shots)
     np.testing.assert_array_equal(part.survey.wavelet, whole.wavelet)
     np.testing.assert_array_equal(part.survey.sources, whole.sources)
     assert made[0] == part.shots.size == 2
     assert sum(made) == 2
 
 
-def test_signs_are_drawn_anew_for_each_draw_and_are_always_the_same():
+def test_signs_differ_between_draws_and_are_reproducible():
     first, second = (draw_signs(DRAWS, number) for number in (0, 1))
     assert first.shape == (2, N_SHOTS)
     assert set(np.unique(second)) == {-1, 1}
@@ -101,17 +102,17 @@ def test_signs_are_drawn_anew_for_each_draw_and_are_always_the_same():
     np.testing.assert_array_equal(first, draw_signs(DRAWS, 0))
 
 
-def test_an_encoded_shot_emits_all_wavelets_with_its_signs():
+def test_encoded_shot_emits_all_wavelets_with_its_signs():
     wavelet = np.arange(5.0, dtype=np.float32)
     survey = Survey(np.ones((N_SHOTS, 2)), np.zeros((3, 2)), wavelet, 0.002)
     signs = draw_signs(DRAWS, 0)
-    encoded = encode(survey, signs)
+    encoded = survey.encoded(signs)
     assert encoded.shape == (2, 3, 5)
     assert encoded.sources.shape == (2, N_SHOTS, 2)
     np.testing.assert_array_equal(encoded.wavelet, signs[..., None] * wavelet)
 
 
-def test_data_of_an_encoded_shot_are_those_that_it_would_record():
+def test_data_of_encoded_shot_match_its_simulation():
     places = np.array([[20.0, 40.0], [20.0, 90.0], [30.0, 130.0]])
     wavelet = np.random.default_rng(0).standard_normal((3, 60)).astype(np.float32)
     survey = Survey(places, np.array([[30.0, 60.0], [40.0, 100.0]]), wavelet, 0.002)
@@ -126,8 +127,8 @@ def test_data_of_an_encoded_shot_are_those_that_it_would_record():
 
     signs = draw_signs(Draws(3, 0, 3, (2,)), 0)
     each = simulate(survey)
-    data = EncodedData(each.shape, Shelf(each), Context.alone(), holds=True)
-    together = simulate(encode(survey, signs))
+    data = EncodedData(each.shape, FakePrefetcher(each), Context.alone(), holds=True)
+    together = simulate(survey.encoded(signs))
     assert np.abs(together).max() > 0.0
     np.testing.assert_allclose(data.combine(signs), together, atol=3e-6 * np.abs(together).max())
 
@@ -139,7 +140,7 @@ CONDITIONED = {
 }
 
 
-def test_misfit_and_gradient_are_those_of_what_befalls_each_shot_before_they_are_added_up(tmp_path):
+def test_conditioning_of_encoded_shots_equals_conditioning_before_sum(tmp_path):
     changes = {"survey.sources.count": 2, "inversion.encoding": "signs", "inversion.batch": 1}
     path = write_input(tmp_path, {**changes, **CONDITIONED, "wave.engine": "eager"})
     experiment = prepare(load_config(path), Context.alone())
@@ -164,9 +165,11 @@ def test_misfit_and_gradient_are_those_of_what_befalls_each_shot_before_they_are
 
     (found,) = evaluate_shots(
         experiment.initial.as_tensors(vp.device),
-        encode(survey, signs).select(np.array([0])),
+        survey.encoded(signs).select(np.array([0])),
         Window(tuple((0, n) for n in vp.shape)),
-        lambda: EncodedData(survey.shape, Shelf(observed), Context.alone(), True).combine(signs),
+        lambda: EncodedData(survey.shape, FakePrefetcher(observed), Context.alone(), True).combine(
+            signs
+        ),
         simulator,
         conditioning,
         least_squares,
@@ -178,29 +181,32 @@ def test_misfit_and_gradient_are_those_of_what_befalls_each_shot_before_they_are
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "problem"),
     [
-        ({"data.offsets": [0.0, 400.0]}, "data.offsets leaves receivers out"),
-        ({"data.mute": [{"after": 0.5}, {"velocity": 1500.0}]}, "data.mute goes by offset"),
-        ({"data.weight": {"offset": 0.5}}, "data.weight goes by offset or amplitude"),
-        ({"data.edit": {}}, "data.edit leaves out traces"),
+        ({"data.offsets": [0.0, 400.0]}, "data.offsets leaves out different receivers"),
+        (
+            {"data.mute": [{"after": 0.5}, {"velocity": 1500.0}]},
+            "data.mute .* depends on the offset",
+        ),
+        ({"data.weight": {"offset": 0.5}}, "data.weight depends on offset or amplitude"),
+        ({"data.edit": {}}, "data.edit leaves out different traces"),
     ],
 )
-def test_what_of_data_is_another_for_each_shot_is_refused(tmp_path, changes, told):
+def test_conditioning_that_depends_on_the_shot_is_refused(tmp_path, changes, problem):
     path = write_input(tmp_path, {"inversion.encoding": "signs", **changes})
-    with pytest.raises(InputError, match=f"inversion.encoding: .*{told}.* without an encoding"):
+    with pytest.raises(InputError, match=f"inversion.encoding: .*{problem}.* without an encoding"):
         prepare(load_config(path), Context.alone())
 
 
-def test_point_sources_whose_wavelets_peak_at_other_times_are_not_corrected_together(tmp_path):
+def test_correction_refuses_encoded_wavelets_with_different_peak_times(tmp_path):
     path = write_input(tmp_path, {"inversion.encoding": "signs", **CONDITIONED})
     experiment = prepare(load_config(path), Context.alone())
     wavelet = np.tile(experiment.survey.wavelet, (N_SOURCES, 1))
     scaled = np.linspace(-1.0, 2.5, N_SOURCES, dtype=np.float32)[:, None] * wavelet
-    refuse_stage(with_wavelet(experiment, scaled), "", Context.alone())
+    assert not [*check_stage(with_wavelet(experiment, scaled), "")]
     wavelet[3] = np.roll(wavelet[3], 5)
-    with pytest.raises(InputError, match=r"data\.correct counts from the peaks"):
-        refuse_stage(with_wavelet(experiment, wavelet), "", Context.alone())
+    (finding,) = check_stage(with_wavelet(experiment, wavelet), "")
+    assert "data.correct depends on the peak times" in finding.found
 
 
 def with_wavelet(experiment, wavelet):
@@ -208,12 +214,12 @@ def with_wavelet(experiment, wavelet):
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_data_are_added_up_as_whole_numbers_would_be_by_any_number_of_ranks(holds):
+def test_bits_of_encoded_data_do_not_depend_on_number_of_ranks(holds):
     traces, signs = traces_of(), draw_signs(DRAWS, 1)
-    shelf = Shelf(traces)
+    shelf = FakePrefetcher(traces)
     alone = EncodedData(SHAPE, shelf, Context.alone(), holds)
     found = alone.combine(signs)
-    assert shelf.read == N_SHOTS * (1 if holds else 2), "held, or read anew"
+    assert shelf.read == N_SHOTS * (1 if holds else 2), "held, or read again"
     exact = np.einsum("es,srt->ert", signs.astype(np.float64), traces)
     np.testing.assert_allclose(found, exact, rtol=2e-7, atol=1e-12 * np.abs(traces).max())
     for size in (2, 3, 8):
@@ -221,7 +227,7 @@ def test_data_are_added_up_as_whole_numbers_would_be_by_any_number_of_ranks(hold
 
 
 @given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=50), st.randoms())
-def test_multiples_of_a_power_of_two_add_up_the_same_in_any_order(values, random):
+def test_sum_of_values_rounded_to_lattice_does_not_depend_on_order(values, random):
     terms = np.array(values, np.float32)
     rounded = Lattice.of(float(np.abs(terms).max()), terms.size).round(terms)
     shuffled = rounded.tolist()
@@ -230,8 +236,8 @@ def test_multiples_of_a_power_of_two_add_up_the_same_in_any_order(values, random
     np.testing.assert_allclose(rounded, terms, rtol=0, atol=1e-12 * np.abs(terms).max())
 
 
-def test_a_value_that_is_not_finite_is_told_before_anything_is_simulated():
+def test_nonfinite_data_are_refused_before_simulation():
     traces = traces_of()
     traces[4, 1, 7] = np.nan
     with pytest.raises(InputError, match=r"observed data of shots \[4\] have values that are not"):
-        EncodedData(SHAPE, Shelf(traces), Context.alone(), holds=True)
+        EncodedData(SHAPE, FakePrefetcher(traces), Context.alone(), holds=True)

@@ -1,4 +1,4 @@
-"""From a config to models, survey and simulator."""
+"""Models, survey and simulator of a config."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from scipy.ndimage import map_coordinates
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion import preparation
-from hpcfwi.inversion.checks import refuse_stage
-from hpcfwi.inversion.loop import find_price
+from hpcfwi.inversion.loop import find_optimizer_cost
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model, resample, rms_difference, smooth
 from hpcfwi.operators.simulator import Aperture
@@ -29,7 +28,7 @@ def prepared(folder, changes=None, name="input"):
     return prepare(load_config(write_input(folder, changes, name)), Context.alone())
 
 
-def test_the_initial_model_is_the_smoothed_true_one_with_its_water_kept(tmp_path):
+def test_initial_model_is_smoothed_true_model_with_fixed_water(tmp_path):
     experiment = prepared(tmp_path)
     true, initial = experiment.true["vp"], experiment.initial["vp"]
     np.testing.assert_array_equal(true, true_model()["vp"])
@@ -41,7 +40,7 @@ def test_the_initial_model_is_the_smoothed_true_one_with_its_water_kept(tmp_path
     assert roughness[1] < 0.3 * roughness[0]
 
 
-def test_one_rank_resamples_and_smooths_for_all(tmp_path, monkeypatch):
+def test_one_rank_resamples_and_smooths_for_all_ranks(tmp_path, monkeypatch):
     path = write_input(tmp_path, {"model.spacing": 40.0})
     calls = []
 
@@ -62,7 +61,7 @@ def test_one_rank_resamples_and_smooths_for_all(tmp_path, monkeypatch):
         np.testing.assert_array_equal(experiment.true["vp"], alone.true["vp"])
 
 
-def test_a_shorter_length_starts_nearer_to_the_truth(tmp_path):
+def test_initial_error_grows_with_smoothing_length(tmp_path):
     errors = []
     for length in (20.0, 80.0, 320.0):
         experiment = prepared(tmp_path, {"model.initial": {"smooth": length}})
@@ -72,7 +71,7 @@ def test_a_shorter_length_starts_nearer_to_the_truth(tmp_path):
     assert errors[0] > 10.0
 
 
-def test_an_initial_model_may_be_of_smooth_slowness(tmp_path):
+def test_initial_model_may_have_smooth_slowness(tmp_path):
     experiment = prepared(tmp_path, {"model.initial": {"smooth_slowness": 80.0}})
     expected = smooth(true_model(), 80.0, experiment.fixed, -1.0)
     np.testing.assert_array_equal(experiment.initial["vp"], expected["vp"])
@@ -80,14 +79,14 @@ def test_an_initial_model_may_be_of_smooth_slowness(tmp_path):
     assert (experiment.initial["vp"] < other.initial["vp"] + 0.01).all()
 
 
-def test_an_initial_model_may_grow_with_depth_below_its_water(tmp_path):
+def test_initial_model_may_increase_linearly_below_the_water(tmp_path):
     experiment = prepared(tmp_path, {"model.initial": {"linear": [1400.0, 1.5]}})
     found, depths = experiment.initial["vp"], experiment.initial.grid.coordinates(0)
     np.testing.assert_array_equal(found[experiment.fixed], 1500.0)
     np.testing.assert_allclose(found[4:], np.tile(1400.0 + 1.5 * depths[4:, None], 60))
 
 
-def test_an_initial_model_from_a_file_is_taken_as_it_is_or_resampled_with_the_true_one(tmp_path):
+def test_initial_model_of_a_file_is_unchanged_or_resampled_to_the_spacing(tmp_path):
     start = Model(true_model().grid, {"vp": np.full((30, 60), 2200.0, np.float32)})
     write_model(tmp_path / "start.h5", start)
     changes = {"model.initial": {"file": "start.h5"}}
@@ -97,7 +96,7 @@ def test_an_initial_model_from_a_file_is_taken_as_it_is_or_resampled_with_the_tr
     assert coarse.initial.grid.shape == (15, 30)
 
 
-def test_an_initial_model_on_another_grid_is_resampled_as_every_model_is(tmp_path):
+def test_initial_model_on_another_grid_is_resampled_to_the_true_grid(tmp_path):
     coarse = resample(true_model(), (35.0, 35.0))
     write_model(tmp_path / "start.h5", coarse)
     changes = {"model.initial": {"file": "start.h5"}}
@@ -106,7 +105,9 @@ def test_an_initial_model_on_another_grid_is_resampled_as_every_model_is(tmp_pat
     z, x = 6.0 * 20.0 / 35.0, 33.0 * 20.0 / 35.0
     expected = map_coordinates(coarse["vp"].astype(float), [[z], [x]], order=1)
     assert initial["vp"][6, 33] == pytest.approx(expected[0], rel=1e-6)
-    np.testing.assert_array_equal(initial["vp"][-1], initial["vp"][-2], "20 m below its last row")
+    np.testing.assert_array_equal(
+        initial["vp"][-1], initial["vp"][-2], "extrapolated 20 m below its last row"
+    )
 
     shifted = Grid((50, 80), (20.0, 20.0), (-100.0, -200.0))
     vp = np.full(shifted.shape, 4000.0, np.float32)
@@ -128,12 +129,12 @@ def test_sources_and_receivers_are_spread_evenly_over_the_model(tmp_path):
     assert (survey.sources[0, 1], survey.sources[-1, 1]) == (100.0, 900.0)
 
 
-def test_a_single_source_stands_in_the_middle_of_its_line(tmp_path):
+def test_single_source_is_in_the_middle_of_its_line(tmp_path):
     survey = prepared(tmp_path, {"survey.sources.count": 1, "inversion.batch": 1}).survey
     assert survey.sources.tolist() == [[20.0, 590.0]]
 
 
-def test_the_truth_is_known_where_data_are_simulated_and_unknown_beside_given_data(tmp_path):
+def test_true_model_exists_for_simulated_data_but_not_for_given_data(tmp_path):
     write_given(tmp_path)
     synthetic, given = prepared(tmp_path), prepared(tmp_path, FILE_INSTEAD)
     assert synthetic.is_synthetic
@@ -144,7 +145,7 @@ def test_the_truth_is_known_where_data_are_simulated_and_unknown_beside_given_da
     assert given.observed == tmp_path / "given.h5"
 
 
-def test_the_boundary_is_tuned_to_the_bounds_or_else_to_the_model(tmp_path):
+def test_boundary_uses_upper_bound_or_else_maximum_of_the_model(tmp_path):
     experiment = prepared(tmp_path)
     options = vars(experiment.simulator(experiment.initial).method)
     assert options["max_velocity"] == float(experiment.initial["vp"].max())
@@ -152,14 +153,14 @@ def test_the_boundary_is_tuned_to_the_bounds_or_else_to_the_model(tmp_path):
     assert bounded.simulator(bounded.initial).method.max_velocity == 4000.0
 
 
-def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
+def test_fixed_history_interval_reaches_the_engine(tmp_path):
     for kept, interval in (({"interval": 1}, 1), ("auto", None)):
         experiment = prepared(tmp_path, {"wave.history": kept})
         assert experiment.simulator(experiment.initial).method.history.interval == interval
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("given", "expected"),
     [
         ("auto", Auto()),
         ("boundary", Auto(kind="boundary")),
@@ -171,11 +172,11 @@ def test_a_fixed_history_interval_reaches_the_engine(tmp_path):
     ],
     ids=str,
 )
-def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
-    experiment = prepared(tmp_path, {"wave.history": told})
+def test_history_is_given_by_a_name_or_a_table(given, expected, tmp_path):
+    experiment = prepared(tmp_path, {"wave.history": given})
     found = experiment.simulator(experiment.initial).method.history
     assert replace(found, frequency=None) == expected
-    assert found.frequency > 8.0, "that of the survey, not of a batch"
+    assert found.frequency > 8.0, "frequency of the survey, not of a batch"
 
 
 @pytest.mark.parametrize(
@@ -194,11 +195,11 @@ def test_a_history_is_told_by_its_name_or_in_a_table(told, expected, tmp_path):
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_the_fingerprint_changes_with_all_that_the_data_depend_on(changes, tmp_path):
+def test_fingerprint_changes_with_every_key_that_affects_data(changes, tmp_path):
     assert prepared(tmp_path).fingerprint != prepared(tmp_path, changes).fingerprint
 
 
-def test_the_fingerprint_is_taken_once(tmp_path, monkeypatch):
+def test_fingerprint_is_computed_once(tmp_path, monkeypatch):
     experiment, taken, sha256 = prepared(tmp_path), [], hashlib.sha256
     monkeypatch.setattr(hashlib, "sha256", lambda begin: taken.append(begin) or sha256(begin))
     assert experiment.fingerprint == experiment.fingerprint
@@ -208,46 +209,46 @@ def test_the_fingerprint_is_taken_once(tmp_path, monkeypatch):
 LBFGS = {"name": "lbfgs", "step": 20.0, "memory": 7}
 
 
-def test_what_an_optimiser_takes_is_asked_without_arrays_of_the_models_size(tmp_path, monkeypatch):
+def test_optimizer_cost_is_found_without_arrays_of_model_size(tmp_path, monkeypatch):
     experiment = prepared(tmp_path, {"inversion.optimizer": LBFGS})
     sizes, zeros_like = [], torch.zeros_like
     monkeypatch.setattr(torch, "zeros_like", lambda t: sizes.append(t.numel()) or zeros_like(t))
     monkeypatch.setattr(Model, "as_tensors", lambda *_: pytest.fail("copied the model"))
-    assert find_price(experiment)(3).remembered == 2 * 4 * 7
+    assert find_optimizer_cost(experiment)(3).remembered == 2 * 4 * 7
     adam = replace(experiment, config=load_config(write_input(tmp_path)))
-    assert find_price(adam)(3).remembered == 2 * 4
+    assert find_optimizer_cost(adam)(3).remembered == 2 * 4
     assert set(sizes) == {1}
 
 
-def test_one_rank_looks_at_all_shots_for_what_a_stage_cannot_have(tmp_path, monkeypatch):
+def test_one_rank_checks_shots_of_a_stage_for_missing_receivers(tmp_path, monkeypatch):
     changes = {"inversion.max_offset": 300.0, "data": {"band": [2.0, 12.0]}}
-    experiment, looked, find_deaf = prepared(tmp_path, changes), [], Aperture.find_deaf
+    path, calls, find_dead_shots = write_input(tmp_path, changes), [], Aperture.find_dead_shots
 
     def count(self, survey):
-        looked.append(self)
-        return find_deaf(self, survey)
+        calls.append(self)
+        return find_dead_shots(self, survey)
 
-    monkeypatch.setattr(Aperture, "find_deaf", count)
-    on_ranks(3, lambda context: refuse_stage(experiment, "", context))
-    assert looked == [Aperture(None, 300.0)]
+    monkeypatch.setattr(Aperture, "find_dead_shots", count)
+    on_ranks(3, lambda context: prepare(load_config(path), context))
+    assert calls == [Aperture(None, 300.0)]
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_looks_at_the_windows_of_all_shots_once_a_stage(hpcfwi, tmp_path, monkeypatch):
+def test_windows_of_all_shots_are_found_once_per_stage(hpcfwi, tmp_path, monkeypatch):
     changes = {"wave.aperture": 200.0, "inversion.max_offset": 300.0, "inversion.epochs": 1}
     stages = [{"name": name, "inversion": {"epochs": 1}} for name in ("first", "second")]
-    looked, find_cells = [], Aperture.find_cells
+    calls, find_cells = [], Aperture.find_cells
 
     def count(self, grid, survey):
-        looked.append(survey.n_shots)
+        calls.append(survey.n_shots)
         return find_cells(self, grid, survey)
 
     monkeypatch.setattr(Aperture, "find_cells", count)
     assert hpcfwi("run", write_input(tmp_path, {**changes, "stage": stages})) == 0
-    assert looked.count(N_SHOTS) == 2
+    assert calls.count(N_SHOTS) == 2
 
 
-def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
+def test_fingerprint_changes_with_the_trace_mask(tmp_path):
     experiment = prepared(tmp_path)
     mask = np.ones((N_SHOTS, N_RECEIVERS), dtype=bool)
     mask[3, 4] = False
@@ -269,5 +270,5 @@ def test_the_fingerprint_changes_with_which_traces_count(tmp_path):
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_the_fingerprint_changes_with_nothing_else(changes, tmp_path):
+def test_fingerprint_does_not_change_with_other_keys(changes, tmp_path):
     assert prepared(tmp_path).fingerprint == prepared(tmp_path, changes).fingerprint

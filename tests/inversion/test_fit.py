@@ -1,4 +1,4 @@
-"""How well simulated traces fit observed ones: phases, spectra and what is told of them."""
+"""The fit of simulated to observed traces: phases, spectra and their description."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def arriving(*times):
 
 
 @pytest.mark.parametrize("late", [0.0, 0.01, -0.03, 0.08])
-def test_a_delay_is_a_phase_of_so_many_periods(late):
+def test_phase_is_proportional_to_delay(late):
     found = find_phases(arriving(1.0 + late, 2.0 + late), arriving(1.0, 2.0), FREQUENCY, DT)
     np.testing.assert_allclose(found, 360.0 * FREQUENCY * late, atol=1e-6)
 
 
-def test_a_delay_of_more_than_half_a_period_is_taken_for_the_next_cycle():
+def test_phase_of_delay_above_half_a_period_wraps_to_next_cycle():
     (found,) = find_phases(arriving(1.1), arriving(1.0), FREQUENCY, DT)
     assert found == pytest.approx(360.0 * 0.1 * FREQUENCY - 360.0)
 
 
-def test_phases_know_no_amplitude_and_the_opposite_sign_is_half_a_turn():
+def test_phase_does_not_depend_on_amplitude_and_is_180_for_opposite_sign():
     observed = 1e-5 * arriving(1.0, 1.5)
     assert np.abs(find_phases(observed, arriving(1.0, 1.5), FREQUENCY, DT)).max() < 1e-6
     assert np.abs(find_phases(-observed, arriving(1.0, 1.5), FREQUENCY, DT)).min() > 179.9
@@ -48,14 +48,14 @@ def test_phases_know_no_amplitude_and_the_opposite_sign_is_half_a_turn():
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("value", [0.0, 1e-6, np.nan])
-def test_where_one_of_both_has_next_to_nothing_there_is_no_phase(which, value):
+def test_trace_with_negligible_energy_has_no_phase(which, value):
     pair = [arriving(1.0, 1.0), arriving(1.1, 1.1)]
     pair[which][0] *= value
     assert np.isnan(find_phases(*pair, FREQUENCY, DT)).tolist() == [True, False]
 
 
-def test_powers_hold_the_energy_of_the_traces_that_are_finite():
-    """Parseval: of real traces all frequencies but the ends are there twice."""
+def test_power_spectrum_has_energy_of_finite_traces():
+    """By Parseval's theorem, all frequencies of real traces except the ends count twice."""
     traces = np.random.default_rng(0).normal(size=(3, N))
     power = find_power(traces)
     twice = 2.0 * power.sum() - power[0] - power[-1]
@@ -66,7 +66,7 @@ def test_powers_hold_the_energy_of_the_traces_that_are_finite():
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 1.0, 2.0])
-def test_a_residual_that_is_a_part_of_what_is_observed_is_that_part_of_it(part):
+def test_ratio_of_fit_is_residual_relative_to_observed(part):
     observed = arriving(1.0, 1.4).astype(np.float32)
     offsets = np.array([-100.0, 200.0])
     simulated = np.float32(1.0 - part) * observed
@@ -75,10 +75,10 @@ def test_a_residual_that_is_a_part_of_what_is_observed_is_that_part_of_it(part):
     fit = Fit(FREQUENCY, TimeAxis(DT, 0.0), shots, tuple(views), False)
     assert find_ratio(*fit.amplitudes) == pytest.approx(part, rel=1e-5, abs=1e-6)
     assert fit.frequencies.shape == fit.amplitudes[0].shape
-    assert f"of 2 shots the residual is {100 * part:.0f} %" in describe_fit(fit)
+    assert f"the residual of 2 shots is {100 * part:.0f} %" in describe_fit(fit)
 
 
-def test_silence_has_no_ratio_and_is_told_all_the_same():
+def test_fit_of_zero_traces_is_described_as_nan():
     silent = np.zeros((2, 50), np.float32)
     view = View(0, np.array([0.0, 1.0]), silent, silent)
     fit = Fit(
@@ -92,7 +92,7 @@ def test_silence_has_no_ratio_and_is_told_all_the_same():
 
 
 @pytest.mark.parametrize("n_shots", [1, 2, 7, 12, 13, 24, 341])
-def test_shots_are_spread_from_the_first_to_the_last_and_each_is_there_once(n_shots):
+def test_chosen_shots_are_unique_and_spread_evenly_over_the_survey(n_shots):
     shots = choose_shots(n_shots, 12)
     assert shots.size == min(n_shots, 12)
     assert (shots[0], shots[-1]) == (0, n_shots - 1)
@@ -110,23 +110,25 @@ def fitted(simulated, observed, normalized):
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_misfits_say_whether_they_depend_on_amplitudes(name):
+def test_misfit_reports_whether_it_depends_on_amplitudes(name):
     free = {"normalized", "correlation", "transport", "adaptive"}
     assert knows_amplitudes(find(MISFITS[name])) == (name not in free)
 
 
-def test_where_the_misfit_knows_no_amplitudes_a_good_fit_has_less_residual_than_a_bad_one():
+def test_normalized_fit_ranks_good_above_bad_despite_amplitudes():
     times = np.linspace(1.0, 2.0, 20)
     observed = arriving(*times)
     good = arriving(*times + 0.004) * np.geomspace(0.05, 20.0, 20)[:, None]
     bad = arriving(*times + 0.06)
-    assert fitted(good, observed, False).ratio > fitted(bad, observed, False).ratio, "as it was"
+    assert fitted(good, observed, False).ratio > fitted(bad, observed, False).ratio, (
+        "without normalization"
+    )
     assert fitted(good, observed, True).ratio < 0.2 < fitted(bad, observed, True).ratio
     assert "scaled to the same norm" in describe_fit(fitted(good, observed, True))
 
 
 @pytest.mark.parametrize("normalized", [False, True])
-def test_traces_without_an_arrival_have_no_part_in_a_normalized_fit(normalized):
+def test_traces_without_an_arrival_are_ignored_in_a_normalized_fit(normalized):
     observed = arriving(1.0, 1.5, 2.0)
     simulated = observed * np.array([1.0, 1.0, 1e-6])[:, None]
     expected = 0.0 if normalized else 1.0 / np.sqrt(3.0)
@@ -138,10 +140,10 @@ def test_traces_without_an_arrival_have_no_part_in_a_normalized_fit(normalized):
     [
         (0.004, 1.0, None),
         (0.1, 1.0, "only 0 % of the traces are less than 60 degrees off"),
-        (0.0, 0.05, "residual is 95 % of what was observed"),
+        (0.0, 0.05, "residual is 95 % of the observed data"),
     ],
 )
-def test_a_poor_fit_is_said_to_be_poor(late, size, words):
+def test_poor_fit_is_reported(late, size, words):
     times = np.linspace(1.0, 2.0, 20)
     found = judge_fit(fitted(size * arriving(*times + late), arriving(*times), False))
     assert found is None if words is None else words in found

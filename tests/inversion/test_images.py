@@ -1,4 +1,4 @@
-"""Images of reflectors: where a model jumps, without what is longer than a reflection."""
+"""Images of reflectors, which are the jumps of a model without its long wavelengths."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ GRID = Grid((64, 40), (10.0, 10.0), (0.0, 0.0))
 FREE = np.zeros(GRID.shape, dtype=bool)
 
 
-def test_reflectivity_is_the_share_of_a_wave_that_comes_back_from_below():
+def test_reflectivity_is_the_reflection_coefficient_of_the_next_cell():
     speed = np.array([[1500.0], [1500.0], [2500.0], [2000.0]])
     np.testing.assert_allclose(reflectivity(speed).ravel(), [0.0, 0.25, -1 / 9, 0.0])
 
 
 @given(st.floats(1e-3, 1e-1), st.integers(0, 2**32 - 1))
-def test_the_filter_is_linear_symmetric_and_takes_away_the_mean(wavenumber, seed):
+def test_filter_is_linear_and_symmetric_and_removes_the_mean(wavenumber, seed):
     one, other = np.random.default_rng(seed).normal(size=(2, *GRID.shape))
     filtered = filter_image(one, GRID, wavenumber)
     twice = filter_image(2.0 * one + other, GRID, wavenumber)
@@ -32,15 +32,15 @@ def test_the_filter_is_linear_symmetric_and_takes_away_the_mean(wavenumber, seed
 
 
 @pytest.mark.parametrize(("waves", "left"), [(1, 0.06), (4, 0.5), (24, 0.97)])
-def test_waves_longer_than_a_wavenumber_are_taken_away(waves, left):
-    """Of cosines over the whole depth; the filter lets four half ones pass by half."""
+def test_filter_attenuates_small_wavenumbers(waves, left):
+    """The filter passes half of a cosine with four half periods over the whole depth."""
     along = np.pi * (np.arange(64) + 0.5) / 64
     change = np.broadcast_to(np.cos(waves * along)[:, None], GRID.shape)
     filtered = filter_image(change, GRID, 4 * np.pi / 640.0)
     np.testing.assert_allclose(filtered, left * change, atol=0.03)
 
 
-def test_an_image_of_a_layer_has_its_top_and_its_bottom_and_nothing_where_the_model_is_kept():
+def test_image_of_a_layer_shows_top_and_bottom_but_no_fixed_cells():
     background = np.full(GRID.shape, 2000.0)
     found = background.copy()
     found[30:34] += 100.0
@@ -55,7 +55,7 @@ def test_an_image_of_a_layer_has_its_top_and_its_bottom_and_nothing_where_the_mo
     assert not make_image(background, background, GRID, FREE, 50.0).any()
 
 
-def test_correlations_are_those_of_cells_that_may_change():
+def test_correlation_ignores_fixed_cells():
     truth = np.random.default_rng(0).normal(size=GRID.shape)
     fixed = FREE.copy()
     fixed[:20] = True

@@ -1,4 +1,4 @@
-"""Which cells an inversion keeps: down to a depth, a surface in a file, the first fast cell."""
+"""Cells that an inversion keeps: above a depth, a surface or the first fast cell, or in a mask."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def section(**keys):
     return InversionSection(epochs=1, batch=1, optimizer="adam", **keys)
 
 
-def kept(cells):
-    """How many cells each column keeps, which are all at its top."""
+def count_kept(cells):
+    """Return the number of cells that each column keeps; all of them are at its top."""
     counts = cells.sum(axis=0)
     depths = np.arange(len(cells)).reshape(-1, *[1] * counts.ndim)
     np.testing.assert_array_equal(cells, depths < counts)
@@ -39,64 +39,64 @@ def cells(known, grid=GRID, **keys):
     return known.cells(section(**keys), grid)
 
 
-def made_of(columns, grid=GRID):
-    """A model of which each column has so many cells of water above rock."""
+def water_columns(columns, grid=GRID):
+    """Return a model whose columns have these numbers of cells of water above rock."""
     depths = np.arange(grid.shape[0]).reshape(-1, *[1] * (grid.ndim - 1))
     vp = np.where(depths < np.array(columns), 1500.0, 2500.0)
     return Known(Model(grid, {"vp": vp.astype(np.float32)}), {}, {})
 
 
-def laid(rows, grid=GRID):
+def surface_of(rows, grid=GRID):
     model = Model(grid, {"vp": np.full(grid.shape, 2000.0, np.float32)})
     return Known(model, {"floor.txt": lay_surface(np.array(rows, float), grid, "floor.txt")}, {})
 
 
-def test_without_a_key_nothing_is_kept_and_with_a_depth_all_down_to_it():
-    known = made_of([0, 0, 0, 0])
-    assert kept(cells(known)) == [0, 0, 0, 0]
-    assert kept(cells(known, fixed_above=120.0)) == [3, 3, 3, 3]
-    assert kept(cells(known, fixed_above=99.0)) == [0, 0, 0, 0]
+def test_fixed_above_keeps_cells_down_to_its_depth():
+    known = water_columns([0, 0, 0, 0])
+    assert count_kept(cells(known)) == [0, 0, 0, 0]
+    assert count_kept(cells(known, fixed_above=120.0)) == [3, 3, 3, 3]
+    assert count_kept(cells(known, fixed_above=99.0)) == [0, 0, 0, 0]
 
 
-def test_a_surface_is_linear_between_its_rows_and_level_beyond_them():
-    known = laid([[40.0, 135.0], [20.0, 115.0]])
-    assert kept(cells(known, fixed={"file": "floor.txt"})) == [2, 2, 4, 4]
+def test_surface_is_linear_between_its_rows_and_constant_beyond():
+    known = surface_of([[40.0, 135.0], [20.0, 115.0]])
+    assert count_kept(cells(known, fixed={"file": "floor.txt"})) == [2, 2, 4, 4]
 
 
-def test_a_step_of_the_sea_floor_is_a_step_of_the_cells_that_are_kept():
-    known = laid([[0.0, 110.0], [39.0, 110.0], [39.1, 130.0]])
-    assert kept(cells(known, fixed={"file": "floor.txt"})) == [2, 2, 4, 4]
+def test_step_of_the_sea_floor_is_a_step_of_the_fixed_cells():
+    known = surface_of([[0.0, 110.0], [39.0, 110.0], [39.1, 130.0]])
+    assert count_kept(cells(known, fixed={"file": "floor.txt"})) == [2, 2, 4, 4]
 
 
-def test_a_surface_in_three_dimensions_is_linear_within_its_rows_and_as_the_nearest_beyond():
+def test_surface_in_3d_is_linear_within_its_rows_and_nearest_beyond():
     slope = [[y, x, 100.0 + 0.5 * (y + x)] for y in (0.0, 20.0) for x in (0.0, 20.0, 40.0)]
-    known = laid(slope, VOLUME)
+    known = surface_of(slope, VOLUME)
     expected = [[1, 2, 3, 3], [2, 3, 4, 4], [2, 3, 4, 4]]
-    assert kept(cells(known, VOLUME, fixed={"file": "floor.txt"})) == expected
-    level = laid([[20.0, 20.0, 120.0]], VOLUME)
-    assert kept(cells(level, VOLUME, fixed={"file": "floor.txt"})) == [[3] * 4] * 3
+    assert count_kept(cells(known, VOLUME, fixed={"file": "floor.txt"})) == expected
+    level = surface_of([[20.0, 20.0, 120.0]], VOLUME)
+    assert count_kept(cells(level, VOLUME, fixed={"file": "floor.txt"})) == [[3] * 4] * 3
 
 
-def test_a_column_is_kept_down_to_its_first_fast_cell_whatever_is_below_it():
-    known = made_of([2, 0, 5, 3])
+def test_above_velocity_keeps_a_column_down_to_its_first_fast_cell():
+    known = water_columns([2, 0, 5, 3])
     known.start["vp"][4, 0] = 1500.0
-    assert kept(cells(known, fixed={"above_velocity": 1600.0})) == [2, 0, 5, 3]
-    assert kept(cells(made_of([2] * 4), fixed={"above_velocity": 1500.0})) == [2] * 4
-    assert kept(cells(made_of([2] * 4), fixed={"above_velocity": 1499.0})) == [0] * 4
+    assert count_kept(cells(known, fixed={"above_velocity": 1600.0})) == [2, 0, 5, 3]
+    assert count_kept(cells(water_columns([2] * 4), fixed={"above_velocity": 1500.0})) == [2] * 4
+    assert count_kept(cells(water_columns([2] * 4), fixed={"above_velocity": 1499.0})) == [0] * 4
     columns = [[2, 0, 5, 3], [1, 1, 1, 1], [0, 0, 0, 4]]
-    known = made_of(columns, VOLUME)
-    assert kept(cells(known, VOLUME, fixed={"above_velocity": 1600.0})) == columns
+    known = water_columns(columns, VOLUME)
+    assert count_kept(cells(known, VOLUME, fixed={"above_velocity": 1600.0})) == columns
 
 
-def test_on_another_grid_the_floor_is_where_it_was():
+def test_floor_has_the_same_depth_on_another_grid():
     fine = Grid((9, 7), (5.0, 10.0), (100.0, 0.0))
     for known, keys in (
-        (laid([[0.0, 110.0], [60.0, 140.0]]), {"file": "floor.txt"}),
-        (made_of([2, 3, 4, 5]), {"above_velocity": 1600.0}),
+        (surface_of([[0.0, 110.0], [60.0, 140.0]]), {"file": "floor.txt"}),
+        (water_columns([2, 3, 4, 5]), {"above_velocity": 1600.0}),
     ):
         floor = known.floor(section(fixed=keys), fine)
         np.testing.assert_allclose(floor, np.linspace(110.0, 140.0, 7))
-        assert kept(cells(known, fine, fixed=keys)) == [3, 4, 5, 6, 7, 8, 9]
+        assert count_kept(cells(known, fine, fixed=keys)) == [3, 4, 5, 6, 7, 8, 9]
 
 
 @given(
@@ -104,13 +104,13 @@ def test_on_another_grid_the_floor_is_where_it_was():
     st.floats(50.0, 200.0),
     st.booleans(),
 )
-def test_a_flat_surface_keeps_what_its_depth_does(places, depth, is_volume):
+def test_flat_surface_fixes_same_cells_as_fixed_above(places, depth, is_volume):
     grid = VOLUME if is_volume else GRID
-    # In 3-D on two lines; in 2-D in any order
+    # Rows are on two lines in 3-D, and in any order in 2-D
     across = [[0.0], [15.0]] if is_volume else [[]]
     rows = [[*y, float(10 * x), depth] for y in across for x in places]
-    assume(min(places) <= 6 and max(places) >= 0)  # some are over the model
-    known = laid(rows, grid)
+    assume(min(places) <= 6 and max(places) >= 0)  # some rows are above the model
+    known = surface_of(rows, grid)
     np.testing.assert_array_equal(
         cells(known, grid, fixed={"file": "floor.txt"}), cells(known, grid, fixed_above=depth)
     )
@@ -121,17 +121,17 @@ def test_a_flat_surface_keeps_what_its_depth_does(places, depth, is_volume):
     [
         ([[0.0, 0.11], [0.06, 0.12]], GRID, ("within 0.06 m, in a model of 60 m", "in km")),
         ([[500.0, 120.0], [900.0, 120.0]], GRID, ("x = 500 to 900", "x = 0 to 60 m")),
-        ([[9.0, 0.0, 1.0], [9.0, 50.0, 1.0]], VOLUME, ("2 places lie on one line", "two lines")),
+        ([[9.0, 0.0, 1.0], [9.0, 50.0, 1.0]], VOLUME, ("2 positions lie on one line", "two lines")),
     ],
 )
-def test_places_that_cannot_be_meant_are_refused(rows, grid, words):
+def test_surface_outside_the_model_or_on_one_line_is_refused(rows, grid, words):
     with pytest.raises(InputError) as refused:
         lay_surface(np.array(rows), grid, "floor.txt")
     for word in ("floor.txt", *words):
         assert word in str(refused.value)
 
 
-# A sea floor that is one cell deeper in the right half than the example's
+# The sea floor of the example, one cell deeper in the right half
 STEPPED = "0 60\n590 60\n600 80\n"
 
 
@@ -142,31 +142,29 @@ def write_stepped(folder, fixed, **changes):
     return write_input(folder, {**keys, **changes})
 
 
-def test_what_is_slower_is_looked_for_before_the_model_is_smoothed_and_stays(tmp_path):
+def test_above_velocity_is_applied_before_the_model_is_smoothed(tmp_path):
     path = write_stepped(tmp_path, {"above_velocity": 1600.0})
     experiment = prepare(load_config(path), Context.alone())
     water = true_model()["vp"] == 1500.0
     np.testing.assert_array_equal(experiment.fixed, water)
     assert (experiment.initial["vp"][water] == 1500.0).all()
-    assert (experiment.initial["vp"][4] < 2000.0).all(), "of which the sea floor has some"
+    assert (experiment.initial["vp"][4] < 2000.0).all(), "smoothed across the sea floor"
 
 
-def test_waves_on_a_coarser_grid_and_stages_keep_what_the_whole_model_does(tmp_path):
+def test_coarser_grid_and_stages_have_the_fixed_cells_of_the_model(tmp_path):
     stage = {"spacing": 40.0, "inversion": {"fixed": {"file": "floor.txt"}}}
     path = write_stepped(tmp_path, {"file": "floor.txt"}, stage=[stage])
     experiment = prepare(load_config(path), Context.alone())
     (first,) = make_stages(experiment, Context.alone())
     np.testing.assert_array_equal(first.experiment.fixed, experiment.fixed)
-    assert kept(experiment.fixed) == [4] * 30 + [5] * 30
+    assert count_kept(experiment.fixed) == [4] * 30 + [5] * 30
     coarse = first.experiment.seen_by_waves()
     assert coarse.initial.grid.shape == (16, 31)
-    assert kept(coarse.fixed) == [2] * 16 + [3] * 15, "at 0, 39 and 77 m"
+    assert count_kept(coarse.fixed) == [2] * 16 + [3] * 15, "depths of 0, 39 and 77 m"
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_inversion_leaves_these_cells_alone_and_show_knows_them_without_the_file(
-    hpcfwi, tmp_path
-):
+def test_inversion_keeps_cells_above_surface_and_show_needs_no_file(hpcfwi, tmp_path):
     changes = {"inversion.epochs": 1, "output.every": 1}
     path, run = write_stepped(tmp_path, {"file": "floor.txt"}, **changes), tmp_path / "run"
     assert hpcfwi("run", path) == 0
@@ -178,12 +176,12 @@ def test_an_inversion_leaves_these_cells_alone_and_show_knows_them_without_the_f
     assert hpcfwi("show", run) == 0
     with h5py.File(run / "epochs" / "fixed.h5") as file:
         masks = file["fixed"][...]
-    assert masks.shape == (2, 30, 60), "of the whole and its only stage"
+    assert masks.shape == (2, 30, 60), "masks of the whole run and of its only stage"
     np.testing.assert_array_equal(masks[1], fixed)
 
 
 def write_cells(path, name, values, grid):
-    """Numbers of cells, laid out as a model file is."""
+    """Write values of cells in the layout of a model file."""
     with h5py.File(path, "w") as file:
         file[name] = values
         file.attrs.update(format="hpcfwi-model", version=1, axes=grid.axes)
@@ -191,16 +189,14 @@ def write_cells(path, name, values, grid):
 
 
 def find_salt(grid):
-    """A body whose edges are on no point of the grids that are used here."""
+    """Return the cells of a body whose edges are on no point of the grids in this module."""
     z, x = np.meshgrid(grid.coordinates(0), grid.coordinates(1), indexing="ij")
     return (np.abs(z - 310.0) < 95.0) & (np.abs(x - 610.0) < 195.0)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.float64])
 @pytest.mark.parametrize("start", [{"smooth": 80.0}, {"linear": [1500.0, 1.0]}])
-def test_a_mask_keeps_any_cells_of_the_starting_model_whatever_it_is_made_of(
-    dtype, start, tmp_path
-):
+def test_mask_keeps_cells_of_the_true_model_in_any_starting_model(dtype, start, tmp_path):
     model = true_model()
     write_cells(tmp_path / "salt.h5", "fixed", find_salt(model.grid).astype(dtype), model.grid)
     path = write_stepped(tmp_path, {"file": "salt.h5"}, **{"model.initial": start})
@@ -211,7 +207,7 @@ def test_a_mask_keeps_any_cells_of_the_starting_model_whatever_it_is_made_of(
     assert (experiment.initial["vp"][~salt] != model["vp"][~salt]).mean() > 0.8
 
 
-def test_a_mask_on_another_grid_is_that_of_the_nearest_cell_on_the_grid_and_on_that_of_stages(
+def test_mask_on_another_grid_is_resampled_to_nearest_cells(
     tmp_path,
 ):
     fine = Grid((121, 241), (5.0, 5.0), (0.0, 0.0))
@@ -230,13 +226,11 @@ def test_a_mask_on_another_grid_is_that_of_the_nearest_cell_on_the_grid_and_on_t
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_cells_of_a_mask_keep_their_bits_in_all_stages_and_show_knows_them_without_the_file(
-    hpcfwi, tmp_path
-):
+def test_cells_of_a_mask_keep_their_bits_in_all_stages(hpcfwi, tmp_path):
     model, run = true_model(), tmp_path / "run"
     write_cells(tmp_path / "salt.h5", "fixed", find_salt(model.grid), model.grid)
     stages = [{"spacing": 40.0, "inversion": {"epochs": 1}}, {"inversion": {"epochs": 1}}]
-    # Steps of another length, as those of Adam might take back the first ones to the bit
+    # Another length of steps, since Adam might undo the first ones to the last bit
     stages[1]["inversion"]["optimizer"] = {"lr": 15.0}
     changes = {"output.every": 1, "stage": stages}
     path = write_stepped(tmp_path, {"file": "salt.h5"}, **changes)
@@ -252,7 +246,10 @@ def test_cells_of_a_mask_keep_their_bits_in_all_stages_and_show_knows_them_witho
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda mask: 2 * mask, ("/fixed", "neither 0 nor 1", "1 for each cell that is kept")),
+        (
+            lambda mask: 2 * mask,
+            ("/fixed", "neither 0 nor 1", "1 for each fixed cell"),
+        ),
         (lambda mask: 1.0 * mask - 1.0, ("/fixed", "negative or not finite")),
         (lambda mask: 0 * mask, ("inversion.fixed.file", "1 for no cell")),
         (lambda mask: 0 * mask + 1, ("inversion.fixed.file", "1 for the whole model")),
@@ -260,20 +257,22 @@ def test_cells_of_a_mask_keep_their_bits_in_all_stages_and_show_knows_them_witho
         (lambda mask: mask.astype("S1"), ("/fixed", "expected numbers")),
     ],
 )
-def test_a_mask_that_cannot_be_meant_is_refused(spoil, words, hpcfwi, tmp_path, capsys):
+def test_invalid_mask_is_refused(spoil, words, hpcfwi, tmp_path, capsys):
     grid = true_model().grid
     write_cells(tmp_path / "salt.h5", "fixed", spoil(find_salt(grid).astype(np.int64)), grid)
     assert hpcfwi("check", write_stepped(tmp_path, {"file": "salt.h5"})) == 2
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     for word in ("salt.h5", *words):
-        assert word in told
+        assert word in message
 
 
-def test_a_file_without_a_mask_says_how_to_store_one(hpcfwi, tmp_path, capsys):
+def test_error_for_file_without_a_mask_says_how_to_store_one(hpcfwi, tmp_path, capsys):
     assert hpcfwi("check", write_stepped(tmp_path, {"file": "true.h5"})) == 2
-    told = capsys.readouterr().err
-    assert "/fixed: no such dataset; the file holds /vp" in told
-    assert "as /fixed" in told
+    message = capsys.readouterr().err
+    assert "/fixed: there is no such dataset; the file holds /vp" in message
+    assert "as /fixed" in message
     with h5py.File(tmp_path / "true.h5", "a") as file:
         file["fixed"] = find_salt(true_model().grid)
-    assert hpcfwi("check", write_stepped(tmp_path, {"file": "true.h5"})) == 0, "beside the model"
+    assert hpcfwi("check", write_stepped(tmp_path, {"file": "true.h5"})) == 0, (
+        "a mask stored in the model file"
+    )

@@ -1,4 +1,4 @@
-"""Point sources to line sources, against the waves of both in a homogeneous medium."""
+"""Correction of point to line sources, against both waves in a homogeneous medium."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcfwi.wave.numerics import ricker
 SPEED, DT, N, DELAY = 2000.0, 0.002, 1200, 0.2
 
 
-def of_a_point(offset):
-    """p(r, t) = s(t - r / c) / (4 pi r)."""
+def point_source(offset):
+    """Return p(r, t) = s(t - r / c) / (4 pi r)."""
     return ricker(10.0, N, DT, DELAY + offset / SPEED) / (4.0 * np.pi * offset)
 
 
-def of_a_line(offset):
-    """p(r, t) = 1 / (2 pi) times the integral of s(t - r / c cosh theta) over theta >= 0."""
+def line_source(offset):
+    """Return p(r, t), the integral of s(t - r / c cosh theta) / (2 pi) over theta >= 0."""
     theta = np.linspace(0.0, 4.0, 8001)
     late = offset / SPEED * np.cosh(theta)
     t = DT * np.arange(N)[:, None]
@@ -27,24 +27,24 @@ def of_a_line(offset):
 
 
 @pytest.mark.parametrize(("offset", "error"), [(400.0, 0.15), (1200.0, 0.06), (2400.0, 0.04)])
-def test_a_point_source_becomes_a_line_source_at_some_wavelengths(offset, error):
+def test_corrected_point_source_approximates_a_line_source(offset, error):
     wavelet = ricker(10.0, N, DT, DELAY)
-    found = correct_point_source(of_a_point(offset)[None], wavelet, DT, SPEED)[0]
-    expected = of_a_line(offset)
+    found = correct_point_source(point_source(offset)[None], wavelet, DT, SPEED)[0]
+    expected = line_source(offset)
     assert np.linalg.norm(found - expected) < error * np.linalg.norm(expected)
-    uncorrected = of_a_point(offset)
+    uncorrected = point_source(offset)
     uncorrected *= np.linalg.norm(expected) / np.linalg.norm(uncorrected)
     assert np.linalg.norm(uncorrected - expected) > 0.5 * np.linalg.norm(expected)
 
 
-def test_half_an_integration_twice_is_one():
+def test_half_integral_applied_twice_is_an_integral():
     weights = half_integral(400, 0.01)
     x = np.hanning(400)
     twice = np.convolve(np.convolve(x, weights)[:400], weights)[:400]
     np.testing.assert_allclose(twice, 0.01 * np.cumsum(x), atol=0.02)
 
 
-def test_nothing_comes_before_its_time():
+def test_correction_is_causal():
     trace = np.zeros((1, 300))
     trace[0, 120] = 1.0
     wavelet = ricker(10.0, 300, DT, 0.05)

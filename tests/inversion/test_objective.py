@@ -12,14 +12,12 @@ from scipy import ndimage
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.draws import encode
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Batch, Part
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.batching import Chunks
-from hpcfwi.operators.simulator import Aperture, Simulator
+from hpcfwi.operators.simulator import Aperture, Chunks, Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Method, Snapshots, acoustic
@@ -38,7 +36,7 @@ def experiment(tmp_path_factory):
 
 
 def batch_of(shots, survey, observed, chunks=1, epoch=1):
-    """A batch in memory, of a survey and traces of its shots alone, dealt out in chunks."""
+    """Return a batch in memory that is dealt in chunks; survey and traces are of its shots only."""
 
     def part(chosen):
         places = np.array([shots.tolist().index(shot) for shot in chosen], dtype=int)
@@ -64,15 +62,15 @@ def evaluate_alone(vp, batch, simulator, threads=1, **options):
 
 
 def plain(evaluation):
-    """An evaluation with the arrays of a model of velocities under names of their own."""
+    """Return the results of an evaluation, with its arrays as separate attributes."""
     arrays = {"gradient": evaluation.gradient["vp"], **evaluation.illuminations}
-    told = ("misfit", "failed", "references", "times")
-    return SimpleNamespace(**arrays, **{name: getattr(evaluation, name) for name in told})
+    names = ("misfit", "failed", "magnitudes", "times")
+    return SimpleNamespace(**arrays, **{name: getattr(evaluation, name) for name in names})
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_misfit_and_gradient_are_the_mean_over_shots_of_autograds(experiment, threads):
-    # Of every step, as the data are noise: beyond the wavelet's band, too
+def test_misfit_and_gradient_match_autograd_mean_over_shots(experiment, threads):
+    # History of every step, since noise has frequencies above the wavelet's band
     simulator = experiment.simulator(experiment.initial).with_history(Snapshots(1))
     vp = torch.tensor(experiment.initial["vp"], requires_grad=True)
     survey = experiment.survey.select(SHOTS)
@@ -98,13 +96,13 @@ def test_misfit_and_gradient_are_the_mean_over_shots_of_autograds(experiment, th
 
 
 @pytest.mark.parametrize("encoded", [False, True])
-def test_the_gradient_with_respect_to_the_wavelet_is_autograds(experiment, encoded):
+def test_gradient_with_respect_to_wavelet_matches_autograd(experiment, encoded):
     simulator = experiment.simulator(experiment.initial).with_history(Snapshots(1))
     model = Model(simulator.grid, {"vp": torch.tensor(experiment.initial["vp"])})
     whole, signs = experiment.survey, None
     if encoded:
         signs = np.random.default_rng(2).choice(np.array([-1, 1], np.int8), (3, whole.n_shots))
-    survey = whole.select(SHOTS) if signs is None else encode(whole, signs)
+    survey = whole.select(SHOTS) if signs is None else whole.encoded(signs)
     n, wavelet = survey.n_shots, torch.tensor(whole.wavelet, requires_grad=True)
     observed = np.random.default_rng(0).normal(size=(n, N_RECEIVERS, N_SAMPLES))
     observed = (0.01 * observed).astype(np.float32)
@@ -123,11 +121,13 @@ def test_the_gradient_with_respect_to_the_wavelet_is_autograds(experiment, encod
         return Part(chosen, survey.select(chosen), lambda: observed[chosen], chosen_signs)
 
     batch = Batch(1, shots, (), part, lambda left: map(part, np.array_split(left, 2)))
-    objective = Objective(simulator, least_squares, context, Chunks(1, context), samples=N_SAMPLES)
-    found = objective.evaluate(model, batch.emitting(wavelet.detach().numpy())).wavelet
+    objective = Objective(
+        simulator, least_squares, context, Chunks(1, context), wavelet_samples=N_SAMPLES
+    )
+    found = objective.evaluate(model, batch.with_wavelet(wavelet.detach().numpy())).wavelet
     largest = float(wavelet.grad.abs().max())
     np.testing.assert_allclose(found, wavelet.grad, rtol=1e-4, atol=1e-5 * largest)
-    without = replace(objective, samples=0).evaluate(model, batch)
+    without = replace(objective, wavelet_samples=0).evaluate(model, batch)
     assert without.wavelet is None
 
 
@@ -138,11 +138,11 @@ def same(one, other):
     )
 
 
-def test_any_order_and_any_portions_give_the_same_bits(experiment):
+def test_bits_do_not_depend_on_order_and_chunks_of_shots(experiment):
     simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
     observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
     observed = observed.astype(np.float32)
-    # The first shot is the one from which the resolution of the sums comes.
+    # The first shot stays first, since it sets the resolution of the sums.
     order = np.array([0, 3, 1, 2])
     expected = evaluate_alone(vp, make_batch(experiment, SHOTS, observed), simulator)
     for chunks, threads in ((1, 2), (2, 1), (3, 3)):
@@ -150,8 +150,8 @@ def test_any_order_and_any_portions_give_the_same_bits(experiment):
         assert same(evaluate_alone(vp, batch, simulator, threads), expected)
 
 
-def test_encoded_shots_of_another_epoch_are_not_what_a_death_left(experiment):
-    # They have the same numbers in every epoch, and other data
+def test_results_left_by_a_lost_rank_are_not_reused_in_another_epoch(experiment):
+    # Encoded shots have the same numbers in every epoch, but other data
     simulator = experiment.simulator(experiment.initial)
     model = Model(simulator.grid, {"vp": torch.tensor(experiment.initial["vp"])})
     comm = SimpleNamespace(Iprobe=lambda: False)
@@ -163,39 +163,39 @@ def test_encoded_shots_of_another_epoch_are_not_what_a_death_left(experiment):
         batch_of(SHOTS, survey, observed, epoch=epoch)
         for epoch, observed in enumerate(0.01 * noise.astype(np.float32), start=1)
     )
-    references = evaluate_alone(model["vp"], first, simulator).references
+    magnitudes = evaluate_alone(model["vp"], first, simulator).magnitudes
     for batch in (first, second):
-        found = plain(survivor.evaluate(model, batch, references))
-        assert same(found, evaluate_alone(model["vp"], batch, simulator, references=references))
+        found = plain(survivor.evaluate(model, batch, magnitudes))
+        assert same(found, evaluate_alone(model["vp"], batch, simulator, magnitudes=magnitudes))
 
 
-def test_a_sum_that_does_not_hold_is_made_again_with_what_was_found(experiment):
+def test_sum_with_wrong_magnitudes_is_repeated_with_new_ones(experiment):
     simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
     batch = make_batch(experiment)
     first = evaluate_alone(vp, batch, simulator)
-    expected = evaluate_alone(vp, batch, simulator, references=first.references)
+    expected = evaluate_alone(vp, batch, simulator, magnitudes=first.magnitudes)
     for factor in (1e-12, 1e12):
-        references = {name: factor * most for name, most in first.references.items()}
-        found = evaluate_alone(vp, batch, simulator, references=references)
-        assert found.references == first.references
+        magnitudes = {name: factor * most for name, most in first.magnitudes.items()}
+        found = evaluate_alone(vp, batch, simulator, magnitudes=magnitudes)
+        assert found.magnitudes == first.magnitudes
         assert same(found, expected)
 
 
-def test_what_is_not_asked_for_keeps_its_references_and_the_gradient_its_bits(experiment):
+def test_gradient_has_same_bits_without_illuminations(experiment):
     simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
     whole = evaluate_alone(vp, make_batch(experiment), simulator)
-    batch, references = make_batch(experiment), whole.references
-    expected = evaluate_alone(vp, batch, simulator, references=references)
-    found = evaluate_alone(vp, batch, simulator, references=references, illuminate=False)
-    assert found.references == references
+    batch, magnitudes = make_batch(experiment), whole.magnitudes
+    expected = evaluate_alone(vp, batch, simulator, magnitudes=magnitudes)
+    found = evaluate_alone(vp, batch, simulator, magnitudes=magnitudes, illuminate=False)
+    assert found.magnitudes == magnitudes
     assert torch.equal(found.gradient, expected.gradient)
     assert not found.source_illumination.any()
     assert not found.receiver_illumination.any()
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_a_shot_whose_data_are_not_numbers_is_left_out(experiment, first):
-    """Be it the one from which the resolution of the sums would come."""
+def test_shot_with_nonfinite_data_is_left_out(experiment, first):
+    """This holds for the first shot, too, which would set the resolution of the sums."""
     simulator, vp = experiment.simulator(experiment.initial), torch.tensor(experiment.initial["vp"])
     observed = np.zeros((4, N_RECEIVERS, N_SAMPLES), np.float32)
     observed[first, 5, 80] = np.nan
@@ -208,14 +208,14 @@ def test_a_shot_whose_data_are_not_numbers_is_left_out(experiment, first):
     assert relative(found.gradient, expected.gradient) < 1e-7
 
 
-def test_where_no_shot_is_good_there_is_no_gradient(experiment):
+def test_nonfinite_data_of_all_shots_are_an_error(experiment):
     observed = np.full((4, N_RECEIVERS, N_SAMPLES), np.nan, np.float32)
     vp, simulator = torch.tensor(experiment.initial["vp"]), experiment.simulator(experiment.initial)
     with pytest.raises(InversionFailure, match=r"none of the shots \[0, 4, 7, 9\] gives"):
         evaluate_alone(vp, make_batch(experiment, SHOTS, observed), simulator)
 
 
-def test_at_the_true_model_there_is_neither_misfit_nor_gradient(experiment):
+def test_misfit_and_gradient_are_zero_at_the_true_model(experiment):
     simulator = experiment.simulator(experiment.true)
     vp = torch.tensor(experiment.true["vp"])
     observed = simulate(simulator, vp, experiment.survey.select(SHOTS)).data.numpy()
@@ -230,7 +230,7 @@ SPREAD = 300.0  # m, on both sides
 
 
 def line_simulator(aperture=None, ndim=2, **options):
-    """Waves on the line; in 3-D, on a slab of it."""
+    """Return a simulator on the line, or on a short part of it in 3-D."""
     grid = LINE if ndim == 2 else Grid((8, 36, 8), (20.0,) * 3, (0.0, 1000.0, 0.0))
     options = {
         "order": 4,
@@ -250,7 +250,7 @@ def line_model(shape, seed=0):
 
 
 def line_batch(simulator, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0.004):
-    """Shots, each with receivers around it only, and the data of another model than `vp`."""
+    """Return shots with receivers around each source, and data of a model other than `vp`."""
     ndim, shots = simulator.grid.ndim, np.arange(len(places))
     offsets = np.linspace(-SPREAD, SPREAD, 16)
     sources = np.zeros((len(places), ndim))
@@ -267,7 +267,7 @@ def line_batch(simulator, vp, samples=220, places=(1500.0, 5000.0, 9700.0), dt=0
 
 
 def counting_cells(monkeypatch):
-    """How many cells each call of the engine has simulated, all shots together."""
+    """Return a list that gets the number of cells of each call of the engine, for all shots."""
     cells, forward = [], cpu.forward
 
     def count(problem, *rest):
@@ -280,7 +280,7 @@ def counting_cells(monkeypatch):
 
 @pytest.mark.parametrize("aperture", [Aperture(), Aperture(600.0)], ids=["whole", "window"])
 @pytest.mark.parametrize("unheard", [np.nan, 1e30, 0.0])
-def test_a_trace_that_the_mask_leaves_out_never_matters(aperture, unheard):
+def test_masked_trace_does_not_change_misfit_and_gradient(aperture, unheard):
     vp, shots = line_model(LINE.shape), np.arange(3)
     batch = line_batch(line_simulator(), vp)
     part = batch.part(shots)
@@ -302,23 +302,23 @@ def test_a_trace_that_the_mask_leaves_out_never_matters(aperture, unheard):
     assert relative(found.gradient, alone.gradient) < 1e-6
 
 
-def test_windows_give_the_gradient_of_the_whole_model_at_its_place_for_fewer_cells(monkeypatch):
+def test_windows_give_gradient_of_whole_model_with_fewer_cells(monkeypatch):
     vp = line_model(LINE.shape)
     batch = line_batch(line_simulator(), vp)
     cells = counting_cells(monkeypatch)
     whole = evaluate_alone(vp, batch, line_simulator())
     windows = evaluate_alone(vp, batch, line_simulator(Aperture(600.0)))
-    assert sum(cells[4:]) < 0.3 * sum(cells[:4]), "three shots, and the first one beforehand"
+    assert sum(cells[4:]) < 0.3 * sum(cells[:4]), "the first shot, then three shots"
     assert windows.misfit == pytest.approx(whole.misfit, rel=1e-4)
     assert 0.0 < relative(windows.gradient, whole.gradient) < 1e-3
     inside = windows.source_illumination > 0
     for name in ("source_illumination", "receiver_illumination"):
         found, expected = getattr(windows, name)[inside], getattr(whole, name)[inside]
         assert relative(found, expected) < 1e-2
-    assert float(inside.float().mean()) < 0.6, "nothing where no window is"
+    assert float(inside.float().mean()) < 0.6, "illumination is zero outside of windows"
 
 
-def test_as_long_as_no_wave_reaches_their_ends_windows_change_nothing():
+def test_windows_change_nothing_if_no_wave_reaches_their_edges():
     vp = line_model(LINE.shape)
     batch = line_batch(line_simulator(), vp, samples=120)
     whole = evaluate_alone(vp, batch, line_simulator())
@@ -327,8 +327,8 @@ def test_as_long_as_no_wave_reaches_their_ends_windows_change_nothing():
     assert relative(windows.gradient, whole.gradient) < 1e-6
 
 
-def test_what_a_narrow_window_leaves_out_is_missed():
-    """So that the comparisons above can fail."""
+def test_too_narrow_window_changes_the_gradient():
+    """This shows that the comparisons above can fail."""
     vp = line_model(LINE.shape)
     batch = line_batch(line_simulator(), vp)
     whole = evaluate_alone(vp, batch, line_simulator())
@@ -337,20 +337,20 @@ def test_what_a_narrow_window_leaves_out_is_missed():
     ) > (1e-2)
 
 
-def test_in_3_d_it_is_the_same():
+def test_windows_in_3d_give_gradient_of_whole_model():
     options = {"ndim": 3, "engine": "eager", "order": 2, "boundary": 3}
-    heard = line_simulator(Aperture(max_offset=60.0), **options)
-    vp = line_model(heard.grid.shape)
-    batch = line_batch(heard, vp, samples=50, places=(1240.0,))
-    expected = evaluate_alone(vp, batch, heard)
+    whole = line_simulator(Aperture(max_offset=60.0), **options)
+    vp = line_model(whole.grid.shape)
+    batch = line_batch(whole, vp, samples=50, places=(1240.0,))
+    expected = evaluate_alone(vp, batch, whole)
     found = evaluate_alone(vp, batch, line_simulator(Aperture(200.0, max_offset=60.0), **options))
     assert found.misfit == pytest.approx(expected.misfit, rel=1e-4)
     assert relative(found.gradient, expected.gradient) < 1e-3
-    assert not found.gradient[:, 26:].any(), "beyond 1500 m along y"
+    assert not found.gradient[:, 26:].any(), "zero beyond 1500 m along y"
     assert expected.gradient[:, 26:].any()
 
 
-def test_shots_with_windows_of_their_own_are_the_same_in_any_portion():
+def test_bits_of_shots_with_windows_do_not_depend_on_threads():
     vp = line_model(LINE.shape)
     batch = line_batch(line_simulator(), vp, samples=120)
     alone = evaluate_alone(vp, batch, line_simulator(Aperture(300.0)))
@@ -360,8 +360,8 @@ def test_shots_with_windows_of_their_own_are_the_same_in_any_portion():
 
 
 @pytest.mark.parametrize("aperture", [None, 2000.0])
-def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
-    """As if they had not been recorded, though these are not even numbers."""
+def test_traces_beyond_max_offset_do_not_count(experiment, aperture):
+    """Results are as if they had not been recorded, even if they are NaN."""
     vp = torch.tensor(experiment.initial["vp"])
     aperture = Aperture(aperture, max_offset=300.0)
     simulator = replace(experiment.simulator(experiment.initial), aperture=aperture)
@@ -369,7 +369,7 @@ def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
     observed[0, 0] = np.nan
     batch = make_batch(experiment, SHOTS, observed)
     survey = experiment.survey.select(SHOTS)
-    assert not aperture.trace_mask(survey.sources[0], survey.receivers[0])[0]
+    assert not aperture.within_offsets(survey.sources[0], survey.receivers[0])[0]
     found = evaluate_alone(vp, batch, simulator, threads=2)
     misfits, total = 0.0, torch.zeros_like(vp)
     for shot in SHOTS:
@@ -384,8 +384,8 @@ def test_traces_beyond_the_largest_offset_do_not_count(experiment, aperture):
     assert relative(found.gradient, total) < 1e-6
 
 
-def test_memory_that_runs_out_does_not_change_the_answer(experiment, monkeypatch, caplog):
-    """An engine that has no room for more than one shot."""
+def test_out_of_memory_does_not_change_misfit_and_gradient(experiment, monkeypatch, caplog):
+    """The engine has no memory for more than one shot."""
     forward = cpu.forward
 
     def cramped(problem, *rest):
@@ -406,6 +406,6 @@ def test_memory_that_runs_out_does_not_change_the_answer(experiment, monkeypatch
         assert found.misfit == expected.misfit
         assert torch.equal(found.gradient, expected.gradient)
     assert [record.getMessage().split(" ran ")[1] for record in caplog.records] == [
-        "out of memory with 4 shots at a time: going on with 2",
-        "out of memory with 2 shots at a time: going on with 1",
+        "out of memory with 4 shots at a time: continuing with 2",
+        "out of memory with 2 shots at a time: continuing with 1",
     ]

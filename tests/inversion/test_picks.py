@@ -1,4 +1,4 @@
-"""Picks of first breaks: what is read, which line they make, and what a mute silences."""
+"""Picks of first breaks: reading, interpolation, and mutes by picks."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize("text", WRITTEN)
-def test_picks_are_linear_in_offset_on_each_side_and_nothing_beyond_them(text, tmp_path):
+def test_picks_are_interpolated_in_offset_on_each_side_of_the_source(text, tmp_path):
     picks = read(tmp_path, text)
     np.testing.assert_allclose(times(picks, 1), [0.3, 0.2, 0.1, 0.25, 0.4])
     np.testing.assert_allclose(times(picks, 0), [np.nan, 0.2, np.nan, np.nan, np.nan])
     assert np.isnan(times(picks, 2)).all(), "a shot without picks"
 
 
-def test_receivers_of_one_offset_in_three_dimensions_have_their_own_picks(tmp_path):
+def test_picks_in_3d_may_differ_between_receivers_of_equal_offset(tmp_path):
     sources = np.array([[5.0, 0.0, 0.0]])
     receivers = np.array([[10.0, 0.0, 100.0], [10.0, 100.0, 0.0], [10.0, 60.0, 80.0]])
     survey = Survey(sources, receivers, np.ones(200, np.float32), 0.01)
@@ -68,7 +68,7 @@ def test_receivers_of_one_offset_in_three_dimensions_have_their_own_picks(tmp_pa
         ("1 2 0.1\n", 1, "expected the names of the columns: shot receiver time, or source_x"),
         ("shot receiver time\n1 2\n", 2, "expected 3 numbers: shot receiver time"),
         ("shot receiver time\n1 2 nan\n", 2, "expected 3 numbers"),
-        ("shot receiver time\n1 2 0.1\n\n1 2 0.2\n", 4, "has a pick already"),
+        ("shot receiver time\n1 2 0.1\n\n1 2 0.2\n", 4, "already has a pick"),
         ("shot receiver time\n0 5 0.1\n", 2, "expected 0 to 2 and 0 to 4"),
         ("shot receiver time\n0.5 1 0.1\n", 2, "Count both from 0"),
         ("shot receiver time\n1 2 150\n1 3 250\n", 2, "divide the times by 1000"),
@@ -77,7 +77,7 @@ def test_receivers_of_one_offset_in_three_dimensions_have_their_own_picks(tmp_pa
         ("source_x receiver_x time\n150 100 0.1\n", 2, "the nearest source of the survey is 50 m"),
     ],
 )
-def test_what_is_no_pick_of_the_survey_is_refused_with_its_line(text, line, words, tmp_path):
+def test_pick_that_does_not_fit_the_survey_is_refused_with_its_line(text, line, words, tmp_path):
     if "0.2 0.1 0.1" in text:
         text = text.replace("0.2 0.1", "0.2 50")
     with pytest.raises(InputError) as refused:
@@ -88,7 +88,7 @@ def test_what_is_no_pick_of_the_survey_is_refused_with_its_line(text, line, word
 
 
 def write_picks(folder, delay=0.0):
-    """First breaks of the direct wave of the example's every second receiver, in all shots."""
+    """Write first breaks of the direct wave at every second receiver, for all shots."""
     folder.mkdir(exist_ok=True)
     experiment = prepare(load_config(write_input(folder)), Context.alone())
     survey = experiment.survey
@@ -101,7 +101,7 @@ def write_picks(folder, delay=0.0):
     return survey
 
 
-def test_a_mute_begins_at_the_picks_of_each_shot_and_silences_traces_beyond_them(tmp_path):
+def test_mute_begins_at_picks_and_zeros_traces_beyond_them(tmp_path):
     survey = write_picks(tmp_path)
     mute = {"picks": "picks.txt", "delay": 0.05, "taper": 0.0}
     config = load_config(write_input(tmp_path, {"data.mute": mute}))
@@ -109,7 +109,7 @@ def test_a_mute_begins_at_the_picks_of_each_shot_and_silences_traces_beyond_them
     shots = np.arange(N_SHOTS)
     observed = np.ones(survey.shape, np.float32)
     factors = experiment.conditioning().apply(observed, survey.select(shots)).factors
-    last = N_RECEIVERS - 1  # beyond the last pick of all shots whose source is to its left
+    last = N_RECEIVERS - 1  # beyond the last pick of shots whose source is to its left
     for shot in (0, 4, 5):
         for receiver in (0, 8, 14):
             path = np.linalg.norm(survey.receivers[receiver] - survey.sources[shot])
@@ -117,13 +117,11 @@ def test_a_mute_begins_at_the_picks_of_each_shot_and_silences_traces_beyond_them
             assert kept[0] == np.floor((path / 1500.0 + 0.05) / survey.dt) + 1
             assert kept[-1] == survey.n_samples - 1
     assert not factors[0, last].any()
-    assert factors[0, 7].any(), "between two picks"
+    assert factors[0, 7].any(), "interpolated between two picks"
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_mute_by_picks_in_a_stage_is_found_beside_the_input_and_changes_the_misfit(
-    hpcfwi, tmp_path, monkeypatch
-):
+def test_mute_by_picks_in_a_stage_is_read_next_to_the_input(hpcfwi, tmp_path, monkeypatch):
     write_picks(tmp_path / "there", 0.2)
     stages = [
         {"inversion": {"epochs": 1}},
@@ -141,12 +139,12 @@ def test_encoded_shots_cannot_have_picks(hpcfwi, tmp_path, capsys):
     write_picks(tmp_path)
     changes = {"data.mute": {"picks": "picks.txt"}, "inversion.encoding": "signs"}
     assert hpcfwi("check", write_input(tmp_path, changes)) == 2
-    assert "data.mute goes by offset" in capsys.readouterr().err
+    assert "data.mute (except `after`) depends on the offset" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("late", "sign"), [(0.0, 1.0), (0.03, -1.0)])
-def test_check_says_how_far_picks_are_from_the_simulated_arrivals_and_their_sign(
+def test_check_reports_delay_of_picks_to_simulated_arrivals_and_sign(
     late, sign, hpcfwi, tmp_path, capsys
 ):
     path = write_input(tmp_path)
@@ -168,24 +166,25 @@ def test_check_says_how_far_picks_are_from_the_simulated_arrivals_and_their_sign
         **{f"survey.{key}": None for key in keys},
         "survey.file": "field.h5",
         "model.initial": {"smooth": 5.0},
-        # What is cut before the pick must not move the simulated arrival
+        # A mute that ends after the pick must not move the simulated arrival
         "data.mute": {"picks": "picks.txt", "delay": 0.05},
     }
     capsys.readouterr()
     path = write_input(tmp_path, changes)
     assert hpcfwi("check", path, "--output", tmp_path / "check") == 0
-    (told,) = [line for line in capsys.readouterr().out.splitlines() if "picks in" in line]
+    (output,) = [line for line in capsys.readouterr().out.splitlines() if "picks in" in line]
     assert (
-        f"of these traces are {1000 * late:.0f} ms later than the first simulated arrivals" in told
+        f"of these traces are {1000 * late:.0f} ms later than the first simulated arrivals"
+        in output
     )
-    assert told.endswith(f"the opposite in {0 if sign > 0 else 100} %")
+    assert output.endswith(f"the opposite in {0 if sign > 0 else 100} %")
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_check_warns_of_picks_that_are_more_than_a_period_off(hpcfwi, tmp_path, capsys):
+def test_check_warns_of_picks_off_by_more_than_a_period(hpcfwi, tmp_path, capsys):
     write_picks(tmp_path, 0.25)
     mute = {"picks": "picks.txt", "keep": "above"}
     assert hpcfwi("check", write_input(tmp_path, {"data.mute": mute})) == 0
-    told = capsys.readouterr().out
-    assert "data.mute.picks" in told
-    assert "later than the first simulated arrivals" in told
+    output = capsys.readouterr().out
+    assert "data.mute.picks" in output
+    assert "later than the first simulated arrivals" in output

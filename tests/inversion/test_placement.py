@@ -1,4 +1,4 @@
-"""Receivers that move with the source: where they are, and which there are."""
+"""Receivers that move with the source: their positions and their mask."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ def sources(*x):
     return np.array([[5.0, at] for at in x])
 
 
-def test_spread_moves_with_the_source_and_ends_with_the_model():
+def test_spread_moves_with_the_source_and_is_masked_outside_the_model():
     positions, mask = place_spread(spread(), sources(0.0, 10.0, 45.0), LINE)
     assert positions[..., 0].tolist() == [[8.0] * 3] * 3
     assert positions[..., 1].tolist() == [[20, 50, 80], [30, 60, 90], [65, 95, 95]]
     assert mask.tolist() == [[True] * 3, [True] * 3, [True, True, False]]
 
 
-def test_a_streamer_towed_to_the_right_lies_behind_its_source():
+def test_streamer_with_negative_offset_lies_behind_its_source():
     towed = spread(offset=-20.0, spacing=-30.0)
     positions, mask = place_spread(towed, sources(100.0, 60.0), LINE)
     assert positions[..., 1].tolist() == [[80, 50, 20], [40, 10, 10]]
     assert mask.tolist() == [[True] * 3, [True, True, False]]
 
 
-def test_spread_split_by_an_end_has_the_nearest_places_on_either_side():
+def test_receivers_outside_the_model_are_moved_to_the_nearest_receiver():
     positions, mask = place_spread(spread(offset=-30.0, count=5), sources(0.0), LINE)
     assert positions[0, :, 1].tolist() == [0, 0, 30, 60, 90]
     assert mask.tolist() == [[False, True, True, True, True]]
 
 
-def test_where_all_are_there_there_is_no_mask():
+def test_no_mask_if_all_receivers_are_in_the_model():
     positions, mask = place_spread(spread(), sources(0.0, 20.0), LINE)
     assert positions.shape == (2, 3, 2)
     assert mask is None
 
 
-def test_in_three_dimensions_they_lie_along_x_at_the_y_of_their_source():
+def test_spread_in_3d_lies_along_x_at_y_of_the_source():
     volume = Grid((5, 4, 11), (10.0,) * 3, (0.0,) * 3)
     at = np.array([[5.0, 0.0, 0.0], [5.0, 25.0, 30.0]])
     positions, mask = place_spread(spread(), at, volume)
@@ -57,7 +57,7 @@ def test_in_three_dimensions_they_lie_along_x_at_the_y_of_their_source():
     assert mask.tolist() == [[True] * 3, [True, True, False]]
 
 
-def test_a_shot_without_any_is_named_with_its_place_and_the_remedy():
+def test_error_names_shot_without_receivers_its_position_and_remedy():
     with pytest.raises(InputError) as refused:
         place_spread(spread(), sources(0.0, 85.0, 90.0), LINE)
     for words in (
@@ -76,11 +76,11 @@ def test_a_shot_without_any_is_named_with_its_place_and_the_remedy():
     st.floats(-90.0, 90.0).filter(bool),
     st.integers(1, 8),
 )
-def test_whatever_the_spread_every_receiver_is_in_the_model_and_those_that_count_are_in_place(
-    heard, offset, spacing, count
+def test_any_spread_has_unmasked_receivers_in_place_and_all_in_the_model(
+    inner, offset, spacing, count
 ):
-    """heard: of each shot where a receiver is in the model, and which."""
-    x = [place - offset - spacing * (number % count) for place, number in heard]
+    """inner: for each shot, the x of a receiver in the model and the number of this receiver."""
+    x = [place - offset - spacing * (number % count) for place, number in inner]
     expected = np.array(x)[:, None] + offset + spacing * np.arange(count)
     inside = (expected >= 0.0) & (expected <= 100.0)
     beyond = np.maximum(-expected, expected - 100.0)
@@ -91,4 +91,4 @@ def test_whatever_the_spread_every_receiver_is_in_the_model_and_those_that_count
     np.testing.assert_array_equal(positions[..., 1][inside], expected[inside])
     assert LINE.contains(positions).all()
     for own, there in zip(positions[..., 1], inside, strict=True):
-        assert set(own[~there]) <= set(own[there]), "positions of others, which add no place"
+        assert set(own[~there]) <= set(own[there]), "masked receivers have positions of others"

@@ -1,4 +1,4 @@
-"""Gradients that are made more like steps."""
+"""Preconditioning of gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def apply(gradient, illuminations=None, factors=None, **keys):
     return preconditioner.apply(given, illuminations or {}, MODEL)["vp"]
 
 
-def test_what_is_lit_a_hundredth_as_much_counts_as_much():
+def test_illumination_is_compensated():
     source = torch.ones(GRID.shape)
     source[10:] = 1e-4
     lit = {"source_illumination": source, "receiver_illumination": torch.ones(GRID.shape)}
@@ -42,20 +42,20 @@ def test_what_is_lit_a_hundredth_as_much_counts_as_much():
     torch.testing.assert_close(found, torch.ones(GRID.shape), rtol=2e-4, atol=0.0)
 
 
-def test_no_illumination_changes_nothing_and_damping_bounds_what_some_does():
+def test_balance_without_illumination_is_1_and_is_bounded_by_damping():
     dark = [torch.zeros(3, 3), torch.zeros(3, 3)]
     assert (balance(dark, 0.1) == 1.0).all()
     half = torch.tensor([[1.0, 0.0]])
     np.testing.assert_allclose(balance([half, half], 0.1), [[1.1, 0.1]])
 
 
-def test_depth_counts_from_the_models_top():
+def test_depth_weight_is_a_power_of_depth_below_the_top():
     found = apply(torch.ones(GRID.shape), depth=2.0)
     assert found[-1, 0] == pytest.approx(1.0)
     assert found[10, 0] == pytest.approx((100.0 / 190.0) ** 2)
 
 
-def test_a_point_is_smoothed_to_a_gaussian_of_so_much_of_a_wavelength():
+def test_point_is_smoothed_to_gaussian_of_given_width():
     grid = Grid((81, 81), (10.0, 20.0), (0.0, 0.0))
     point = torch.zeros(grid.shape, dtype=torch.float64)
     point[40, 40] = 1.0
@@ -67,10 +67,10 @@ def test_a_point_is_smoothed_to_a_gaussian_of_so_much_of_a_wavelength():
 
 
 @pytest.mark.parametrize("shape", [(20, 30), (9, 12, 17), (20, 90, 70)])
-def test_rows_are_smoothed_as_scipy_does_it(shape):
+def test_smoothing_of_rows_matches_scipy(shape):
     rng = np.random.default_rng(0)
     array, lengths = rng.normal(size=shape), rng.uniform(2.0, 90.0, shape[0])
-    spacing = (1e9, 20.0, 5.0)[: len(shape)]  # so far apart that depths do not mix
+    spacing = (1e9, 20.0, 5.0)[: len(shape)]  # rows are so far apart that they are not mixed
     found = Smoothing(lengths, spacing).apply(torch.from_numpy(array))
     rows = [
         scipy.ndimage.gaussian_filter(row, [length / h for h in spacing[1:]], mode="reflect")
@@ -79,26 +79,26 @@ def test_rows_are_smoothed_as_scipy_does_it(shape):
     np.testing.assert_allclose(found, rows, rtol=1e-13, atol=1e-13)
 
 
-def test_what_is_the_same_everywhere_stays_so():
+def test_smoothing_preserves_a_constant():
     same = torch.full(GRID.shape, 3.0)
     torch.testing.assert_close(apply(same, smooth=0.5), same)
 
 
-def test_a_taper_rises_by_half_a_cosine_with_the_distance_from_the_nearest_point():
+def test_taper_is_half_a_cosine_of_distance_to_the_nearest_point():
     points = np.array([[100.0, 200.0], [100.0, 200.0], [155.0, 590.0]])
     factors = rise_from(points, 40.0, GRID)
     assert factors[0, 10] == 0.0
     assert factors[1, 10] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * 10.0 / 40.0))
     assert factors[0, 11] == factors[0, 9] == factors[2, 10] == pytest.approx(0.5)
     assert factors[2, 11] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * np.sqrt(800.0) / 40.0))
-    assert factors[5, 29] == factors[6, 29], "between two cells"
+    assert factors[5, 29] == factors[6, 29], "point between two cells"
     assert factors[5, 29] == pytest.approx(0.5 - 0.5 * np.cos(np.pi * np.hypot(5.0, 10.0) / 40.0))
     z, x = np.meshgrid(GRID.coordinates(0), GRID.coordinates(1), indexing="ij")
     away = [np.hypot(z - at[0], x - at[1]) >= 40.0 for at in points]
     np.testing.assert_array_equal(factors == 1.0, np.all(away, axis=0))
 
 
-def test_a_taper_of_a_volume_counts_distances_along_all_axes():
+def test_taper_in_3d_uses_distance_along_all_axes():
     grid = Grid((6, 7, 8), (10.0, 20.0, 5.0), (0.0, 0.0, 100.0))
     factors = rise_from(np.array([[20.0, 60.0, 115.0]]), 30.0, grid)
     assert factors[2, 3, 3] == 0.0
@@ -107,7 +107,7 @@ def test_a_taper_of_a_volume_counts_distances_along_all_axes():
 
 
 def rise_from_all(points, length, grid):
-    """As `rise_from`, of all points there are."""
+    """Return the result of `rise_from` by a search over all points."""
     places = np.stack(np.meshgrid(*map(grid.coordinates, range(grid.ndim)), indexing="ij"), axis=-1)
     distances, _ = scipy.spatial.cKDTree(points).query(places, distance_upper_bound=length)
     return 0.5 - 0.5 * np.cos(np.pi * np.minimum(distances / length, 1.0))
@@ -115,7 +115,7 @@ def rise_from_all(points, length, grid):
 
 @pytest.mark.parametrize("depths", [1, 3, 500])
 @pytest.mark.parametrize("shape", [(8, 40), (6, 7, 20)])
-def test_of_many_points_those_are_left_that_a_cell_may_be_nearest_to(shape, depths):
+def test_thinned_points_give_taper_of_all_points(shape, depths):
     grid = Grid(shape, (10.0, 20.0, 12.5)[: len(shape)], (100.0, -40.0, 5.0)[: len(shape)])
     draw = np.random.default_rng(depths)
     points = np.array(grid.origin) + draw.random((500, len(shape))) * (
@@ -130,7 +130,7 @@ def test_of_many_points_those_are_left_that_a_cell_may_be_nearest_to(shape, dept
     np.testing.assert_array_equal(rise_from(points, 45.0, grid), rise_from_all(points, 45.0, grid))
 
 
-def test_what_is_large_at_a_source_is_tapered_before_it_is_smoothed_over_the_rest():
+def test_gradient_is_tapered_before_it_is_smoothed():
     gradient = torch.ones(GRID.shape)
     gradient[0, 10] = 1e6
     factors = rise_from(np.array([[100.0, 200.0]]), 40.0, GRID)
@@ -148,7 +148,7 @@ def test_what_is_large_at_a_source_is_tapered_before_it_is_smoothed_over_the_res
         {"illumination": 0.01, "depth": 1.0, "taper": 40.0, "smooth": 0.5},
     ],
 )
-def test_preconditioner_is_symmetric_and_never_negative(keys):
+def test_preconditioner_is_symmetric_positive_semidefinite(keys):
     rng = torch.Generator().manual_seed(1)
     one, other, *lit = torch.rand((4, *GRID.shape), generator=rng, dtype=torch.float64) - 0.3
     fields = {"source_illumination": lit[0] ** 2, "receiver_illumination": lit[1] ** 2}
@@ -167,9 +167,7 @@ def test_preconditioner_is_symmetric_and_never_negative(keys):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_inversion_leaves_cells_with_a_source_or_receiver_and_shows_a_gradient_of_0(
-    hpcfwi, tmp_path
-):
+def test_inversion_with_taper_keeps_cells_of_sources_and_receivers(hpcfwi, tmp_path):
     changes = {
         "survey.sources": {"count": 10, "depth": 100.0, "first": 20.0, "last": 1100.0},
         "survey.receivers": {"count": 60, "depth": 80.0},
@@ -182,17 +180,17 @@ def test_an_inversion_leaves_cells_with_a_source_or_receiver_and_shows_a_gradien
         read_model(tmp_path / "run" / name)["vp"] for name in ("model.h5", "initial.h5")
     )
     changed = found != initial
-    assert not changed[4].any(), "receivers in each cell"
+    assert not changed[4].any(), "each cell has a receiver"
     assert changed[5:].any(axis=0).all()
     with h5py.File(tmp_path / "run" / "epochs" / "epoch_0001.h5") as file:
         gradient = file["gradient"][...]
     assert not gradient[4].any()
-    assert not gradient[5, 1:56:6].any(), "sources"
+    assert not gradient[5, 1:56:6].any(), "cells of sources"
     assert gradient[5, 2:56:6].all()
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_inversion_takes_it_and_comes_nearer_to_the_truth(hpcfwi, tmp_path):
+def test_inversion_with_preconditioner_reduces_model_error(hpcfwi, tmp_path):
     keys = {"illumination": 0.01, "smooth": 0.1, "depth": 0.5}
     assert hpcfwi("run", write_input(tmp_path, {"inversion.precondition": keys})) == 0
     errors = [entry["model_error"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")]
@@ -200,9 +198,7 @@ def test_an_inversion_takes_it_and_comes_nearer_to_the_truth(hpcfwi, tmp_path):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_search_along_lines_begins_with_it_and_a_run_that_was_stopped_has_its_bits(
-    hpcfwi, tmp_path
-):
+def test_line_search_with_preconditioner_continues_to_the_bit(hpcfwi, tmp_path):
     changes = {
         "inversion.precondition": {"illumination": 0.01, "smooth": 0.1},
         "inversion.optimizer": {"name": "lbfgs", "step": 30.0, "search": "backtracking"},

@@ -1,4 +1,4 @@
-"""The product of Gauss's and Newton's matrix with a direction: of a batch, and on any ranks."""
+"""Products of the Gauss-Newton matrix of a batch with a direction."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.state import State
-from hpcfwi.operators.batching import Chunks
-from hpcfwi.operators.simulator import Aperture
+from hpcfwi.operators.simulator import Aperture, Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.wave import Snapshots
@@ -35,7 +34,7 @@ def experiment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exact(experiment):
-    """Simulations whose history keeps every step."""
+    """Return a simulator whose history has every step."""
     return experiment.simulator(experiment.initial).with_history(Snapshots(1))
 
 
@@ -74,17 +73,17 @@ def observed_of(experiment, simulator):
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_where_data_are_met_it_is_how_the_gradient_changes(name, experiment, exact, initial):
-    """There the second derivatives of the waves, which it leaves out, are multiplied by nothing.
+def test_product_matches_change_of_gradient_at_zero_residual(name, experiment, exact, initial):
+    """At zero residual, the second derivatives of waves that Gauss-Newton leaves out vanish.
 
-    Misfits whose shots count for as long as they are not met are met nearly.
+    Misfits other than least squares leave out equal traces, so these get a small residual.
     """
     model = double(initial)
     survey = experiment.survey.select(SHOTS)
     rest = 0.0 if name == "least-squares" else 1e-5
-    met = recorded(exact, model, survey)
+    data = recorded(exact, model, survey)
     evaluate = evaluations_of(
-        model, make_batch(experiment, SHOTS, met * (1.0 + rest * np.cos(np.arange(N_SAMPLES)))),
+        model, make_batch(experiment, SHOTS, data * (1.0 + rest * np.cos(np.arange(N_SAMPLES)))),
         exact, find(MISFITS[name]),
     )  # fmt: skip
     direction = noise(model)
@@ -108,19 +107,19 @@ def test_gauss_newton_product_is_symmetric_and_positive_for_convex_misfits(
     assert dot(one, product(one)) > 0.0
 
 
-def test_a_penalty_has_its_part_in_it(experiment, exact, initial):
+def test_product_includes_the_penalty(experiment, exact, initial):
     model, direction = double(initial), noise(double(initial))
     batch = make_batch(experiment, SHOTS, observed_of(experiment, exact))
     penalize = partial(tikhonov, prior=model * 0.9, weight=2.0)
-    with_it, without = (
+    penalized, plain = (
         evaluations_of(model, batch, exact, regularizer=r).product(model, direction)
         for r in (penalize, None)
     )
     expected = penalize(model + direction)[1] - penalize(model)[1]
-    assert relative((with_it - without)["vp"], expected["vp"]) < 1e-9
+    assert relative((penalized - plain)["vp"], expected["vp"]) < 1e-9
 
 
-def test_any_order_and_any_portions_give_the_same_bits(experiment, initial):
+def test_bits_of_product_do_not_depend_on_order_and_chunks_of_shots(experiment, initial):
     simulator, direction = experiment.simulator(experiment.initial), noise(initial)
     observed = observed_of(experiment, simulator)
     expected = evaluations_of(initial, make_batch(experiment, SHOTS, observed), simulator)
@@ -141,20 +140,20 @@ def test_gauss_newton_product_is_linear_in_the_direction_of_any_size(size, exper
     asked = evaluate.simulations
     found = evaluate.product(initial, direction * size)
     assert relative(found["vp"].double() / size, expected["vp"].double()) < 1e-6
-    assert evaluate.simulations == asked + 2 * SHOTS.size, "no sum was made again"
+    assert evaluate.simulations == asked + 2 * SHOTS.size, "no sum was repeated"
 
 
-def test_a_sample_is_the_mean_over_its_own_shots(experiment, initial):
+def test_product_of_a_sample_is_mean_over_its_shots(experiment, initial):
     simulator, direction = experiment.simulator(experiment.initial), noise(initial)
     observed = observed_of(experiment, simulator)
     whole = evaluations_of(initial, make_batch(experiment, SHOTS, observed), simulator)
     alone = evaluations_of(initial, make_batch(experiment, SHOTS[:2], observed[:2]), simulator)
     found = whole.product(initial, direction, 2)
     assert relative(found["vp"], alone.product(initial, direction)["vp"]) < 1e-6
-    assert whole.simulations == 2 * 2 + 2, "and one shot to begin with, at twice its price"
+    assert whole.simulations == 2 * 2 + 2, "and one shot for the magnitudes, at twice its cost"
 
 
-def test_traces_that_do_not_count_and_cells_out_of_reach_have_no_part(experiment, initial):
+def test_product_ignores_traces_beyond_max_offset_and_cells_out_of_window(experiment, initial):
     simulator = replace(
         experiment.simulator(experiment.initial), aperture=Aperture(100.0, max_offset=200.0)
     )
@@ -168,7 +167,7 @@ def test_traces_that_do_not_count_and_cells_out_of_reach_have_no_part(experiment
     assert 0 < inside.sum() < inside.numel()
     assert found[inside].any()
     assert not found[~inside].any()
-    unheard = ~simulator.aperture.trace_mask(survey.sources, survey.receivers)
+    unheard = ~simulator.aperture.within_offsets(survey.sources, survey.receivers)
     spoiled = np.zeros((1, N_RECEIVERS, N_SAMPLES), np.float32)
     spoiled[unheard] = np.nan
     assert unheard.any()
@@ -176,7 +175,7 @@ def test_traces_that_do_not_count_and_cells_out_of_reach_have_no_part(experiment
     assert torch.equal(again.product(initial, direction)["vp"], found)
 
 
-def test_shots_whose_data_are_not_numbers_are_left_out(experiment, initial):
+def test_product_leaves_out_shots_with_nonfinite_data(experiment, initial):
     simulator, direction = experiment.simulator(experiment.initial), noise(initial)
     observed = observed_of(experiment, simulator)
     spoiled = observed.copy()

@@ -1,4 +1,4 @@
-"""Perturbations that test resolution, and measures of what comes back, where it is known."""
+"""Perturbations for tests of resolution, and measures of known responses to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ APART = 100.0
 
 
 def blur(perturbation, along_z, along_x):
-    """What comes back where points become Gaussians of these standard deviations, m."""
+    """Return the response that turns points into Gaussians of these standard deviations in m."""
     from scipy.ndimage import gaussian_filter
 
     return gaussian_filter(perturbation, (along_z / 10.0, along_x / 10.0), truncate=6.0)
@@ -35,7 +35,7 @@ def make_points():
     return places, perturb_points(places, SPEED, FREE)
 
 
-def test_points_are_as_far_apart_as_asked_and_in_cells_that_may_change():
+def test_points_have_given_distance_and_are_in_free_cells():
     places, perturbation = make_points()
     assert [len(place) for place in places] == [3, 8]
     assert all(set(np.diff(place)) == {10} for place in places)
@@ -51,7 +51,7 @@ def test_neighbouring_points_have_opposite_signs():
     assert (signs[:, 1:] == -signs[:, :-1]).all()
 
 
-def test_the_widths_of_points_are_those_at_half_of_what_comes_back():
+def test_width_of_points_is_that_at_half_of_the_maximum():
     places, perturbation = make_points()
     found = measure_points(places, blur(perturbation, 12.0, 20.0), perturbation, GRID, FREE)
     half = 2.0 * np.sqrt(2.0 * np.log(2.0))
@@ -59,7 +59,7 @@ def test_the_widths_of_points_are_those_at_half_of_what_comes_back():
     assert found["amplitude"].max() == 1.0
 
 
-def test_the_amplitude_of_points_does_not_depend_on_the_speed_around_them():
+def test_amplitude_of_points_does_not_depend_on_surrounding_speed():
     places, _ = make_points()
     speed = SPEED * np.linspace(1.0, 2.0, 81)
     perturbation = perturb_points(places, speed, FREE)
@@ -67,7 +67,7 @@ def test_the_amplitude_of_points_does_not_depend_on_the_speed_around_them():
     assert found["amplitude"] == pytest.approx(np.ones((3, 8)))
 
 
-def test_points_that_do_not_come_back_have_no_width():
+def test_points_that_are_not_recovered_have_no_width():
     places, perturbation = make_points()
     response = blur(perturbation, 12.0, 12.0)
     response[:, 40:] = 1.0
@@ -78,7 +78,7 @@ def test_points_that_do_not_come_back_have_no_width():
     assert "of 24 points" in describe_measures(found, "zx")
 
 
-def test_a_checkerboard_has_cells_of_its_size_and_alternating_signs():
+def test_checkerboard_has_cells_of_its_size_and_alternating_signs():
     board = perturb_checkerboard(GRID, SPEED, FREE, 80.0)
     assert not board[~FREE].any()
     centres = board[15::8, 40::8]
@@ -87,7 +87,7 @@ def test_a_checkerboard_has_cells_of_its_size_and_alternating_signs():
     assert (np.sign(centres[:, 1:]) == -np.sign(centres[:, :-1])).all()
 
 
-def test_a_checkerboard_that_comes_back_weaker_with_depth_is_correlated_all_the_same():
+def test_correlation_of_checkerboard_does_not_depend_on_amplitude():
     board = perturb_checkerboard(GRID, SPEED, FREE, 80.0)
     weaker = board * 10.0 ** (-np.arange(41)[:, None] / 40.0)
     found = measure_checkerboard(weaker, board, GRID, FREE, 80.0)
@@ -97,15 +97,15 @@ def test_a_checkerboard_that_comes_back_weaker_with_depth_is_correlated_all_the_
     assert ratio == pytest.approx(10.0**0.25, rel=0.05)
 
 
-def test_what_comes_back_as_something_else_is_not_correlated():
+def test_shifted_checkerboard_is_uncorrelated():
     board = perturb_checkerboard(GRID, SPEED, FREE, 80.0)
-    shifted = np.roll(board, 4, axis=1)  # by half a cell: sines become cosines
+    shifted = np.roll(board, 4, axis=1)  # by half a cell, so that sines become cosines
     found = measure_checkerboard(shifted, board, GRID, FREE, 80.0)
     assert np.abs(found["correlation"][20:30, 20:60]).max() < 0.05
 
 
 @pytest.mark.parametrize("size", [39.0, 811.0])
-def test_sizes_that_do_not_fit_the_grid_are_refused_with_those_that_do(size):
+def test_sizes_that_do_not_fit_the_grid_are_refused_with_valid_range(size):
     with pytest.raises(InputError, match=r"--points: found .* Give 40 to 810 m"):
         check_size(size, GRID, "--points")
     check_size(40.0, GRID, "--points")

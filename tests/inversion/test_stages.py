@@ -1,4 +1,4 @@
-"""What a stage keeps from one epoch to the next."""
+"""Stages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from hpcfwi.parallel.context import Context
 from tests.inversion.examples import write_input
 
 
-def test_a_stage_that_is_ready_has_a_taper_and_the_draws_that_it_had(tmp_path):
+def test_ready_stage_has_a_taper(tmp_path):
     path = write_input(tmp_path, {"inversion.precondition": {"taper": 100.0}})
     alone = Context.alone()
     (stage,) = make_stages(prepare(load_config(path), alone), alone)
     ready = stage.ready(alone)
     assert stage.taper is None
     assert ready.preconditioner.taper is ready.taper is not None
-    assert ready.draws() is stage.draws()

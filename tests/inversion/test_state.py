@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a state is the state."""
+"""States in checkpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.inversion.state import Numerics, State
-from hpcfwi.inversion.wavelets import Emission
+from hpcfwi.inversion.state import EngineChoice, State
+from hpcfwi.inversion.wavelets import WaveletEstimate
 from hpcfwi.model import Grid, Model
 from hpcfwi.wave import Snapshots
 
@@ -15,32 +15,32 @@ GRID = Grid((3, 4), (10.0, 10.0), (0.0, 0.0))
 CPU = torch.device("cpu")
 
 
-def state_with(emission):
+def state_with(estimated):
     model = Model(GRID, {"vp": torch.full(GRID.shape, 2000.0)})
-    return State(4, model, {}, Numerics("eager", Snapshots(1)), emission=emission)
+    return State(4, model, {}, EngineChoice("eager", Snapshots(1)), estimated=estimated)
 
 
 @pytest.mark.parametrize(
-    "emission",
+    "estimated",
     [
         None,
-        Emission(np.ones(5, np.float32)),
-        Emission(np.ones((2, 5), np.float32), np.array([0, 3])),
+        WaveletEstimate(np.ones(5, np.float32)),
+        WaveletEstimate(np.ones((2, 5), np.float32), np.array([0, 3])),
     ],
 )
-def test_what_was_estimated_comes_back(emission):
-    found = State.from_table(state_with(emission).to_table(), GRID, CPU).emission
-    if emission is None:
+def test_wavelet_estimate_survives_a_checkpoint(estimated):
+    found = State.from_table(state_with(estimated).to_table(), GRID, CPU).estimated
+    if estimated is None:
         assert found is None
     else:
-        np.testing.assert_array_equal(found.wavelet, emission.wavelet)
-        np.testing.assert_array_equal(found.epochs, emission.epochs)
+        np.testing.assert_array_equal(found.wavelet, estimated.wavelet)
+        np.testing.assert_array_equal(found.epochs, estimated.epochs)
 
 
-def test_a_table_from_before_shots_had_wavelets_of_their_own_is_read():
-    table = state_with(Emission(np.ones(5, np.float32))).to_table()
+def test_checkpoint_without_wavelets_per_shot_is_read():
+    table = state_with(WaveletEstimate(np.ones(5, np.float32))).to_table()
     del table["estimated"]
-    found = State.from_table(table, GRID, CPU).emission
+    found = State.from_table(table, GRID, CPU).estimated
     assert found.epochs is None
     np.testing.assert_array_equal(found.wavelet, np.ones(5))
 
@@ -51,8 +51,8 @@ def test_failures_that_are_a_tensor_are_refused():
         State.from_table(table, GRID, CPU)
 
 
-@pytest.mark.parametrize("references", [[], 0, "", torch.zeros(3), {"misfit": float("nan")}])
-def test_references_that_are_not_a_table_of_numbers_are_refused(references):
-    table = {**state_with(None).to_table(), "references": references}
+@pytest.mark.parametrize("magnitudes", [[], 0, "", torch.zeros(3), {"misfit": float("nan")}])
+def test_references_that_are_not_a_table_of_numbers_are_refused(magnitudes):
+    table = {**state_with(None).to_table(), "references": magnitudes}
     with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
         State.from_table(table, GRID, CPU)

@@ -1,4 +1,4 @@
-"""What all shots of a survey are asked for, once for all ranks."""
+"""Properties of all shots of a survey, computed once for all ranks or per host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTS = ("one", "one", "other")
 
 
 def make_survey() -> Survey:
-    """A ship's, each shot with receivers and a wavelet of its own."""
+    """Return a marine survey whose shots have separate receivers and wavelets."""
     draw = np.random.default_rng(0)
     sources = np.column_stack([np.full(N_SHOTS, 20.0), draw.uniform(500.0, 2500.0, N_SHOTS)])
     away = draw.uniform(0.0, 600.0, (N_SHOTS, N_RECEIVERS))
@@ -38,22 +38,22 @@ SURVEY = make_survey()
 
 
 @pytest.mark.parametrize("size", [1, 3, 9])
-def test_each_rank_looks_at_the_wavelets_of_a_part_and_all_know_the_whole(size, monkeypatch):
-    whole, looked = Spectrum.of(SURVEY.wavelet, SURVEY.dt), []
+def test_spectra_of_wavelets_are_computed_once_over_all_ranks(size, monkeypatch):
+    whole, counts = Spectrum.of(SURVEY.wavelet, SURVEY.dt), []
     find = Spectrum.of
 
     def count(wavelets, dt):
-        looked.append(len(wavelets))
+        counts.append(len(wavelets))
         return find(wavelets, dt)
 
     monkeypatch.setattr(Spectrum, "of", count)
     for known in on_ranks(size, lambda context: know_spectrum(SURVEY, context).spectrum):
         np.testing.assert_array_equal(known.largest, whole.largest)
-    assert sum(looked) == N_SHOTS
-    assert max(looked) <= -(-N_SHOTS // size)
+    assert sum(counts) == N_SHOTS
+    assert max(counts) <= -(-N_SHOTS // size)
 
 
-def test_wavelets_of_a_band_are_filtered_once_a_host(monkeypatch):
+def test_wavelets_of_a_band_are_filtered_once_per_host(monkeypatch):
     band, calls = Band(1.0, 20.0, N_SAMPLES, 0.004), Counter()
     alone, filter_all = limit_survey(SURVEY, band, ALONE), Band.filter_each
     np.testing.assert_array_equal(alone.wavelet, band.filter(SURVEY.wavelet))
@@ -71,23 +71,21 @@ def test_wavelets_of_a_band_are_filtered_once_a_host(monkeypatch):
 
 
 @pytest.mark.parametrize("aperture", [Aperture(), Aperture(100.0), Aperture(100.0, 300.0)])
-def test_each_rank_looks_at_the_windows_of_a_part_and_all_know_what_every_shot_takes(
-    aperture, monkeypatch
-):
-    alone, looked = aperture.costs(GRID, SURVEY), []
-    trace_mask = Aperture.trace_mask
+def test_costs_of_shots_are_computed_once_over_all_ranks(aperture, monkeypatch):
+    alone, counts = aperture.costs(GRID, SURVEY), []
+    within_offsets = Aperture.within_offsets
 
     def count(self, sources, receivers):
-        looked.append(len(sources))
-        return trace_mask(self, sources, receivers)
+        counts.append(len(sources))
+        return within_offsets(self, sources, receivers)
 
-    monkeypatch.setattr(Aperture, "trace_mask", count)
+    monkeypatch.setattr(Aperture, "within_offsets", count)
     for found in on_ranks(3, lambda context: find_costs(aperture, GRID, SURVEY, context)):
         np.testing.assert_array_equal(found, alone)
-    assert sum(looked) == (0 if aperture.margin is None else N_SHOTS)
+    assert sum(counts) == (0 if aperture.margin is None else N_SHOTS)
 
 
-def test_a_taper_is_found_once_a_host(monkeypatch):
+def test_taper_is_computed_once_per_host(monkeypatch):
     calls, rise_from = [], preconditioning.rise_from
 
     def count(*arguments):
@@ -96,13 +94,13 @@ def test_a_taper_is_found_once_a_host(monkeypatch):
 
     monkeypatch.setattr("hpcfwi.inversion.experiment.rise_from", count)
     found = on_ranks(3, lambda context: find_taper(SURVEY, 60.0, GRID, context), HOSTS)
-    expected = rise_from(np.vstack([SURVEY.sources, SURVEY.listeners()]), 60.0, GRID)
+    expected = rise_from(np.vstack([SURVEY.sources, SURVEY.receiver_positions()]), 60.0, GRID)
     for taper in found:
         np.testing.assert_array_equal(taper, expected)
     assert len(calls) == 2
 
 
-def test_a_taper_leaves_out_receivers_whose_traces_do_not_count():
+def test_taper_ignores_masked_receivers():
     mask = np.zeros((N_SHOTS, N_RECEIVERS), dtype=bool)
     mask[2, 3] = True
     survey = replace(SURVEY, mask=mask)

@@ -1,4 +1,4 @@
-"""Shots to look at are met as a misfit meets them."""
+"""Views of shots, which compare traces as the misfit does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hpcfwi.inversion import shot_qc
 from hpcfwi.inversion.objective import evaluate_shots
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shot_qc import see_shots
-from hpcfwi.operators.batching import Chunks
-from hpcfwi.operators.simulator import find_offsets
+from hpcfwi.operators.simulator import Chunks, find_offsets
 from hpcfwi.parallel.context import Context
 from tests.inversion.examples import write_input
 
@@ -29,7 +28,7 @@ def see(experiment, observed, wavelet=None):
 
 @pytest.fixture
 def make(tmp_path):
-    """An experiment with these keys, and observed data of its shots that are not alike."""
+    """Return a function that makes an experiment and random observed data of its shots."""
 
     def make_with(changes):
         experiment = prepare(load_config(write_input(tmp_path, changes)), Context.alone())
@@ -48,7 +47,7 @@ def make(tmp_path):
         {"data.weight": {"offset": 0.5}, "data.mute": {"velocity": 1500.0, "delay": 0.1}},
     ],
 )
-def test_the_misfit_is_that_of_the_inversion(make, changes):
+def test_misfit_of_views_is_that_of_the_inversion(make, changes):
     experiment, observed = make(changes)
     simulator = experiment.simulator(experiment.initial)
     seen = see(experiment, observed)
@@ -72,7 +71,7 @@ def test_the_misfit_is_that_of_the_inversion(make, changes):
             assert misfit == pytest.approx(0.5 * survey.dt * np.sum(residual**2), rel=1e-5)
 
 
-def test_traces_are_those_that_count_with_their_offsets_to_either_side(make):
+def test_views_have_traces_within_max_offset_and_signed_offsets(make):
     experiment, observed = make({"inversion.max_offset": 300.0})
     survey = experiment.survey.select(SHOTS)
     offsets = find_offsets(survey.sources, survey.receivers)
@@ -83,17 +82,22 @@ def test_traces_are_those_that_count_with_their_offsets_to_either_side(make):
         np.testing.assert_array_equal(view.observed, observed[place, near])
 
 
-def test_of_many_traces_some_are_shown_and_all_count(make, monkeypatch):
+def test_views_show_some_of_many_traces_but_misfit_counts_all(make, monkeypatch):
     experiment, observed = make({})
     whole = see(experiment, observed)
     monkeypatch.setattr(shot_qc, "MOST_TRACES", 7)
-    for (view, misfit), (all_of_it, expected) in zip(see(experiment, observed), whole, strict=True):
+    for (view, misfit), (all_traces, expected) in zip(
+        see(experiment, observed), whole, strict=True
+    ):
         assert view.offsets.size == 7
-        assert (view.offsets[0], view.offsets[-1]) == (all_of_it.offsets[0], all_of_it.offsets[-1])
+        assert (view.offsets[0], view.offsets[-1]) == (
+            all_traces.offsets[0],
+            all_traces.offsets[-1],
+        )
         assert misfit == expected
 
 
-def test_another_wavelet_makes_other_simulated_traces(make):
+def test_views_are_simulated_with_a_given_wavelet(make):
     experiment, observed = make({})
     loud = see(experiment, observed, wavelet=2.0 * experiment.survey.wavelet)
     for (view, _), (other, _) in zip(see(experiment, observed), loud, strict=True):

@@ -1,4 +1,4 @@
-"""A wavelet that is found from the data."""
+"""Estimation of wavelets from observed data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from scipy.signal import hilbert
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.wavelets import (
-    Emission,
     Estimate,
     Known,
     Optimize,
     Products,
+    WaveletEstimate,
     check_estimates,
     give_phase,
 )
@@ -27,7 +27,7 @@ GUESS = (0.3 * ricker(9.0, N, DT, 0.2)).astype(np.float32)
 
 
 def record(wavelet, seed=0, receivers=6):
-    """Traces of an earth of a few reflections."""
+    """Return traces of a few random reflections."""
     earth = np.zeros((receivers, N))
     generator = np.random.default_rng(seed)
     for trace in earth:
@@ -39,14 +39,14 @@ def difference(found, expected=RIGHT):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
-def test_the_wavelet_that_was_emitted_is_found_from_another_one():
+def test_emitted_wavelet_is_estimated_from_a_guess():
     estimate = Estimate(damping=1e-6)
     products = Products.of(record(GUESS), record(RIGHT))
     assert difference(estimate.estimate(GUESS, products, DT)) < 0.02
     assert difference(GUESS) > 0.5
 
 
-def test_shots_are_added_up_and_noise_with_them():
+def test_estimate_from_several_shots_averages_noise():
     generator = np.random.default_rng(1)
     single, several = [], None
     for seed in range(20):
@@ -58,39 +58,39 @@ def test_shots_are_added_up_and_noise_with_them():
     assert difference(Estimate().estimate(GUESS, several, DT)) < 0.4 * np.mean(single)
 
 
-def test_traces_that_are_not_finite_do_not_count():
+def test_nonfinite_traces_do_not_count():
     simulated, observed = record(GUESS), record(RIGHT)
     expected = Products.of(simulated[1:], observed[1:])
     observed[0, 7] = np.nan
     np.testing.assert_array_equal(Products.of(simulated, observed).cross, expected.cross)
 
 
-def test_silence_says_nothing():
+def test_zero_traces_leave_the_wavelet_unchanged():
     nothing = Products.of(np.zeros((2, N), np.float32), np.zeros((2, N), np.float32))
     np.testing.assert_array_equal(Estimate().estimate(GUESS, nothing, DT), GUESS)
 
 
 def find(emitted, **keys):
-    """What is found of traces that were emitted so."""
+    """Return the estimate from traces of an emitted wavelet."""
     products = Products.of(record(GUESS), record(emitted))
     return Estimate(damping=1e-6, **keys).estimate(GUESS, products, DT)
 
 
 def turn(wavelet, angle):
-    """A wavelet whose phase is turned by an angle, in radians."""
+    """Return a wavelet whose phase is rotated by an angle in radians."""
     return (np.real(hilbert(wavelet) * np.exp(1j * angle))).astype(np.float32)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_wavelet_of_zero_phase_is_found_as_it_is_with_its_time_and_sign(sign):
+def test_zero_phase_wavelet_is_found_with_its_time_and_sign(sign):
     emitted = sign * ricker(8.0, N, DT, 0.1513).astype(np.float32)
     assert difference(find(emitted, phase="zero"), emitted) < 0.03
 
 
-def test_zero_phase_is_symmetric_whatever_phase_was_emitted():
+def test_zero_phase_wavelet_is_symmetric_for_any_emitted_phase():
     found, delay = give_phase(turn(RIGHT, 1.0).astype(np.float64), "zero")
     centre = round(delay)
-    # On samples beside its centre
+    # Shifted so that the centre is on a sample
     turns = np.exp(2j * np.pi * np.fft.rfftfreq(N) * (delay - centre))
     around = np.fft.irfft(np.fft.rfft(found) * turns, N)[centre - 25 : centre + 26]
     assert difference(around, around[::-1]) < 0.01
@@ -98,7 +98,7 @@ def test_zero_phase_is_symmetric_whatever_phase_was_emitted():
     assert difference(*amplitudes) < 0.05
 
 
-def test_a_wavelet_of_minimum_phase_is_found_as_it_is():
+def test_minimum_phase_wavelet_is_unchanged():
     decay = np.exp(-np.arange(N) / 6.0) * np.cos(2.0 * np.pi * 8.0 * DT * np.arange(N))
     emitted = np.roll(decay, 30).astype(np.float32)
     found, began = give_phase(emitted.astype(np.float64), "minimum")
@@ -106,7 +106,7 @@ def test_a_wavelet_of_minimum_phase_is_found_as_it_is():
     assert difference(found, emitted) < 0.05
 
 
-def test_minimum_phase_has_its_energy_as_early_as_can_be():
+def test_minimum_phase_wavelet_begins_early_and_keeps_amplitudes():
     found, began = give_phase(RIGHT.astype(np.float64), "minimum")
     start = int(began)
     late = np.abs(RIGHT).argmax()
@@ -117,14 +117,14 @@ def test_minimum_phase_has_its_energy_as_early_as_can_be():
 
 
 @pytest.mark.parametrize("phase", ["free", "zero", "minimum"])
-def test_a_wavelet_is_no_longer_than_its_length(phase):
+def test_estimated_wavelet_is_not_longer_than_given_length(phase):
     found = find(RIGHT, phase=phase, length=0.2)
     there = np.flatnonzero(found)
     assert there[-1] - there[0] < 0.2 / DT
     assert np.sum(found**2) > 0.95 * np.sum(find(RIGHT, phase=phase) ** 2)
 
 
-def test_a_taper_brings_a_wavelet_to_zero_within_its_length():
+def test_taper_brings_a_wavelet_to_zero_within_its_length():
     plain, tapered = (find(RIGHT, length=0.2, **keys) for keys in ({}, {"taper": 0.04}))
     there = np.flatnonzero(plain)
     inner = slice(there[0] + 10, there[-1] - 9)
@@ -134,38 +134,40 @@ def test_a_taper_brings_a_wavelet_to_zero_within_its_length():
     assert edge[0] < 0.01
 
 
-def test_when_it_is_due():
+def test_estimate_is_due_at_first_epoch_and_at_given_interval():
     assert [Estimate().is_due(place) for place in range(4)] == [True, False, False, False]
     assert [Estimate(every=2).is_due(place) for place in range(4)] == [True, False, True, False]
     assert not Known().is_due(0)
 
 
-def test_a_shots_own_is_due_where_it_was_never_found_or_so_many_epochs_ago():
+def test_estimate_of_a_shot_is_due_if_missing_or_old():
     found = np.array([0, 1, 4, 6])
     assert Estimate(per="shot").find_due(7, found).tolist() == [True, False, False, False]
     assert Estimate(per="shot", every=3).find_due(7, found).tolist() == [True, True, True, False]
 
 
-def test_shots_whose_own_is_not_found_yet_have_the_mean_of_the_others():
-    several = Emission.unknown(3, 2).having(
+def test_shots_without_an_estimate_get_the_mean_of_the_others():
+    several = WaveletEstimate.unknown(3, 2).having(
         np.array([2, 0]), np.array([[3.0, 1.0], [1.0, 3.0]], np.float32), 4
     )
     assert several.epochs.tolist() == [4, 0, 4]
     np.testing.assert_array_equal(several.complete(), [[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])
-    assert Emission(GUESS).complete() is GUESS
+    assert WaveletEstimate(GUESS).complete() is GUESS
 
 
 @pytest.mark.parametrize(("value", "what"), [(0.0, "zero"), (np.nan, "not finite")])
-def test_an_estimate_that_is_nothing_is_told_with_its_shot(value, what):
+def test_zero_or_nonfinite_estimate_is_an_error_that_names_the_shot(value, what):
     found = np.stack([GUESS, np.full_like(GUESS, value)])
-    with pytest.raises(InversionFailure, match=f"wavelet of shot 7 is {what}.* silent.*leave such"):
+    with pytest.raises(
+        InversionFailure, match=f"wavelet of shot 7 is {what}.* silent.*leave out such"
+    ):
         check_estimates(found, ["shot 3", "shot 7"])
     check_estimates(found[:1], ["the survey"])
 
 
-def test_a_step_goes_down_the_gradient_by_a_share_of_the_first_wavelets_peak():
+def test_wavelet_step_is_a_fraction_of_peak_of_first_wavelet():
     gradient = np.linspace(-1e-20, 2e-20, N)
-    first = Optimize(step=0.1).step(Emission(GUESS), gradient)
+    first = Optimize(step=0.1).step(WaveletEstimate(GUESS), gradient)
     unit = np.abs(GUESS).max()
     np.testing.assert_allclose(first.wavelet, GUESS - 0.1 * unit * gradient / 2e-20, atol=1e-7)
     further = Optimize(step=0.1).step(first, gradient)
@@ -174,31 +176,31 @@ def test_a_step_goes_down_the_gradient_by_a_share_of_the_first_wavelets_peak():
     )
 
 
-def test_a_step_has_no_frequency_that_the_gradient_has_not():
+def test_wavelet_step_has_only_frequencies_of_the_gradient():
     gradient = np.sin(2.0 * np.pi * 10 * np.arange(N) / N)
-    emission = Emission(np.zeros(N, np.float32) + 1.0)
+    estimated = WaveletEstimate(np.zeros(N, np.float32) + 1.0)
     for k in range(5):
-        emission = Optimize(step=0.1).step(emission, (-1.0) ** k * (1.0 + k) * gradient)
-    change = np.abs(np.fft.rfft(emission.wavelet - 1.0))
+        estimated = Optimize(step=0.1).step(estimated, (-1.0) ** k * (1.0 + k) * gradient)
+    change = np.abs(np.fft.rfft(estimated.wavelet - 1.0))
     others = np.arange(change.size) != 10
     assert change[others].max() < 1e-5 * change.max()
 
 
-def test_a_gradient_of_zero_leaves_the_wavelet_alone():
-    emission = Optimize().step(Emission(GUESS), np.zeros(N))
-    np.testing.assert_array_equal(emission.wavelet, GUESS)
+def test_zero_gradient_leaves_the_wavelet_unchanged():
+    estimated = Optimize().step(WaveletEstimate(GUESS), np.zeros(N))
+    np.testing.assert_array_equal(estimated.wavelet, GUESS)
 
 
-def test_what_steps_have_shown_is_kept_in_checkpoints():
-    emission = Optimize().step(Emission(GUESS), RIGHT.astype(np.float64))
-    kept = Emission.from_table(emission.to_table())
-    one, other = (Optimize().step(e, GUESS.astype(np.float64)) for e in (emission, kept))
+def test_state_of_wavelet_steps_survives_a_checkpoint():
+    estimated = Optimize().step(WaveletEstimate(GUESS), RIGHT.astype(np.float64))
+    kept = WaveletEstimate.from_table(estimated.to_table())
+    one, other = (Optimize().step(e, GUESS.astype(np.float64)) for e in (estimated, kept))
     np.testing.assert_array_equal(one.wavelet, other.wavelet)
 
 
 @pytest.fixture
 def right(hpcfwi, tmp_path):
-    """The wavelet of data whose file, true/run/observed.h5, has another one."""
+    """Write data to true/run/observed.h5 with a wrong wavelet, and return the right one."""
     assert hpcfwi("forward", write_input(tmp_path / "true")) == 0
     with h5py.File(tmp_path / "true" / "run" / "observed.h5", "a") as file:
         emitted = file["wavelet"][...]
@@ -207,7 +209,7 @@ def right(hpcfwi, tmp_path):
 
 
 def find_wavelet(hpcfwi, folder, changes, epoch=1):
-    """What an inversion of those data finds, at last in an epoch."""
+    """Return the wavelet that an inversion of these data estimates last, in this epoch."""
     changes = {
         **FILE_INSTEAD,
         "survey.file": "../true/run/observed.h5",
@@ -224,7 +226,7 @@ def find_wavelet(hpcfwi, folder, changes, epoch=1):
 
 @pytest.mark.parametrize("encoding", ["none", "signs"])
 @pytest.mark.usefixtures("no_figures")
-def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, right, tmp_path, encoding):
+def test_inversion_estimates_wavelet_from_observed_data(hpcfwi, right, tmp_path, encoding):
     changes = {
         "model.initial.smooth": 20.0,
         "inversion.wavelet": {"name": "estimate", "damping": 1e-5},
@@ -234,9 +236,7 @@ def test_an_inversion_finds_it_from_its_observed_data(hpcfwi, right, tmp_path, e
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_file_that_has_no_wavelet_is_inverted_where_all_stages_estimate_it(
-    hpcfwi, right, tmp_path, capsys
-):
+def test_file_without_a_wavelet_requires_an_estimate_in_all_stages(hpcfwi, right, tmp_path, capsys):
     with h5py.File(tmp_path / "true" / "run" / "observed.h5", "a") as file:
         file["wavelet"][...] = 0.0
     changes = {
@@ -250,8 +250,8 @@ def test_a_file_that_has_no_wavelet_is_inverted_where_all_stages_estimate_it(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_steps_bring_it_nearer_than_the_estimate(hpcfwi, right, tmp_path):
-    """Beside those of the model, which begins almost right, and stays where it is."""
+def test_optimized_wavelet_is_better_than_a_damped_estimate(hpcfwi, right, tmp_path):
+    """The model starts close to the truth, and is updated by tiny steps."""
     keys = {"furthest": 300.0, "damping": 0.05}
     changes = {"model.initial.smooth": 20.0, "inversion.epochs": 30, "output.every": 10}
     estimated, stepped = (
@@ -268,12 +268,12 @@ def test_steps_bring_it_nearer_than_the_estimate(hpcfwi, right, tmp_path):
 
 @pytest.fixture(scope="module")
 def strengths():
-    """Of the wavelets of ten shots, beside each other, and of the opposite sign for one."""
+    """Return the strengths of the wavelets of ten shots, one of which is negative."""
     return np.where(np.arange(10) == 4, -1.0, np.linspace(0.5, 2.0, 10)).astype(np.float32)
 
 
 def find_each(hpcfwi, folder, strengths, changes):
-    """What is estimated of shots that were so much stronger than the wavelet in their file."""
+    """Return the estimates, and their epochs, of shots scaled by these strengths."""
     observed = folder.parent / "true" / "run" / "observed.h5"
     with h5py.File(observed, "a") as file:
         if "applied" not in file.attrs:
@@ -285,7 +285,7 @@ def find_each(hpcfwi, folder, strengths, changes):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_each_shots_own_is_found_from_its_own_traces(hpcfwi, right, tmp_path, strengths):
+def test_wavelet_of_each_shot_is_estimated_from_its_traces(hpcfwi, right, tmp_path, strengths):
     changes = {
         "model.initial.smooth": 20.0,
         "inversion.wavelet": {"name": "estimate", "damping": 1e-5, "per": "shot"},
@@ -301,17 +301,17 @@ def test_each_shots_own_is_found_from_its_own_traces(hpcfwi, right, tmp_path, st
 
 
 @pytest.mark.usefixtures("no_figures", "right")
-def test_a_shot_that_is_silent_ends_the_run_and_is_told(hpcfwi, tmp_path, capsys):
+def test_silent_shot_ends_a_run_that_estimates_its_wavelet(hpcfwi, tmp_path, capsys):
     with h5py.File(tmp_path / "true" / "run" / "observed.h5", "a") as file:
         file["data"][6] = 0.0
     changes = {**FILE_INSTEAD, "inversion.wavelet": {"name": "estimate", "per": "shot"}}
     changes |= {"survey.file": "../true/run/observed.h5", "inversion.batch": 10}
     assert hpcfwi("run", write_input(tmp_path / "silent", changes)) == 1
-    assert "finds that the wavelet of shot 6 is zero, as 1 of 10" in capsys.readouterr().err
+    assert "finds that the wavelet of shot 6 is zero; 1 of 10" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures", "right")
-def test_wavelet_from_near_traces_does_not_depend_on_others(hpcfwi, tmp_path):
+def test_wavelet_from_near_traces_does_not_depend_on_other_traces(hpcfwi, tmp_path):
     near, none_else, all_traces = (
         find_wavelet(
             hpcfwi,

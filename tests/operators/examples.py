@@ -1,4 +1,4 @@
-"""A tiny survey in double precision, and operators of other people."""
+"""A small survey and model in double precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DT, SAMPLES = 0.002, 60
 
 
 def make_survey(shots=5, receivers=4, mask=None):
-    """Shots along x with receivers between grid points."""
+    """Return a survey of shots along x with receivers between grid points."""
     x = np.linspace(20.0, 170.0, shots)
     sources = np.stack([np.full(shots, 20.0), x], axis=1)
     places = np.stack([np.full(receivers, 30.0), np.linspace(15.0, 172.0, receivers)], axis=1)
@@ -24,7 +24,7 @@ def make_survey(shots=5, receivers=4, mask=None):
 
 
 def make_model(seed=0, size=100.0, mean=2000.0):
-    """Random velocities about a mean, m/s."""
+    """Return random velocities about a mean, in m/s."""
     values = np.random.default_rng(seed).normal(mean, size, GRID.shape)
     return Model(GRID, {"vp": torch.from_numpy(values)})
 

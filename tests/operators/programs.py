@@ -1,4 +1,4 @@
-"""What ranks do in the tests of distributed operators: everything once, kept by rank 0."""
+"""The program of the ranks in the tests of distributed operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.operators.examples import GRID, METHOD, make_model, make_survey
 
 
 class Blur:
-    """Somebody's linear operator: the sum of a signal and of that some samples later."""
+    """A linear operator as users write them: the sum of a signal and its shifted copy."""
 
     def __init__(self, shift):
         self.shift = shift
@@ -28,12 +28,12 @@ class Blur:
 
 
 def sines(number, _, scale):
-    """Somebody's function that is not linear, made by its rank."""
+    """Return the nonlinear function of a member; a factory as users write them."""
     return lambda x: torch.sin(scale * (number + 1) * x)
 
 
 def try_shots(context, shots):
-    """Of a survey with so many shots: whatever a stack of them can do."""
+    """Return the results of all methods of a stack of shots."""
     survey = make_survey(shots=shots)
     stack = distribute(Shots(survey, GRID, **METHOD), context)
     model = make_model()
@@ -43,17 +43,17 @@ def try_shots(context, shots):
     stack(free).square().sum().backward()
     fidelity = Fidelity(stack, data * 0.5)
     mean = distribute(fidelity, context, reduce="mean")
-    own = distribute(stack, context, gather=False)
-    mine = own(model)
-    assert torch.equal(mine, data[own.mine])
+    local = distribute(stack, context, gather=False)
+    local_data = local(model)
+    assert torch.equal(local_data, data[local.mine])
     alone = distribute(stack, context, reduce=None).vjp(model, data)
-    assert len(alone) == len(own.mine)
+    assert len(alone) == len(local.mine)
     return {
         "data": data,
         "naive": distribute(stack, context, gather="naive")(model),
         "broadcast": distribute(stack, context, gather="broadcast")(model),
         "vjp": stack.vjp(model, data),
-        "vjp of its own": own.vjp(model, mine),
+        "vjp of local data": local.vjp(model, local_data),
         "gradient": free["vp"].grad,
         "scattered": born(x),
         "adjoint": born.adjoint(data),
@@ -69,7 +69,7 @@ def try_shots(context, shots):
 
 
 def try_others(context, count):
-    """Of other people's operators: linear ones, and functions that a factory makes."""
+    """Return results of user-defined operators: linear ones, and functions of a factory."""
     x = torch.randn(50, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
     blurs = distribute([Blur(1 + number) for number in range(count)], context)
     functions = distribute(sines, context, count=count, shared=0.5)
@@ -88,7 +88,7 @@ def try_others(context, count):
 
 
 def average(image, reach, axes=2):
-    """Somebody's map of images: means of so many points on each side, added up in one order."""
+    """Return moving averages over `reach` points on each side, added up in a fixed order."""
     for axis in range(image.ndim - axes, image.ndim):
         size, total, count = image.shape[axis], torch.zeros_like(image), torch.zeros_like(image)
         for shift in range(-reach, reach + 1):
@@ -102,7 +102,7 @@ def average(image, reach, axes=2):
 
 
 def try_tiles(context, count):
-    """Of an image with so many tiles along an axis: tiles that overlap, and others."""
+    """Return moving averages of an image of `count` tiles along an axis, tile by tile."""
     image = torch.randn(2, 3, 8 * count, 11, generator=torch.Generator().manual_seed(2))
     volume = image[..., None].expand(-1, -1, -1, -1, 5).double()
     ways = {"patch": 8, "overlap": 9}
@@ -118,7 +118,7 @@ KINDS = {"shots": try_shots, "others": try_others, "tiles": try_tiles}
 
 
 def main(path):
-    """Everything, saved by rank 0."""
+    """Compute all results on all ranks, and save them on rank 0."""
     context = launch()
     kept = {}
     for count in (5, 2):

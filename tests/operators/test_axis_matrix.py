@@ -21,9 +21,7 @@ from hpcfwi.operators.vectors import AxisMatrix
     st.integers(1, 40),
     st.integers(0, 2**32 - 1),
 )
-def test_axis_matrix_is_the_matrix_of_numpy_in_blocks_of_any_size(
-    rows, columns, shape, axis, block, seed
-):
+def test_axis_matrix_matches_numpy_for_any_block_size(rows, columns, shape, axis, block, seed):
     rng, axis = np.random.default_rng(seed), min(axis, len(shape) - 1)
     dense = rng.normal(size=(rows, columns)) * (rng.random((rows, columns)) < 0.5)
     dense[:, 0] = 1.0
@@ -36,7 +34,7 @@ def test_axis_matrix_is_the_matrix_of_numpy_in_blocks_of_any_size(
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
 
 
-def test_the_threads_do_not_change_its_bits():
+def test_bits_of_axis_matrix_product_do_not_depend_on_threads():
     rng = np.random.default_rng(0)
     matrix = AxisMatrix.of(scipy.sparse.csr_array(rng.normal(size=(200, 300))))
     values, threads = torch.from_numpy(rng.normal(size=(300, 501))), torch.get_num_threads()
@@ -49,7 +47,7 @@ def test_the_threads_do_not_change_its_bits():
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_cell_that_is_not_finite_is_only_in_the_rows_that_have_it(axis):
+def test_nonfinite_value_reaches_only_rows_with_a_weight_for_it(axis):
     matrix = AxisMatrix.of(scipy.sparse.csr_array(np.array([[0, 0, 1.0], [1.0, 1.0, 0]])))
     values = torch.ones(3, 3)
     values.select(axis, 0)[:] = torch.nan

@@ -1,4 +1,4 @@
-"""Residuals beyond the wavelet's band, which a history sampled in time does not carry."""
+"""Filtering of residuals above the wavelet's band, which a sampled history cannot resolve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def simulation(interval, frequency=25.0):
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    # The grid carries four times the wavelet's highest frequency.
+    # The grid resolves four times the wavelet's highest frequency.
     changes = {"survey.wavelet.frequency": 4.0, "survey.wavelet.delay": 0.25}
     path = write_input(tmp_path_factory.mktemp("band"), {**changes, "survey.duration": 1.2})
     return prepare(load_config(path), Context.alone())
@@ -47,28 +47,28 @@ def gradient(experiment, history, residual, limited):
     return waves.backpropagate(residual).model["vp"][0, ~torch.from_numpy(experiment.fixed)]
 
 
-def test_the_gradient_of_a_white_residual_is_that_of_all_steps(experiment):
-    """Without the limit noise above the band folds into it."""
+def test_gradient_of_white_residual_matches_history_of_every_step(experiment):
+    """Without the filter, noise above the band is aliased into it."""
     residual = noise(1, N_RECEIVERS, experiment.survey.n_samples).float()
     exact = gradient(experiment, 1, residual, limited=False)
     assert relative(gradient(experiment, None, residual, limited=True), exact) < 0.02
     assert relative(gradient(experiment, None, residual, limited=False), exact) > 0.5
 
 
-def test_nothing_above_the_band_and_not_a_bit_is_changed():
+def test_residual_within_band_is_returned_unchanged():
     clean = torch.from_numpy(ricker(8.0, 150, DT, 0.3)).expand(2, 5, 150).float()
     assert limit_residual(clean, simulation(4), DT) is clean
     cut_off = clean[..., :95]  # at 0.13 of its peak
     assert limit_residual(cut_off, simulation(4), DT) is cut_off
 
 
-def test_with_a_history_of_every_step_nothing_is_limited():
+def test_residual_is_not_filtered_for_history_of_every_step():
     white = noise(2, 5, 150)
     assert limit_residual(white, simulation(1), DT) is white
     assert limit_residual(white, simulation(4, None), DT) is white
 
 
-def test_what_becomes_of_a_shot_does_not_depend_on_others_or_on_threads():
+def test_filtered_shot_does_not_depend_on_other_shots_or_threads():
     clean = torch.from_numpy(ricker(8.0, 150, DT, 0.3)).expand(1, 5, 150)
     both = torch.cat([clean, noise(1, 5, 150)])
     limited = limit_residual(both, simulation(4), DT)
@@ -81,7 +81,7 @@ def test_what_becomes_of_a_shot_does_not_depend_on_others_or_on_threads():
         torch.set_num_threads(1)
 
 
-def test_the_filter_passes_the_band_without_delay_and_nothing_above():
+def test_filter_passes_band_without_delay_and_removes_the_rest():
     t = DT * np.arange(2000)
     window = np.hanning(2000)
     for frequency, expected in ((5.0, 1.0), (20.0, 1.0), (26.0, 0.0), (100.0, 0.0)):
@@ -90,12 +90,12 @@ def test_the_filter_passes_the_band_without_delay_and_nothing_above():
         torch.testing.assert_close(found, expected * tone, rtol=0.0, atol=2e-3)
 
 
-def test_the_filter_is_symmetric():
+def test_filter_is_symmetric():
     x, y = noise(3, 97), noise(3, 97, seed=1)
     one, other = (low_pass(x, 25.0, DT) * y).sum(), (x * low_pass(y, 25.0, DT)).sum()
     assert float(one) == pytest.approx(float(other), rel=1e-12)
 
 
-def test_the_share_above_of_white_noise_is_its_share_of_the_frequencies():
+def test_share_above_for_white_noise_is_its_fraction_of_frequencies():
     assert share_above(noise(50, 1000), 25.0, DT) == pytest.approx(0.8, abs=0.01)
     assert share_above(torch.zeros(3, 100), 25.0, DT) == 0.0

@@ -1,4 +1,4 @@
-"""A rank's shots in chunks, which become smaller when memory runs out."""
+"""Chunks of a rank's shots, which become smaller when memory runs out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from hpcfwi.errors import InversionFailure
-from hpcfwi.operators.batching import Chunks
+from hpcfwi.model import Grid
+from hpcfwi.operators.simulator import Aperture, Chunks, Simulator
 from hpcfwi.parallel.context import Context
-from hpcfwi.wave.engines import let_go
+from hpcfwi.survey import Survey
+from hpcfwi.wave import Method
+from hpcfwi.wave.engines import release_buffers
 from hpcfwi.wave.engines.cpu import engine as cpu
 
 ERRORS = [
@@ -23,86 +26,98 @@ ERRORS = [
 
 
 @pytest.fixture(autouse=True)
-def nothing_held():
-    """By engines, from other tests; what is garbage by now would come back to them in a test."""
+def release_all_buffers():
+    """Free the buffers of earlier tests, first those that garbage would return to the engines."""
     gc.collect()
-    let_go()
+    release_buffers()
 
 
 class Machine:
-    """Simulates at most `most` shots at a time, and notes which it was given."""
+    """A simulation that fails for more than `most` shots at a time, and records its calls."""
 
     def __init__(self, most, error=None):
         self.most, self.error, self.tried = most, error or MemoryError("too many"), []
 
-    def __call__(self, part):
-        self.tried.append((part.start, part.stop))
-        if part.stop - part.start > self.most:
+    def __call__(self, places, survey, _window):
+        assert survey.n_shots == places.size
+        self.tried.append((places[0], places[-1] + 1))
+        if places.size > self.most:
             raise self.error
-        return part
+        return places.tolist()
 
 
-def numbers(parts):
-    return [number for part in parts for number in range(part.start, part.stop)]
+GRID = Grid((9, 9), (10.0, 10.0), (0.0, 0.0))
 
 
-def test_where_memory_suffices_portions_are_as_large_as_asked_for():
+def run_chunks(chunks, n_shots, work):
+    """Return the results of `work`, in order, for shots that all have the same window."""
+    points = np.full((n_shots, 2), 40.0)
+    survey = Survey(points, points[:, None], np.ones(5, np.float32), 0.001)
+    simulator = Simulator(GRID, Method(), Aperture())
+    found = list(chunks.for_each_shot(survey, simulator, work))
+    assert all(place == number for place, number in found)
+    return [number for _, number in found]
+
+
+def test_chunks_have_requested_size_if_memory_suffices():
     machine = Machine(most=9)
-    assert numbers(Chunks(3, Context.alone()).each(8, machine)) == list(range(8))
+    assert run_chunks(Chunks(3, Context.alone()), 8, machine) == list(range(8))
     assert machine.tried == [(0, 3), (3, 6), (6, 8)]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_memory_that_runs_out_halves_the_portions_for_good_and_says_so_once(error, caplog):
+def test_out_of_memory_halves_chunk_size_permanently_and_warns(error, caplog):
     machine, chunks = Machine(2, error), Chunks(8, Context.alone())
-    assert numbers(chunks.each(7, machine)) == list(range(7))
+    assert run_chunks(chunks, 7, machine) == list(range(7))
     assert machine.tried == [(0, 7), (0, 3), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]
-    assert numbers(chunks.each(2, machine)) == [0, 1]
+    assert run_chunks(chunks, 2, machine) == [0, 1]
     chunks.check()
     said = [record.message for record in caplog.records]
     assert [message.split(" ran ")[1] for message in said] == [
-        "out of memory with 7 shots at a time: going on with 3",
-        "out of memory with 3 shots at a time: going on with 1",
+        "out of memory with 7 shots at a time: continuing with 3",
+        "out of memory with 3 shots at a time: continuing with 1",
     ]
     assert said[0].startswith("Rank 0 on ")
 
 
-def test_what_a_failed_portion_held_is_let_go_before_the_next_try():
+def test_memory_of_failed_chunk_is_freed_before_retry():
     held = []
 
-    def work(part):
+    def work(places, *_):
         assert all(array() is None for array in held)
         array = np.zeros(5)
         held.append(weakref.ref(array))
-        if part.stop - part.start > 1:
+        if places.size > 1:
             raise MemoryError
+        return places.tolist()
 
-    list(Chunks(4, Context.alone()).each(4, work))
-    assert len(held) == 6, "4, 2, and 1 four times"
+    run_chunks(Chunks(4, Context.alone()), 4, work)
+    assert len(held) == 6, "chunks of 4, 2, and four times 1"
 
 
-def test_what_engines_hold_is_let_go_before_portions_become_smaller(monkeypatch):
+def test_engine_buffers_are_freed_before_chunks_become_smaller(monkeypatch):
     held, tried = [7], []
     monkeypatch.setattr(cpu, "idle", lambda: sum(held))
     monkeypatch.setattr(cpu, "clear", held.clear)
 
-    def work(part):
-        tried.append((part.start, part.stop))
-        if held or part.stop - part.start > 2:
-            held.append(3)  # what a failed one has taken comes back, too
+    def work(places, *_):
+        tried.append((places[0], places[-1] + 1))
+        if held or places.size > 2:
+            held.append(3)  # buffers of the failed attempt are returned, too
             raise MemoryError
+        return places.tolist()
 
-    list(Chunks(4, Context.alone()).each(4, work))
+    run_chunks(Chunks(4, Context.alone()), 4, work)
     assert tried == [(0, 4), (0, 4), (0, 2), (2, 4)]
 
 
-def test_one_shot_too_much_ends_the_inversion_with_a_remedy():
+def test_out_of_memory_with_one_shot_ends_inversion_with_remedy():
     chunks = Chunks(4, Context.alone())
-    assert list(chunks.each(4, Machine(0))) == []
+    assert run_chunks(chunks, 4, Machine(0)) == []
     with pytest.raises(InversionFailure, match=r"rank 0 .* one shot .*too many.*wave\.memory"):
         chunks.check()
 
 
-def test_other_errors_are_not_swallowed():
+def test_errors_other_than_out_of_memory_are_raised():
     with pytest.raises(RuntimeError, match="shapes"):
-        list(Chunks(4, Context.alone()).each(4, Machine(0, RuntimeError("shapes"))))
+        run_chunks(Chunks(4, Context.alone()), 4, Machine(0, RuntimeError("shapes")))

@@ -1,4 +1,4 @@
-"""A coarser grid for waves, and the way back."""
+"""Restriction of models to a coarser grid for waves, its transpose, and refinement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfwi.model import Grid, Model, resample
-from hpcfwi.operators.simulator import Coarsening
+from hpcfwi.operators.vectors import Coarsening
 
 FLAT = Grid((41, 61), (20.0, 20.0), (100.0, 0.0))
 DEEP = Grid((41, 21, 33), (10.0, 20.0, 20.0), (0.0, 0.0, 50.0))
@@ -21,7 +21,7 @@ def field(grid, seed=0):
 
 @BOTH
 @pytest.mark.parametrize("spacing", [25.0, 40.0, 55.0])
-def test_the_way_back_is_the_transpose(grid, spacing):
+def test_transpose_of_restriction_passes_dot_product_test(grid, spacing):
     coarsening = Coarsening.to(grid, spacing)
     model, gradient = field(grid), field(coarsening.coarse, 1)
     there = (coarsening.restrict(model)["vp"] * gradient["vp"]).sum()
@@ -30,19 +30,19 @@ def test_the_way_back_is_the_transpose(grid, spacing):
 
 
 @BOTH
-def test_the_coarser_grid_has_the_same_ends_and_is_no_coarser_than_asked(grid):
+def test_coarse_grid_has_same_extent_and_at_most_requested_spacing(grid):
     coarse = Coarsening.to(grid, 47.0).coarse
     assert max(coarse.spacing) <= 47.0
     np.testing.assert_allclose(coarse.last, grid.last)
     assert coarse.origin == grid.origin
 
 
-def test_there_is_none_where_the_grid_is_as_coarse():
+def test_grid_that_is_coarse_enough_gets_no_coarsening():
     assert Coarsening.to(FLAT, 20.0) is None
     assert Coarsening.to(FLAT, 5.0) is None
 
 
-def test_waves_see_about_what_a_resampled_model_has():
+def test_restricted_model_is_close_to_resampled_model():
     z, x = np.meshgrid(*map(FLAT.coordinates, range(2)), indexing="ij")
     model = Model(FLAT, {"vp": torch.tensor(np.sin(z / 150.0) * np.cos(x / 200.0))})
     expected = resample(model.as_arrays(), (40.0, 40.0))["vp"]
@@ -50,7 +50,7 @@ def test_waves_see_about_what_a_resampled_model_has():
     np.testing.assert_allclose(seen[1:-1, 1:-1], expected[1:-1, 1:-1], atol=0.02)
 
 
-def test_a_gradient_that_is_smooth_comes_back_without_a_pattern_of_the_grid():
+def test_transpose_of_constant_gradient_has_no_grid_pattern():
     coarsening = Coarsening.to(FLAT, 29.0)
     ones = Model(coarsening.coarse, {"vp": torch.ones(coarsening.coarse.shape).double()})
     back = coarsening.transpose(ones)["vp"][4:-4, 4:-4]
@@ -59,7 +59,7 @@ def test_a_gradient_that_is_smooth_comes_back_without_a_pattern_of_the_grid():
 
 
 @BOTH
-def test_what_is_linear_is_seen_as_it_is_and_comes_back_as_it_was(grid):
+def test_restriction_and_refinement_preserve_linear_models(grid):
     slope = np.add.outer(grid.coordinates(0), np.zeros(grid.shape[1:])) + 3.0 * grid.coordinates(-1)
     coarsening = Coarsening.to(grid, 50.0)
     coarse = coarsening.coarse

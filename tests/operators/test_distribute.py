@@ -1,4 +1,4 @@
-"""Distributed operators on 1 to 4 ranks: the serial results, and the same bits."""
+"""Distributed operators on 1 to 4 ranks, whose results have the same bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serial():
 
 
 @pytest.mark.parametrize("n", [3, long_form(2), long_form(4)])
-def test_all_that_they_do_has_the_bits_of_one_rank(n, serial, tmp_path):
+def test_results_on_several_ranks_have_bits_of_serial_results(n, serial, tmp_path):
     path = tmp_path / "found.pt"
     done = run_ranks(n, ["-m", "tests.operators.programs", str(path)], warm=True)
     assert done.returncode == 0, done.stderr
@@ -37,7 +37,7 @@ def test_all_that_they_do_has_the_bits_of_one_rank(n, serial, tmp_path):
         assert torch.equal(found[name], whole.flatten()), name
 
 
-def test_sums_are_those_that_addition_gives(serial):
+def test_sums_over_members_match_plain_addition(serial):
     model, stack = make_model(), Shots(make_survey(), GRID, **METHOD)
     data = stack(model)
     terms = distribute(stack, Context.alone(), reduce=None).vjp(model, data)
@@ -47,7 +47,7 @@ def test_sums_are_those_that_addition_gives(serial):
     assert relative(serial["5 shots: gradient"], 2.0 * plain) < 1e-12
 
 
-def test_a_fidelity_is_half_the_squares_and_its_slope(serial):
+def test_fidelity_is_half_squared_residual_and_its_gradient(serial):
     stack = Shots(make_survey(), GRID, **METHOD)
     data = stack(make_model())
     half = 0.5 * float((0.5 * data).square().sum())
@@ -57,7 +57,7 @@ def test_a_fidelity_is_half_the_squares_and_its_slope(serial):
     assert relative(serial["5 shots: slope"]["vp"], slope["vp"]) < 1e-12
 
 
-def test_any_differentiable_distance_makes_a_fidelity():
+def test_fidelity_accepts_any_differentiable_distance():
     functions = distribute(sines, Context.alone(), count=3, shared=0.5)
     x = torch.linspace(0.1, 1.0, 7, dtype=torch.float64)
     observed = [y * 0.8 for y in functions(x)]
@@ -69,19 +69,19 @@ def test_any_differentiable_distance_makes_a_fidelity():
     assert relative(fidelity.grad(x), free.grad) < 1e-12
 
 
-def test_other_peoples_operators_are_inverted(serial):
+def test_pseudoinverse_inverts_user_defined_operators(serial):
     x = torch.randn(50, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
     assert relative(serial["5 others: deblurred"].real, x.real) < 1e-6
     assert relative(serial["5 others: deblurred"].imag, x.imag) < 1e-6
 
 
-def test_their_norm_is_the_largest_singular_value(serial):
+def test_norm_of_user_defined_operators_is_largest_singular_value(serial):
     matrices = [np.eye(50) + np.roll(np.eye(50), 1 + n, axis=0) for n in range(5)]
     largest = np.linalg.norm(np.vstack(matrices), 2)
     assert serial["5 others: norm"].item() == pytest.approx(largest, rel=1e-2)
 
 
-def test_a_sum_is_made_again_where_the_first_member_tells_nothing_of_the_others():
+def test_sum_is_accurate_for_members_of_very_different_magnitudes():
     scales = (0.0, 1e-30, 1e30)
     stack = MemberStack([_scaled(scale) for scale in scales])
     x = torch.rand(5, dtype=torch.float64)
@@ -95,18 +95,26 @@ def _scaled(scale):
     return blur
 
 
-def test_what_is_no_operator_is_refused_with_what_is_expected():
+def test_object_that_is_no_operator_is_refused():
     alone = Context.alone()
     with pytest.raises(TypeError, match="found 5; expected a stack, a list of operators"):
         distribute(5, alone)
     with pytest.raises(TypeError, match="found 'a' in a stack; expected apply and adjoint"):
         distribute(["a"], alone)(torch.zeros(3))
+
+
+def test_empty_stack_and_unknown_options_are_refused():
+    alone = Context.alone()
     with pytest.raises(ValueError, match="a stack has no members"):
         distribute([], alone)
     with pytest.raises(ValueError, match="gather is 'all'; expected concatenated, naive"):
         distribute([Blur(1)], alone, gather="all")
     with pytest.raises(ValueError, match="reduce is 'max'; expected 'sum', 'mean' or None"):
         distribute([Blur(1)], alone, reduce="max")
+
+
+def test_missing_adjoint_input_or_reduction_is_refused():
+    alone = Context.alone()
     with pytest.raises(TypeError, match="member 0 of a stack has no adjoint"):
         distribute([torch.sin], alone).adjoint([torch.zeros(3)])
     with pytest.raises(TypeError, match="no input was given"):
@@ -133,7 +141,7 @@ context.close()
 """
 
 
-def test_outputs_of_several_shapes_are_gathered_one_by_one_or_refused_on_all_ranks():
+def test_outputs_of_different_shapes_need_gather_naive_or_broadcast():
     done = run_ranks(2, UNEQUAL, warm=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

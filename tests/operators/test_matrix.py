@@ -1,4 +1,4 @@
-"""Stacks as matrices: solvers of SciPy and PyLops run on them to known answers."""
+"""Stacks as matrices for the solvers of SciPy and PyLops, against known solutions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIKE = torch.zeros(5, 4, dtype=torch.float64)
 
 
 class Dense:
-    """Somebody's matrix, of images that it sees as vectors."""
+    """A user-defined matrix that acts on flattened images."""
 
     def __init__(self, seed, rows=12, dtype=torch.float64):
         generator = torch.Generator().manual_seed(seed)
@@ -41,7 +41,7 @@ def members():
     return [Dense(0), Dense(1), Dense(2, rows=3)]
 
 
-def test_products_of_a_stack_matrix_are_those_of_its_members_matrices(members):
+def test_products_of_stack_matrix_match_matrices_of_members(members):
     found = MemberStack(members).as_scipy(LIKE)
     expected = whole(members)
     assert found.shape == expected.shape
@@ -59,7 +59,7 @@ def test_complex_members_make_a_complex_matrix():
     )
 
 
-def test_complex_outputs_of_real_inputs_come_back_as_real_ones():
+def test_adjoint_of_complex_outputs_is_real_for_real_inputs():
     members = [Dense(3, dtype=torch.complex128)]
     y = np.arange(12) * (1 - 2j)
     found = MemberStack(members).as_scipy(LIKE).rmatvec(y)
@@ -76,7 +76,7 @@ def test_solvers_of_scipy_find_the_least_squares_solution(name, limit, members):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_scipy_finds_the_singular_values(members):
+def test_scipy_eigsh_finds_largest_singular_values(members):
     matrix = MemberStack(members).as_scipy(LIKE)
     values = scipy.sparse.linalg.eigsh(
         matrix.H * matrix, 3, v0=np.ones(20), return_eigenvectors=False
@@ -85,7 +85,7 @@ def test_scipy_finds_the_singular_values(members):
     np.testing.assert_allclose(np.sort(values)[::-1], expected, rtol=1e-10)
 
 
-def test_the_linearisation_of_shots_knows_its_own_input():
+def test_matrix_of_linearized_shots_needs_no_example_input():
     born = Shots(make_survey(shots=2), GRID, **METHOD).linearize(make_model())
     matrix, x = born.as_scipy(), randomize(born.model)
     assert matrix.shape == (2 * 4 * 60, 12 * 20)
@@ -94,7 +94,7 @@ def test_the_linearisation_of_shots_knows_its_own_input():
     assert torch.equal(back["vp"], born.adjoint(torch.ones_like(born(x)))["vp"])
 
 
-def test_pylops_solves_with_it(members):
+def test_pylops_cgls_finds_least_squares_solution(members):
     pylops = pytest.importorskip("pylops")
     operator = MemberStack(members).as_pylops(LIKE)
     assert operator.dims == (5, 4)
@@ -105,7 +105,7 @@ def test_pylops_solves_with_it(members):
     np.testing.assert_allclose(found.ravel(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_pylops_solves_with_its_regularisation(members):
+def test_pylops_finds_regularized_least_squares_solution(members):
     pylops = pytest.importorskip("pylops")
     operator = MemberStack(members[:2]).as_pylops(LIKE)
     assert operator.dimsd == (2, 12)
@@ -118,7 +118,7 @@ def test_pylops_solves_with_its_regularisation(members):
     np.testing.assert_allclose(found.ravel(), expected, rtol=1e-8, atol=1e-8)
 
 
-def test_fista_of_pylops_finds_what_is_sparse(members):
+def test_pylops_fista_finds_sparse_solution(members):
     pylops = pytest.importorskip("pylops")
     operator, sparse = MemberStack(members).as_pylops(LIKE), np.zeros(20)
     sparse[[3, 11]] = 1.0, -2.0
@@ -130,11 +130,11 @@ def test_fista_of_pylops_finds_what_is_sparse(members):
     np.testing.assert_allclose(found.ravel(), sparse, atol=1e-5)
 
 
-def test_what_is_no_matrix_is_refused():
+def test_stack_that_is_no_matrix_is_refused():
     blurs, alone = [Blur(1)], Context.alone()
     with pytest.raises(TypeError, match="no input was given"):
         distribute(blurs, alone).as_scipy()
-    with pytest.raises(ValueError, match="a solver's vectors are whole on every rank"):
+    with pytest.raises(ValueError, match="a solver needs complete vectors on every rank"):
         distribute(blurs, alone, gather=False).as_scipy(LIKE)
     with pytest.raises(TypeError, match="MemberStack is not linear; expected a linear stack"):
         distribute([torch.sin], alone).as_scipy(LIKE)
@@ -158,9 +158,9 @@ context.close()
 """
 
 
-def test_ranks_that_come_with_different_vectors_are_told_so():
+def test_different_vectors_on_ranks_are_an_error_on_all_ranks():
     done = run_ranks(2, APART, warm=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2
-    assert all("expected the same solver on all, with the same start" in line for line in lines)
+    assert all("expected the same solver on all ranks" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Shots as operators: what they are beside plain simulations, and their derivative's transpose."""
+"""Shots as operators, against plain simulations, and the transpose of their derivative."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def simulate(model, survey, shots=slice(None)):
     )
 
 
-def test_their_traces_are_those_of_the_wave_operator():
+def test_shots_give_traces_of_acoustic():
     model, survey = make_model(), make_survey()
     data = make_shots(survey)(model)
     assert data.shape == survey.shape
     assert relative(data, simulate(model, survey)) < 1e-13
 
 
-def test_gradients_flow_through_them_as_through_the_wave_operator():
+def test_autograd_through_shots_matches_acoustic():
     model, survey = make_model(), make_survey()
     residual = torch.randn(survey.shape, dtype=torch.float64)
     one, other = (Model(GRID, {"vp": model["vp"].clone().requires_grad_()}) for _ in range(2))
@@ -55,7 +55,7 @@ def test_gradients_flow_through_them_as_through_the_wave_operator():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_vjp_and_the_adjoint_of_the_linearisation_are_the_same_gradient(engine):
+def test_vjp_equals_adjoint_of_linearization(engine):
     shots, model = make_shots(engine=engine), make_model()
     residual = torch.randn(shots.survey.shape, dtype=torch.float64)
     one, other = shots.vjp(model, residual), shots.linearize(model).adjoint(residual)
@@ -64,7 +64,7 @@ def test_vjp_and_the_adjoint_of_the_linearisation_are_the_same_gradient(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("margin", [None, 30.0])
-def test_the_adjoint_is_the_transpose(engine, margin):
+def test_adjoint_of_linearization_passes_dot_product_test(engine, margin):
     mask = np.arange(20).reshape(5, 4) % 3 > 0
     aperture = Aperture(margin, 80.0)
     shots = make_shots(make_survey(mask=mask), engine=engine, aperture=aperture)
@@ -76,13 +76,13 @@ def test_the_adjoint_is_the_transpose(engine, margin):
 
 
 @pytest.mark.parametrize("history", ["auto", Snapshots(4, 60.0)])
-def test_what_is_sampled_in_time_is_transposed_too(history):
+def test_adjoint_with_sampled_history_passes_dot_product_test(history):
     born = make_shots(engine="cpu", history=history).linearize(make_model())
     x, y = randomize(born.model), torch.randn(born.shots.survey.shape, dtype=torch.float64)
     assert dot(born(x), y) == pytest.approx(dot(x, born.adjoint(y)), rel=1e-12)
 
 
-def test_what_is_left_of_a_change_falls_with_its_square():
+def test_linearization_error_is_quadratic_in_model_change():
     shots, model = make_shots(), make_model()
     direction, born = randomize(model), shots.linearize(model)
     before, first = shots(model), born(direction)
@@ -93,13 +93,13 @@ def test_what_is_left_of_a_change_falls_with_its_square():
     assert left[1] / left[2] == pytest.approx(4.0, rel=0.05)
 
 
-def test_the_normal_operator_is_the_adjoint_of_the_derivative():
+def test_normal_operator_is_adjoint_of_forward_product():
     born = make_shots().linearize(make_model())
     x = randomize(born.model)
     assert relative(born.normal(x)["vp"], born.adjoint(born(x))["vp"]) < 1e-13
 
 
-def test_the_norm_is_the_largest_singular_value():
+def test_norm_of_linearization_is_largest_singular_value():
     born = make_shots(make_survey(shots=2)).linearize(make_model())
     columns = []
     for cell in range(GRID.shape[0] * GRID.shape[1]):
@@ -111,7 +111,7 @@ def test_the_norm_is_the_largest_singular_value():
     assert born.norm(tolerance=1e-6) == pytest.approx(largest, rel=1e-3)
 
 
-def test_the_pseudoinverse_explains_the_data():
+def test_pseudoinverse_reproduces_the_data():
     born = make_shots(make_survey(shots=2)).linearize(make_model())
     data = born(randomize(born.model))
     found = born.pseudoinverse(data, tolerance=1e-4, iterations=100)
@@ -120,19 +120,19 @@ def test_the_pseudoinverse_explains_the_data():
     assert length(short) < length(found)
 
 
-def test_shots_say_what_to_use_in_place_of_an_adjoint():
+def test_adjoint_of_nonlinear_shots_is_an_error_that_names_vjp():
     shots = make_shots()
     with pytest.raises(TypeError, match="Shots is not linear and has no adjoint; expected vjp"):
         shots.adjoint(torch.zeros(shots.survey.shape))
 
 
-def test_as_many_traces_are_expected_as_there_are_shots():
+def test_vjp_refuses_wrong_number_of_gathers():
     shots = make_shots()
     with pytest.raises(ValueError, match="found 4 outputs; expected those of all members, 5"):
         shots.vjp(make_model(), torch.zeros(4, 4, 60))
 
 
-def test_traces_that_are_not_finite_are_named_by_their_shots():
+def test_error_for_nonfinite_residual_names_its_shots():
     shots = make_shots()
     residual = torch.zeros(shots.survey.shape, dtype=torch.float64)
     residual[3, 0, 5] = torch.nan

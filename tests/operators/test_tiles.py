@@ -1,4 +1,4 @@
-"""Maps of images, tile by tile: what they give untiled, whatever the tiles and the ranks."""
+"""Maps of images tile by tile, which give the results for whole images."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def make_image(*shape, seed=0):
     overlap=st.integers(0, 20),
     batch=st.sampled_from([None, 1, 3]),
 )
-def test_a_local_map_gives_the_bits_of_the_whole_where_the_overlap_covers_its_reach(
-    shape, patch, overlap, batch
-):
+def test_tiles_give_bits_of_whole_image_if_overlap_covers_reach(shape, patch, overlap, batch):
     image = make_image(2, 1, *shape)
     tiles = distribute(average, ALONE, patch=patch, overlap=overlap, batch=batch)
     assert torch.equal(tiles(image, overlap), average(image, overlap))
@@ -36,21 +34,21 @@ def test_a_local_map_gives_the_bits_of_the_whole_where_the_overlap_covers_its_re
 
 @settings(max_examples=30)
 @given(st.tuples(*[st.integers(1, 9)] * 3), st.integers(1, 5), st.integers(0, 9))
-def test_a_local_map_of_volumes_in_tiles_gives_the_bits_of_the_whole(shape, patch, overlap):
+def test_tiles_of_a_volume_give_bits_of_whole_volume(shape, patch, overlap):
     volume = make_image(*shape)
     tiles = distribute(average, ALONE, patch=patch, overlap=overlap, axes=3)
     assert torch.equal(tiles(volume, overlap, 3), average(volume, overlap, 3))
 
 
 @given(st.integers(1, 300), st.integers(1, 60), st.integers(0, 60))
-def test_weights_are_positive_and_windows_alike(size, patch, overlap):
+def test_tiles_have_positive_weights_and_windows_of_equal_size(size, patch, overlap):
     tiles = Overlap(patch, overlap).cut((size,))
     assert len({tile.window[0].stop - tile.window[0].start for tile in tiles}) == 1
     assert all(bool((tile.weights[0] > 0.0).all()) for tile in tiles)
     assert all(tile.window[0].start >= 0 and tile.window[0].stop <= size for tile in tiles)
 
 
-def test_a_convolution_of_short_reach_is_that_of_the_whole():
+def test_tiled_convolution_matches_convolution_of_whole_image():
     kernel = make_image(3, 2, 7, 7, seed=1)
     image = make_image(2, 2, 50, 61)
 
@@ -62,14 +60,14 @@ def test_a_convolution_of_short_reach_is_that_of_the_whole():
     assert relative(tiles(image), convolve(image)) < 1e-12
 
 
-def test_basic_tiles_lie_side_by_side_and_see_nothing_of_each_other():
+def test_basic_tiles_are_mapped_independently():
     image = torch.arange(10.0)[None] * torch.ones(2, 1)
     tiles = distribute(lambda x: x - x.mean(), ALONE, patch=5, overlap=3, strategy="basic")
     expected = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0] * 2)
     assert torch.equal(tiles(image), expected.expand(2, 10))
 
 
-def test_where_tiles_meet_values_go_from_one_to_the_other_along_a_line():
+def test_overlapping_tiles_are_blended_linearly():
     def first(tiles):
         return tiles[:, :1].expand_as(tiles)
 
@@ -79,7 +77,7 @@ def test_where_tiles_meet_values_go_from_one_to_the_other_along_a_line():
     assert made[0, 8:12].tolist() == [0.0, 0.25, 0.75, 1.0]
 
 
-def test_what_has_a_row_for_each_image_gets_one_for_each_tile():
+def test_argument_with_a_row_per_image_gets_a_row_per_tile():
     image, levels = make_image(3, 1, 20, 20), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     seen = []
 
@@ -93,7 +91,7 @@ def test_what_has_a_row_for_each_image_gets_one_for_each_tile():
 
 
 class Reflected(Tiling):
-    """Somebody's strategy: halves, with two points more on each side, mirrored at the edges."""
+    """A user-defined strategy: halves with two more points on each side, mirrored at the edges."""
 
     def cut(self, shape):
         middle, end = shape[0] // 2, shape[0]
@@ -107,18 +105,20 @@ class Reflected(Tiling):
         return padded[..., tile.window[0].start + 2 : tile.window[0].stop + 2]
 
 
-def test_strategies_of_ones_own_cut_and_pad_as_they_like():
+def test_user_defined_strategy_cuts_and_pads_tiles():
     image = make_image(1, 11)
     found = distribute(average, ALONE, strategy=Reflected(), axes=1)(image, 2, 1)
     padded = torch.nn.functional.pad(image[None], (2, 2), mode="reflect")[0]
     assert torch.equal(found, average(padded, 2, 1)[:, 2:-2])
 
 
-def test_what_cannot_be_tiled_is_refused():
+def test_invalid_tiling_is_refused():
     image = make_image(1, 1, 8, 8)
-    with pytest.raises(ValueError, match="patch is 0 and overlap 64; expected at least one point"):
+    with pytest.raises(
+        ValueError, match="patch is 0 and overlap 64; expected at least 1 and 0 points"
+    ):
         distribute(average, ALONE, patch=0)
     with pytest.raises(ValueError, match="strategy is 'hann'; expected 'overlap', 'basic' or a"):
         distribute(average, ALONE, strategy="hann")
-    with pytest.raises(ValueError, match=r"expected the tile's own size, of which \(8, 8\)"):
+    with pytest.raises(ValueError, match=r"expected the tile's size, of which \(8, 8\)"):
         distribute(lambda x: x[..., ::2], ALONE)(image)

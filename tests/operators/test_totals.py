@@ -22,7 +22,7 @@ def over_all(add, values):
 
 
 @given(arrays(np.float64, array_shapes(max_dims=3, max_side=30), elements=NUMBERS), st.randoms())
-def test_the_order_of_values_does_not_matter_to_whole_numbers(array, rng):
+def test_add_whole_does_not_depend_on_order_of_values(array, rng):
     shuffled = array.ravel().tolist()
     rng.shuffle(shuffled)
     assert over_all(add_whole, torch.from_numpy(array)) == over_all(
@@ -32,20 +32,20 @@ def test_the_order_of_values_does_not_matter_to_whole_numbers(array, rng):
 
 @BOTH
 @given(arrays(np.float64, array_shapes(max_dims=3, max_side=30), elements=NUMBERS))
-def test_total_is_the_sum_to_the_last_digits_of_the_largest_value(add, array):
+def test_sum_is_accurate_relative_to_largest_value(add, array):
     largest = np.abs(array).max()
     found, exact = over_all(add, torch.from_numpy(array)), fsum(array.ravel())
     assert found == pytest.approx(exact, rel=1e-15, abs=1e-14 * largest)
 
 
-def test_many_values_beside_a_large_one_are_not_lost():
+def test_add_whole_keeps_many_small_values_next_to_a_large_one():
     values = torch.full((1000, 1000), 1e-9, dtype=torch.float64)
     values[0, 0] = 1e9
     assert over_all(add_whole, values) == pytest.approx(fsum(values.ravel().tolist()), rel=1e-16)
 
 
 @BOTH
-def test_some_axes_are_added_up_and_others_stay(add):
+def test_sum_over_some_axes_keeps_other_axes(add):
     values = torch.arange(24.0).reshape(2, 3, 4)
     found = add(values, (0, 2))
     assert found.dtype == torch.float64
@@ -54,17 +54,17 @@ def test_some_axes_are_added_up_and_others_stay(add):
 
 @BOTH
 @pytest.mark.parametrize("values", [torch.zeros(0, 3), torch.zeros(4), torch.tensor(0.0)])
-def test_of_nothing_it_is_nothing(add, values):
+def test_sum_of_empty_or_zero_array_is_zero(add, values):
     assert over_all(add, values) == 0.0
 
 
 @BOTH
 @pytest.mark.parametrize("worst", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_not_finite_is_not_hidden(add, worst):
+def test_sum_with_nonfinite_value_is_not_finite(add, worst):
     assert not np.isfinite(over_all(add, torch.tensor([1.0, worst, 2.0])))
 
 
 @BOTH
 @pytest.mark.parametrize("size", [5e-324, 1e-290, 1e290])
-def test_sizes_at_the_ends_of_double_precision_do(add, size):
+def test_sum_of_extreme_magnitudes_is_exact_or_zero(add, size):
     assert over_all(add, torch.tensor([size, size], dtype=torch.float64)) in (2.0 * size, 0.0)

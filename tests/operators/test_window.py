@@ -1,4 +1,4 @@
-"""Which part of a model a shot is simulated in, and which of its receivers are kept."""
+"""Windows of shots: the part of the model that is simulated, and the receivers in it."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ def window(grid, aperture, source, receivers):
     return found
 
 
-def test_the_aperture_counts_from_the_outermost_of_source_and_receivers_at_all_depths():
+def test_aperture_extends_from_outermost_source_or_receiver():
     found = window(LINE, Aperture(500.0), [5.0, 3000.0], [[50.0, 2500.0], [50.0, 2900.0]])
     assert found.cells == ((0, 20), (40, 101)), "2000 to 3500 m"
     assert found.receivers is None
 
 
-def test_in_3_d_it_counts_along_both_horizontal_axes():
+def test_aperture_in_3d_extends_along_both_horizontal_axes():
     found = window(VOLUME, Aperture(300.0), [5.0, 0.0, 3000.0], [[5.0, 100.0, 2500.0]])
     assert found.cells == ((0, 20), (10, 46), (48, 93)), "y -300 to 400 m, x 2200 to 3300 m"
 
 
-def test_points_between_cells_have_the_aperture_at_least_in_whole_cells():
+def test_window_is_rounded_outwards_to_whole_cells():
     found = window(LINE, Aperture(500.0), [5.0, 3001.0], [[5.0, 2999.0]])
     assert found.cells[1] == (59, 102), "2499 to 3501 m"
 
 
-def test_a_window_ends_where_the_model_does():
+def test_window_ends_at_edges_of_model():
     assert window(LINE, Aperture(500.0), [5.0, 1000.0], [[5.0, 1100.0]]).cells[1] == (0, 25)
     assert window(LINE, Aperture(1e6), [5.0, 3000.0], [[5.0, 1100.0]]).cells == ((0, 20), (0, 200))
 
 
-def test_without_an_aperture_it_is_the_whole_model():
+def test_window_without_aperture_is_whole_model():
     assert window(LINE, Aperture(), [5.0, 3000.0], [[5.0, 1100.0]]).cells == ((0, 20), (0, 200))
 
 
 @given(st.floats(1000.0, 5975.0), st.floats(0.01, 3000.0))
-def test_a_window_is_large_enough_for_a_simulation_and_holds_what_points_reach(x, aperture):
+def test_window_holds_at_least_eight_cells_and_stencils_of_its_points(x, aperture):
     first, end = window(LINE, Aperture(aperture), [5.0, x], [[5.0, x]]).cells[1]
     cell = (x - 1000.0) / 25.0
     assert end - first >= 8
@@ -56,7 +56,7 @@ def test_a_window_is_large_enough_for_a_simulation_and_holds_what_points_reach(x
     assert end == 200 or end - 1 >= cell + 4
 
 
-def test_receivers_beyond_the_largest_offset_are_left_out_and_make_no_window_wider():
+def test_receivers_beyond_max_offset_are_left_out_of_window():
     receivers = [[5.0, 1500.0], [5.0, 2000.0], [5.0, 4000.0], [5.0, 4001.0]]
     found = window(LINE, Aperture(500.0, max_offset=1000.0), [5.0, 3000.0], receivers)
     assert found.receivers.tolist() == [False, True, True, False], "1000 m itself is within"
@@ -64,22 +64,26 @@ def test_receivers_beyond_the_largest_offset_are_left_out_and_make_no_window_wid
     assert np.array([1, 2, 3, 4])[found.trace_mask].tolist() == [2, 3]
 
 
-def test_in_the_whole_model_all_receivers_are_there_so_that_shots_go_together():
+def test_shots_without_aperture_keep_all_receivers_and_are_grouped():
     far = window(LINE, Aperture(max_offset=100.0), [5.0, 3000.0], [[5.0, 1100.0], [5.0, 3000.0]])
     near = window(LINE, Aperture(), [5.0, 5000.0], [[5.0, 1100.0], [5.0, 3000.0]])
     assert [shots.tolist() for shots in group_shots([far, near])] == [[0, 1]]
 
 
-def test_an_offset_is_horizontal():
+def test_offset_is_horizontal_distance():
     aperture = Aperture(max_offset=100.0)
-    deep = aperture.trace_mask(np.array([0.0, 3000.0]), np.array([[190.0, 3100.0], [0.0, 3101.0]]))
+    deep = aperture.within_offsets(
+        np.array([0.0, 3000.0]), np.array([[190.0, 3100.0], [0.0, 3101.0]])
+    )
     assert deep.tolist() == [True, False]
     across = np.array([[[0.0, 80.0, 3080.0], [0.0, 60.0, 3080.0]]])
-    assert aperture.trace_mask(np.array([[0.0, 0.0, 3000.0]]), across).tolist() == [[False, True]]
+    assert aperture.within_offsets(np.array([[0.0, 0.0, 3000.0]]), across).tolist() == [
+        [False, True]
+    ]
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_each_shot_of_a_survey_has_its_window_and_equal_ones_go_together(shared):
+def test_shots_with_equal_windows_are_grouped(shared):
     receivers = np.array([[5.0, 1500.0], [5.0, 3000.0]])
     sources = np.array([[5.0, 2000.0], [5.0, 5000.0], [5.0, 2500.0]])
     if not shared:
@@ -90,7 +94,7 @@ def test_each_shot_of_a_survey_has_its_window_and_equal_ones_go_together(shared)
     assert [shots.tolist() for shots in group_shots(found)] == [[0, 2], [1]]
 
 
-def test_shots_that_hear_other_receivers_do_not_go_together():
+def test_shots_with_different_receivers_are_not_grouped():
     receivers = np.array([[5.0, 1000.0], [5.0, 2000.0], [5.0, 3000.0], [5.0, 5900.0]])
     sources = np.array([[5.0, x] for x in (1500.0, 1550.0, 2500.0)])
     survey = Survey(sources, receivers, np.zeros(4, np.float32), 0.001)
@@ -99,7 +103,7 @@ def test_shots_that_hear_other_receivers_do_not_go_together():
 
 
 @pytest.mark.parametrize("at_a_time", [1, 40, 2**20])
-def test_cells_of_many_shots_are_those_of_each(at_a_time, monkeypatch):
+def test_windows_found_in_parts_match_windows_of_single_shots(at_a_time, monkeypatch):
     monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", at_a_time)
     draw = np.random.default_rng(0)
     low, high = np.array(VOLUME.origin), np.array(VOLUME.last)

@@ -1,4 +1,4 @@
-"""What the ranks run in the tests: python -m tests.parallel.programs NAME."""
+"""Programs that the tests run on several ranks: python -m tests.parallel.programs NAME."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from hpcfwi.parallel import failure, recovery
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import COMPANY_WAIT, end_launch, run_guarded
 from hpcfwi.parallel.launch import World, connect, launch
-from hpcfwi.parallel.recovery import poll_deaths, retry_after_death
+from hpcfwi.parallel.recovery import raise_if_rank_failed, retry_after_death
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.store import Store
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.wave import acoustic
 
 SLEEP = 3.0  # s
-# s: long enough for a launcher to hear of the death of a warm rank on any machine
+# s, long enough for a launcher to notice the death of a warm rank on any machine
 DEATH_WAIT = 30.0
-LONG = 50_000_000  # bytes, more than the system's buffers between two ranks hold
+LONG = 50_000_000  # bytes, more than the buffers of the system between two ranks hold
 
 
 class StubbornError(Exception):
-    """An exception that cannot be made again from its pickle."""
+    """An exception that cannot be unpickled."""
 
     def __init__(self, shot: int, why: str) -> None:
         super().__init__(f"shot {shot}: {why}")
 
 
 def collectives(context: Context) -> int:
-    """Every collective against what one process computes by itself; then who the ranks are."""
+    """Compare every collective with the result of one process, then print the ranks."""
     size, ranks = context.size, range(context.size)
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.int64, torch.float32, torch.float64):
@@ -51,7 +51,7 @@ def collectives(context: Context) -> int:
         pieces = torch.randint(-1000, 1000, (size, size, 4), generator=generator).to(dtype)
         mine = [*pieces[context.rank].clone()]
         assert torch.equal(context.sum_pieces(mine), pieces.sum(0)[context.rank]), dtype
-        assert torch.equal(torch.stack(mine), pieces[context.rank]), "they stay as they are"
+        assert torch.equal(torch.stack(mine), pieces[context.rank]), "the input is not changed"
         assert torch.equal(context.gather_pieces(parts[context.rank].clone()), parts), dtype
     assert context.sum(torch.empty(0)).shape == (0,)
     uneven = context.sum_pieces([torch.ones(rank) for rank in ranks])
@@ -85,7 +85,7 @@ def collectives(context: Context) -> int:
 
 
 def deal_while_root_computes(context: Context) -> int:
-    """The other ranks are dealt a batch, and another one, while rank 0 simulates shots."""
+    """Deal two batches to the other ranks while rank 0 simulates shots."""
     schedule, slots = make_schedule("dynamic", 1, context), 60
     for _ in range(2):
         schedule.begin()
@@ -93,7 +93,7 @@ def deal_while_root_computes(context: Context) -> int:
         mine = schedule.first(slots).tolist()
         if context.is_root:
             while time.monotonic() - began < SLEEP:
-                keep_the_lock_as_plain_torch_does()
+                compute_without_releasing_the_gil()
         else:
             while (more := schedule.more(slots, 2)).size:
                 mine += more.tolist()
@@ -106,8 +106,8 @@ def deal_while_root_computes(context: Context) -> int:
     return 0
 
 
-def keep_the_lock_as_plain_torch_does() -> None:
-    """The eager engine leaves Python's lock to other threads least often of all."""
+def compute_without_releasing_the_gil() -> None:
+    """Compute with the eager engine, which rarely releases the lock of Python."""
     vp, wavelet = torch.full((60, 60), 2000.0), torch.ones(100)
     source, receiver = torch.tensor([[50.0, 50.0]]), torch.tensor([[[50.0, 90.0]]])
     acoustic(vp, 10.0, 1e-3, wavelet, source, receiver, engine="eager")
@@ -126,9 +126,9 @@ def bad_input_for_last(context: Context) -> int:
 
 
 def stop_together_with_rank_0_late(context: Context) -> int:
-    """Rank 0 takes longer to its end than ranks that fail alike without a word may."""
+    """Rank 0 stops later than other ranks wait for one that does not fail."""
     try:
-        context.raise_alike(Stopped("stopped by SIGUSR1 after epoch 7"))
+        context.raise_on_all_ranks(Stopped("stopped by SIGUSR1 after epoch 7"))
     finally:
         if context.is_root:
             time.sleep(COMPANY_WAIT + 2.0)
@@ -141,8 +141,8 @@ def defect_on_root(context: Context) -> int:
     return 0
 
 
-def leave_after_others_have_named_the_group(context: Context) -> int:
-    """Making an optimizer imports modules whose functions have the process group as a default."""
+def close_after_imports_that_keep_the_group(context: Context) -> int:
+    """Create an optimizer, which imports functions that keep the process group as a default."""
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     group = weakref.ref(torch.distributed.group.WORLD)
     context.close()
@@ -160,10 +160,10 @@ def kill_last(context: Context) -> int:
 
 
 def outlive(context: Context) -> int:
-    """Steps that add up whole numbers, until ranks have died as DEATHS says, and three more.
+    """Add whole numbers in steps until ranks have died as DEATHS says, and in three more steps.
 
-    DEATHS: "rank:seconds rank:seconds ...", after the first step. A step has a number for each of
-    24 shots, which ranks fetch through the store, adds them up, and counts the sum in.
+    DEATHS is "rank:seconds rank:seconds ...", counted from the first step. A step has a number for
+    each of 24 shots, which ranks fetch through the store, and adds the numbers of all shots.
     """
     failure.DEATH_WAIT = DEATH_WAIT
     deaths = dict(part.split(":") for part in os.environ["DEATHS"].split())
@@ -178,7 +178,7 @@ def outlive(context: Context) -> int:
         def work(step: int = step, done: dict[int, int] = done) -> int:
             lost = sorted(set(range(24)).difference(*context.all_gather(set(done))))
             while (shot := fetch(context, lost, step, done)) is not None:
-                poll_deaths(context)
+                raise_if_rank_failed(context)
                 time.sleep(0.0005)
                 done[shot] = (step + 1) * shot**2
             assert context.broadcast(step) == step
@@ -201,10 +201,10 @@ def outlive(context: Context) -> int:
     return 3
 
 
-def lose_a_message_on_its_way(context: Context) -> int:
-    """One of two ranks between which a message is half on its way dies: which, says DEAD.
+def die_during_a_message(context: Context) -> int:
+    """Kill the sender or the receiver of a message while half of it is transferred: rank DEAD.
 
-    Rank 1 expects it and stops, so that what rank 0 sends fills the system's buffers and no more.
+    Rank 1 expects the message and stops, so that rank 0 can only fill the buffers of the system.
     """
     failure.DEATH_WAIT = DEATH_WAIT
     pids, began_as = context.all_gather(os.getpid()), context.rank
@@ -229,7 +229,7 @@ def lose_a_message_on_its_way(context: Context) -> int:
 
 
 def connect_too_late(context: Context) -> int:
-    """Rank 3 dies, and rank 1 finds the others too late, at the first try."""
+    """Rank 3 dies, and at the first try rank 1 connects to the others too late."""
     calls = []
 
     def late(world: World) -> Store:
@@ -250,8 +250,8 @@ def connect_too_late(context: Context) -> int:
     return 0
 
 
-def hold_python_once_the_watch_is_made(context: Context) -> int:
-    """Rank 0 does so as HDF5 does in a collective call, before rank 1 is connected to its store."""
+def hold_the_gil_after_the_watch_starts(context: Context) -> int:
+    """Hold the lock of Python on rank 0, as HDF5 does, before rank 1 connects to its store."""
     clone = Store.clone
 
     def clone_late(store: Store) -> Store:
@@ -273,14 +273,14 @@ def hold_python_once_the_watch_is_made(context: Context) -> int:
 
 
 def fetch(context: Context, shots: list[int], step: int, done: dict[int, int]) -> int | None:
-    """The next of the shots that nobody has; a rank by itself needs no store for that."""
+    """Return the next shot that no rank has taken; a single rank needs no store."""
     if context.store is None:
         return next((shot for shot in shots if shot not in done), None)
     taken = context.store.add(f"step {step}", 1) - 1
     return shots[taken] if taken < len(shots) else None
 
 
-def defect_while_others_could_go_on(context: Context) -> int:
+def exception_in_recoverable_work(context: Context) -> int:
     def work() -> None:
         if context.rank == 1:
             raise RuntimeError("a defect of rank 1")

@@ -1,4 +1,4 @@
-"""What ranks of a host have in common: once a host, for all of them, and nothing is left of it."""
+"""Tests of `once_per_host`, whose result the ranks of a host share in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel import replicas
-from hpcfwi.parallel.replicas import is_common, once_a_host
+from hpcfwi.parallel.replicas import is_host_shared, once_per_host
 from tests.parallel.together import Thread, on_ranks
 from tests.ranks import run_ranks
 
@@ -27,7 +27,7 @@ def memory(tmp_path, monkeypatch):
 
 
 def ask(hosts=HOSTS, fail=()):
-    """What each rank has found, or the error that it raised, and who was asked."""
+    """Return the result or error of each rank, and the ranks that made the call."""
     asked = []
 
     def act(context):
@@ -38,7 +38,7 @@ def ask(hosts=HOSTS, fail=()):
             return {"large": LARGE.copy(), "turned": LARGE.T.copy(), "small": np.arange(3)}
 
         try:
-            return once_a_host(call, context)
+            return once_per_host(call, context)
         except InputError as error:
             return error
 
@@ -53,18 +53,18 @@ def check(found):
         np.testing.assert_array_equal(each["small"], np.arange(3))
 
 
-def test_one_rank_of_each_host_is_asked_and_all_have_what_it_found(memory):
+def test_one_rank_per_host_calls_and_its_host_shares_the_result(memory):
     found, asked = ask()
     assert sorted(asked) == FIRST
     check(found)
     assert not any(each[name].flags.writeable for each in found for name in ("large", "turned"))
-    assert all(is_common(each[name]) for each in found for name in ("large", "turned"))
-    assert not any(is_common(array) for array in (found[0]["small"], LARGE, LARGE[1:]))
+    assert all(is_host_shared(each[name]) for each in found for name in ("large", "turned"))
+    assert not any(is_host_shared(array) for array in (found[0]["small"], LARGE, LARGE[1:]))
     assert all(each["turned"].ctypes.data % replicas.ALIGNED == 0 for each in found)
     assert not list(memory.iterdir())
 
 
-def test_a_rank_alone_asks_itself():
+def test_single_rank_calls_and_gets_a_writable_result():
     found, asked = ask(("a",))
     assert asked == [0]
     check(found)
@@ -76,7 +76,7 @@ def forbid_all(monkeypatch, memory):
 
 
 def forbid_one_to_open(monkeypatch, _memory):
-    """As where two containers have one name, and not one memory."""
+    """Fail as two containers with the same host name and different memory do."""
     asked = []
 
     def open_own(name):
@@ -122,7 +122,7 @@ def give_it_to_others(monkeypatch, _memory):
         give_it_to_others,
     ],
 )
-def test_without_common_memory_all_have_what_rank_0_finds(hinder, monkeypatch, memory):
+def test_all_ranks_get_the_result_of_rank_0_without_shared_memory(hinder, monkeypatch, memory):
     hinder(monkeypatch, memory)
     found, asked = ask()
     assert asked[-1] == 0
@@ -131,7 +131,7 @@ def test_without_common_memory_all_have_what_rank_0_finds(hinder, monkeypatch, m
     assert not list(memory.iterdir())
 
 
-def test_where_a_host_finds_other_bits_all_have_what_rank_0_finds(memory):
+def test_all_ranks_get_the_result_of_rank_0_if_a_host_finds_other_bits(memory):
     asked = []
 
     def act(context):
@@ -141,7 +141,7 @@ def test_where_a_host_finds_other_bits_all_have_what_rank_0_finds(memory):
             found[-1, -1] = np.nextafter(found[-1, -1], np.inf) if context.host == "c" else 1.0
             return found
 
-        return once_a_host(call, context)
+        return once_per_host(call, context)
 
     for each in on_ranks(len(HOSTS), act, HOSTS):
         np.testing.assert_array_equal(each, [*LARGE[:-1], [*LARGE[-1, :-1], 1.0]])
@@ -150,16 +150,16 @@ def test_where_a_host_finds_other_bits_all_have_what_rank_0_finds(memory):
 
 
 @pytest.mark.parametrize("fail", [(0,), (4,), (1, 4)])
-def test_the_error_of_a_host_is_that_of_all_ranks(fail, memory):
+def test_all_ranks_raise_the_error_of_a_host(fail, memory):
     found, _ = ask(fail=fail)
     assert {str(each) for each in found} == {str(found[0])}
     assert f"host {HOSTS[fail[0]]} does not see it" in str(found[0])
-    assert all(vars(each)["raised_alike"] for each in found)
+    assert all(vars(each)["raised_on_all_ranks"] for each in found)
     assert not list(memory.iterdir())
 
 
 class Bereft(Thread):
-    """A rank whose neighbour dies before it has the name of the file."""
+    """A rank whose neighbour dies before it gets the name of the file."""
 
     def all_gather(self, value):
         if value != self.host:
@@ -167,11 +167,11 @@ class Bereft(Thread):
         return [value] * self.size
 
 
-def test_nothing_is_left_where_a_rank_dies_before_it_has_the_name(memory):
+def test_death_of_a_rank_leaves_no_shared_file_or_descriptor(memory):
     context = Bereft(0, 2, 0, "a", torch.device("cpu"), 1)
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ConnectionError, match=str(memory)):
-        once_a_host(dict, context)
+        once_per_host(dict, context)
     assert not list(memory.iterdir())
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
@@ -179,13 +179,13 @@ def test_nothing_is_left_where_a_rank_dies_before_it_has_the_name(memory):
 PROCESSES = """
 from pathlib import Path
 import numpy as np
-from hpcfwi.parallel.replicas import once_a_host
+from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.parallel.launch import launch
 
 context = launch(gpus=False)
-found = once_a_host(lambda: np.full(1_000_000, context.rank + 0.5), context)
+found = once_per_host(lambda: np.full(1_000_000, context.rank + 0.5), context)
 assert found.sum() == 500_000.0, found
-context.barrier()  # a page that one rank alone has touched counts as its own
+context.barrier()  # a page that only one rank has touched counts as private
 lines = Path("/proc/self/smaps").read_text().splitlines()
 (at,) = (n for n, line in enumerate(lines) if "hpcfwi-" in line)
 own = sum(int(line.split()[1]) for line in lines[at + 1 : at + 20] if "Private_" in line)
@@ -196,6 +196,6 @@ context.close()
 """
 
 
-def test_processes_have_the_same_memory():
+def test_processes_of_a_host_map_the_same_memory():
     done = run_ranks(3, PROCESSES, warm=True)
     assert (done.returncode, done.stdout) == (0, 3 * "0 kB of its own\n"), done.stderr

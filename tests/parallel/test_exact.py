@@ -1,4 +1,4 @@
-"""Sums have the same bits in any order and split, and are as good as any in floating point."""
+"""Tests of exact sums, which have the same bits in any order and split over ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ terms = st.lists(
 
 
 class Ranks(Context):
-    """One rank that adds up what the others have, too."""
+    """A rank that adds the sums of other ranks."""
 
     def sum(self, tensor):
         for other in self.__dict__.get("others", []):
@@ -32,7 +32,7 @@ class Ranks(Context):
 
 
 def sums_of(parts, reference=1.0, count=None):
-    """One sum for each part of the terms, as ranks have them."""
+    """Return a sum for each part of the terms, one for each rank."""
     count = count or sum(len(part) for part in parts)
     found = [ExactSum(SHAPE, reference, count, CPU) for _ in parts]
     for total, part in zip(found, parts, strict=True):
@@ -49,7 +49,7 @@ def total_of(parts, reference=1.0):
 
 
 @given(terms, st.randoms(use_true_random=False), st.integers(1, 5))
-def test_any_order_and_any_split_over_ranks_give_the_same_bits(values, random, ranks):
+def test_sum_has_the_same_bits_for_any_order_and_split_over_ranks(values, random, ranks):
     expected = total_of([values])
     shuffled = random.sample(values, len(values))
     assert torch.equal(total_of([shuffled]), expected)
@@ -57,7 +57,7 @@ def test_any_order_and_any_split_over_ranks_give_the_same_bits(values, random, r
 
 
 @given(terms, st.integers(-60, 60))
-def test_the_error_is_below_that_of_a_sum_in_single_precision(values, power):
+def test_error_is_below_that_of_a_sum_in_single_precision(values, power):
     values = [np.ldexp(value, power) for value in values]
     largest = max(float(np.abs(value).max()) for value in values)
     found = total_of([values], reference=largest).numpy()
@@ -66,7 +66,7 @@ def test_the_error_is_below_that_of_a_sum_in_single_precision(values, power):
     assert np.abs(found - exact).max() <= 2.0**-24 * largest
 
 
-def test_what_is_added_to_a_part_of_the_sum_stays_there():
+def test_term_added_to_a_window_changes_only_that_window():
     total = ExactSum(SHAPE, 1.0, 2, CPU)
     total.add(torch.ones(2, 3), (slice(1, 3), slice(4, 7)))
     found = total.total(Context.alone())
@@ -74,12 +74,12 @@ def test_what_is_added_to_a_part_of_the_sum_stays_there():
     assert (found[1:3, 4:7] == 1.0).all()
 
 
-def test_no_number_is_asked_of_a_device_while_terms_are_added(monkeypatch):
-    """The host would wait for it, shot by shot."""
+def test_adding_terms_does_not_synchronise_with_the_device(monkeypatch):
+    """Reading a number from the device would make the host wait for each shot."""
     total, terms = ExactSum(SHAPE, 1.0, 3, CPU), torch.tensor([-2.0, 1e9, 0.5])
 
     def ask(_):
-        pytest.fail("a number was asked for")
+        pytest.fail("a number was read from the device")
 
     with monkeypatch.context() as patch:
         for name in ("__float__", "__bool__", "item", "tolist", "cpu", "numpy"):
@@ -87,12 +87,12 @@ def test_no_number_is_asked_of_a_device_while_terms_are_added(monkeypatch):
         for term in terms:
             total.add(term.expand(SHAPE))
     assert total.largest == 1e9
-    assert (total.total(Context.alone()) == -1.5).all(), "one beyond the limit is left out"
+    assert (total.total(Context.alone()) == -1.5).all(), "the term beyond the limit is left out"
 
 
 @pytest.mark.parametrize("terms", [1, 3, 1000])
-def test_as_many_terms_as_were_foretold_do_not_overflow(terms):
-    """All of them as large as may be, and of one sign."""
+def test_declared_number_of_largest_terms_does_not_overflow(terms):
+    """All terms have the largest value and the same sign."""
     largest = float(np.ldexp(np.float32(1.0), ABOVE))
     total = ExactSum((1,), 1.0, terms, CPU)
     for _ in range(terms):
@@ -101,23 +101,23 @@ def test_as_many_terms_as_were_foretold_do_not_overflow(terms):
     assert float(total.total(Context.alone())) == terms * largest
 
 
-def test_a_term_that_is_too_large_or_too_small_for_the_reference_is_told():
+def test_sum_detects_terms_too_large_or_too_small_for_the_reference():
     total = ExactSum((2,), 1.0, 4, CPU)
     total.add(torch.tensor([0.5, -3.0]))
     assert total.largest == 3.0
     assert total.holds(3.0)
-    assert total.holds(0.0), "nothing at all is exact"
+    assert total.holds(0.0), "zero is exact"
     assert total.holds(2.0**-BELOW)
     assert not total.holds(2.0 ** -(BELOW + 1))
     total.add(torch.tensor([0.0, 1e9]))
     assert total.largest == pytest.approx(1e9)
     assert not total.holds(total.largest)
-    assert not ExactSum((2,), 0.0, 4, CPU).holds(1e-30), "of which nothing was known"
+    assert not ExactSum((2,), 0.0, 4, CPU).holds(1e-30), "without reference"
     assert ExactSum((2,), 1e-30, 4, CPU).holds(1e-30)
 
 
-def test_the_plain_sum_depends_on_the_order_as_sums_do():
-    """So that the tests above can fail."""
+def test_plain_sum_depends_on_the_order():
+    """This shows that the tests of exact sums can fail."""
     values = [torch.tensor([value]) for value in (1e8, 1.0, -1e8)]
     found = []
     for order in (values, values[::-1], [values[0], values[2], values[1]]):

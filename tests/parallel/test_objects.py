@@ -1,4 +1,4 @@
-"""Objects between ranks: what any pickle brings, on any number of ranks, and from nobody else."""
+"""Tests of the transports of objects between ranks, and of their signatures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcfwi.parallel.store import Server, Store, make_secret
 from hpcfwi.parallel.transport import SignedObjects
 from tests.ranks import run_ranks
 
-# Both ways on the same ranks: empty and large ones, of unequal sizes, from every source.
+# Both transports on the same ranks, with empty and large objects of unequal sizes
 TRAVELS = """
 from datetime import timedelta
 import numpy as np, torch.distributed as dist
@@ -48,7 +48,7 @@ def test_both_transports_give_the_objects_of_mpi(n):
     assert (done.returncode, done.stdout) == (0, "as MPI brings them\n"), done.stderr
 
 
-def test_what_is_not_signed_by_the_rank_that_it_is_from_is_not_unpickled():
+def test_message_not_signed_by_its_source_is_not_unpickled():
     secret = make_secret()
     server = Server("127.0.0.1", secret)
     store = Store(server.place, secret, timedelta(seconds=10), server)
@@ -68,18 +68,18 @@ def test_what_is_not_signed_by_the_rank_that_it_is_from_is_not_unpickled():
     store.close()
 
 
-def test_an_array_that_is_not_what_was_sent_is_refused(monkeypatch):
-    monkeypatch.setattr(transport, "complete", lambda *_, **__: None)
+def test_array_that_differs_from_its_digest_is_refused(monkeypatch):
+    monkeypatch.setattr(transport, "run_collective", lambda *_, **__: None)
     receiver = SignedObjects(1, 2, cast(Store, None))
     for sent in (b"\0\0\0", b"\0\0\1"):
         digest = hashlib.sha256(sent).digest()
         monkeypatch.setattr(receiver, "_spread", lambda *_, signed=digest: signed)
-        with pytest.raises(RuntimeError, match="rank 0 is not what") if sent[2] else nullcontext():
+        with pytest.raises(RuntimeError, match="rank 0 was changed") if sent[2] else nullcontext():
             receiver._carry(np.zeros(3, np.uint8), 0)
 
 
 class _Trap:
-    """Its pickle runs code."""
+    """An object whose pickle runs code."""
 
     sprung = 0
 

@@ -1,4 +1,4 @@
-"""Replicas: one changed bit of one rank is noticed, wherever it is."""
+"""Tests of replicas: a single changed bit of one rank is found."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ MODEL = torch.linspace(1500.0, 4500.0, SIZE)
 
 
 @given(st.integers(0, SIZE - 1), st.integers(0, 31))
-def test_a_bit_that_flips_is_noticed(cell, bit):
+def test_hash_changes_with_every_flipped_bit(cell, bit):
     flipped = MODEL.clone()
     flipped.view(torch.int32)[cell] ^= torch.tensor(1 << bit).to(torch.int32)
     assert hash_bits(flipped) != hash_bits(MODEL)
 
 
 @pytest.mark.parametrize("other", [MODEL.flip(0), MODEL.roll(BLOCK), MODEL[:-1], -MODEL])
-def test_cells_in_another_order_or_number_are_noticed(other):
+def test_hash_depends_on_the_order_and_number_of_cells(other):
     assert hash_bits(other) != hash_bits(MODEL)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_same_bits_have_the_same_hash_whatever_they_say(dtype):
+def test_equal_bits_have_equal_hashes_including_nan_and_zero(dtype):
     odd = torch.tensor([[0.0, -0.0], [float("nan"), float("inf")]], dtype=dtype)
     assert hash_bits(odd) == hash_bits(odd.clone())
     assert hash_bits(odd) != hash_bits(torch.abs(odd))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_ranks_that_differ_from_rank_0_are_named_on_all(size):
+def test_all_ranks_find_the_ranks_that_differ_from_rank_0(size):
     def compare(context):
         model, weight = MODEL.clone(), torch.ones(3)
         if context.rank >= 2:
@@ -46,7 +46,7 @@ def test_the_ranks_that_differ_from_rank_0_are_named_on_all(size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_blocks_are_the_same_for_any_number_of_ranks_and_each_is_measured_once(size):
+def test_each_block_is_measured_once_on_any_number_of_ranks(size):
     one, two = np.arange(SIZE), np.arange(SIZE) % 7
     measured = []
 

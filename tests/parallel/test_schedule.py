@@ -1,4 +1,4 @@
-"""How the shots of a step are dealt out to ranks."""
+"""Tests of schedules, which deal the shots of a batch to ranks."""
 
 import numpy as np
 import torch
@@ -12,24 +12,24 @@ from tests.ranks import run_ranks
 
 
 def static_parts(slots, size):
-    """What each of so many ranks has of a batch."""
+    """Return the part of a batch that each rank gets."""
     ranks = (Context(rank, size, rank, "host", torch.device("cpu"), 1) for rank in range(size))
     return [StaticSchedule(rank).first(slots) for rank in ranks]
 
 
 @given(st.integers(0, 40), st.integers(1, 12))
-def test_every_slot_goes_to_one_rank_as_torch_tensor_split_has_it(slots, size):
+def test_static_schedule_divides_slots_like_torch_tensor_split(slots, size):
     expected = torch.tensor_split(torch.arange(slots), size)
     for part, tensor in zip(static_parts(slots, size), expected, strict=True):
         np.testing.assert_array_equal(part, tensor.numpy())
 
 
-def test_ranks_beyond_the_last_shot_get_an_empty_part():
+def test_ranks_beyond_the_last_slot_get_an_empty_part():
     assert [part.tolist() for part in static_parts(2, 4)] == [[0], [1], [], []]
 
 
 class Rank(Context):
-    """One of several, as far as a schedule can tell; portions: of all ranks."""
+    """A context with what a schedule needs; `portions` are those of all ranks."""
 
     portions = (1,)
 
@@ -41,7 +41,7 @@ class Rank(Context):
 
 
 def dynamic_ranks(portions):
-    """The schedules of ranks that take such portions first."""
+    """Return the schedules of ranks whose first portions are given."""
     found, store = [], dist.HashStore()
     for rank, portion in enumerate(portions):
         context = Rank(rank, len(portions), rank, "host", torch.device("cpu"), 1, store=store)
@@ -51,7 +51,7 @@ def dynamic_ranks(portions):
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 40), st.data())
-def test_every_slot_is_dealt_once_whichever_rank_asks_next(portions, slots, data):
+def test_dynamic_schedule_deals_each_slot_once_in_any_order_of_ranks(portions, slots, data):
     ranks = dynamic_ranks(portions)
     for _ in range(2):
         dealt = [slot for rank in ranks for slot in rank.first(slots)]
@@ -68,14 +68,14 @@ def test_every_slot_is_dealt_once_whichever_rank_asks_next(portions, slots, data
         assert sorted(dealt) == list(range(slots))
 
 
-def test_the_dearest_come_first_where_the_last_to_finish_decides():
+def test_dynamic_schedule_orders_shots_by_decreasing_cost():
     costs = np.array([2.0, 5.0, 1.0, 5.0])
     (dynamic,) = dynamic_ranks([1])
     assert dynamic.order(costs).tolist() == [1, 3, 0, 2]
     assert StaticSchedule(Context.alone()).order(costs).tolist() == [0, 1, 2, 3]
 
 
-def test_a_single_rank_needs_no_counter():
+def test_dynamic_schedule_of_a_single_rank_needs_no_counter():
     alone = make_schedule("dynamic", 2, Context.alone())
     assert alone.first(5).tolist() == [0, 1, 2, 3, 4]
     alone.begin()
@@ -83,7 +83,7 @@ def test_a_single_rank_needs_no_counter():
 
 
 def test_ranks_are_dealt_slots_while_rank_0_computes():
-    """Each slot once, and long before rank 0 would come to answer."""
+    """Each slot is dealt once, before rank 0 completes its shots."""
     done = run_ranks(3, ["-m", "tests.parallel.programs", "deal_while_root_computes"], warm=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "each once and in time\n"

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for tests that need many of them, and send little.
+"""Ranks that are threads of one process, for tests that need many ranks and send little data.
 
 found = on_ranks(3, lambda context: context.gather_pieces(torch.ones(2)))
 """
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Thread(Context):
-    """One of them. What one has sent the others find at its place in `sent`."""
+    """A rank in a thread; `sent` has the value that each rank has sent."""
 
     def meet(self, sent: list, barrier: threading.Barrier) -> None:
         self.__dict__["table"] = sent, barrier
 
     def _exchange(self, value):
         sent, barrier = self.__dict__["table"]
-        barrier.wait()  # until the others have taken what was sent before
+        barrier.wait()  # all ranks have read the previous values
         sent[self.rank] = value
         barrier.wait()
         return list(sent)
@@ -44,7 +44,7 @@ class Thread(Context):
         found = self._exchange(array)[source]
         if self.is_root and source:
             array[...] = found
-        self._exchange(None)  # it may be written to again
+        self._exchange(None)  # the source may change its array after this
 
     def broadcast(self, value, source=0):
         return self._exchange(value)[source]
@@ -54,7 +54,7 @@ class Thread(Context):
 
 
 def on_ranks(size: int, act: Callable[[Context], T], hosts: Sequence[str] = ()) -> list[T]:
-    """What each of so many ranks finds; hosts: of each, where they are not all the same."""
+    """Return the results of `act` on each rank; hosts: names of their hosts, by default one."""
     sent, barrier, names = [None] * size, threading.Barrier(size), tuple(hosts) or ("host",) * size
     ranks = [Thread(rank, size, rank, names[rank], torch.device("cpu"), 1) for rank in range(size)]
 

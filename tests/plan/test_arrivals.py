@@ -1,4 +1,4 @@
-"""First arrivals of simulated traces, found again in observed ones."""
+"""Search for the first arrivals of simulated traces in observed ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ONSETS = np.linspace(0.4, 1.2, 9)  # s
 
 
 def gather(late=0.0, factor=1.0):
-    """A first arrival, and a reflection twice as strong."""
+    """Return a gather with a first arrival and a reflection twice as strong."""
     return factor * np.stack(
         [ricker(10.0, N, DT, t + late) + 2.0 * ricker(10.0, N, DT, t + late + 0.6) for t in ONSETS]
     )
 
 
 @pytest.mark.parametrize("late", [-0.12, -0.02, 0.0, 0.04, 0.2])
-def test_a_delay_is_found_to_the_sample(late):
+def test_delay_is_found_to_the_sample(late):
     found = find_arrivals(gather(late), gather(), DT, PERIOD)
     np.testing.assert_allclose(found.lag, late, atol=0.5 * DT)
     np.testing.assert_allclose(found.likeness, 1.0, atol=0.02)
@@ -28,14 +28,14 @@ def test_a_delay_is_found_to_the_sample(late):
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e4, -3.0, -1e30])
-def test_amplitude_and_sign_are_those_of_the_arrival(factor):
+def test_amplitude_ratio_and_sign_of_arrival_are_found(factor):
     found = find_arrivals(gather(0.02, factor), gather(), DT, PERIOD)
     np.testing.assert_allclose(found.ratio, abs(factor), rtol=0.02)
     assert found.sign == np.sign(factor)
     np.testing.assert_allclose(found.lag, 0.02, atol=0.5 * DT)
 
 
-def test_the_sign_of_a_wave_of_one_frequency_cannot_be_told():
+def test_sign_of_wave_of_a_single_frequency_is_undetermined():
     t = DT * np.arange(N)
     simulated = np.stack(
         [np.sin(2.0 * np.pi * (t - onset) / PERIOD) * (t > onset) for onset in ONSETS]
@@ -53,7 +53,7 @@ def test_noise_is_measured_before_the_arrival():
     assert np.median(noisy.noise) == pytest.approx(0.05 / strength, rel=0.3)
 
 
-def test_white_noise_is_not_alike():
+def test_white_noise_has_low_likeness():
     noise = np.random.default_rng(0).normal(size=(9, N))
     assert np.median(find_arrivals(noise, gather(), DT, PERIOD).likeness) < 0.5
 
@@ -68,7 +68,7 @@ def test_traces_without_an_arrival_or_with_broken_samples_are_left_out():
     assert nothing.sign == 0
 
 
-def test_a_fitted_wavelet_mends_what_a_filter_can():
+def test_fitted_wavelet_corrects_effect_of_a_filter_but_not_noise():
     simulated = gather()
     observed = -5.0 * np.roll(np.gradient(simulated, axis=1), 12, axis=1)
     assert abs(correlation(observed, simulated)) < 0.5

@@ -1,4 +1,4 @@
-"""What would spoil a run is found before, with the key and a remedy."""
+"""Problems that would spoil a run are found before it starts, with the key and a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcfwi.wave.numerics import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 
-# Everything in order: sources and receivers below what is kept, and time to come back.
+# Without findings: sources and receivers are below the fixed cells, and waves have time to return.
 SOUND = {
     "survey.sources.depth": 100.0,
     "survey.receivers.depth": 100.0,
@@ -33,13 +33,13 @@ def prepared(folder, changes=None):
     return prepare(load_config(write_input(folder, changes)), Context.alone())
 
 
-def found(folder, changes=None):
+def findings_of(folder, changes=None):
     experiment = prepared(folder, {**SOUND, **(changes or {})})
     return check_experiment(experiment, experiment.survey.dt)
 
 
-def test_a_sound_survey_gives_no_finding(tmp_path):
-    assert found(tmp_path) == []
+def test_sound_survey_gives_no_finding(tmp_path):
+    assert findings_of(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_sound_survey_gives_no_finding(tmp_path):
             {"survey.wavelet.frequency": 14.0},
             "warning",
             "model.spacing",
-            ("20 m carry", "1500 m/s", "% of the wavelet's energy"),
+            ("a spacing of 20 m", "1500 m/s", "% of the wavelet's energy"),
         ),
         (
             {"survey.wavelet.frequency": 60.0},
@@ -90,39 +90,39 @@ def test_a_sound_survey_gives_no_finding(tmp_path):
             },
             "note",
             "inversion.fixed",
-            ("all sources lie", "kept down to 60 m", "else give a lower velocity"),
+            ("all sources lie", "fixed cells down to 60 m", "otherwise give a lower velocity"),
         ),
         (
             {"survey.duration": 0.4},
             "warning",
             "survey.duration",
-            ("ends at 0.396 s", "floor and back", "Record"),
+            ("ends at 0.396 s", "is back only at", "Record"),
         ),
     ],
 )
-def test_each_fault_is_found_and_its_key_named(changes, severity, where, words, tmp_path):
-    by_key = {finding.where: finding for finding in found(tmp_path, changes)}
+def test_fault_is_found_and_its_key_is_named(changes, severity, where, words, tmp_path):
+    by_key = {finding.where: finding for finding in findings_of(tmp_path, changes)}
     assert by_key[where].severity == severity
     for word in words:
         assert word in str(by_key[where])
 
 
-def test_the_spacing_of_the_remedy_is_a_remedy(tmp_path):
+def test_recommended_spacing_removes_the_finding(tmp_path):
     changes = {"survey.wavelet.frequency": 14.0, "survey.dt": 0.002}
-    (finding,) = found(tmp_path, changes)
+    (finding,) = findings_of(tmp_path, changes)
     spacing = float(finding.remedy.split()[4])
-    assert 5.0 < spacing < 20.0, "it is asked for more"
-    assert found(tmp_path, {**changes, "model.spacing": spacing}) == []
+    assert 5.0 < spacing < 20.0, "finer, but not more than needed"
+    assert findings_of(tmp_path, {**changes, "model.spacing": spacing}) == []
 
 
-def test_a_survey_in_a_file_is_named_as_that_file(tmp_path):
+def test_finding_about_a_survey_in_a_file_names_the_file(tmp_path):
     write_given(tmp_path)
     experiment = prepared(tmp_path, FILE_INSTEAD)
     where = {finding.where for finding in check_experiment(experiment, 0.004)}
     assert str(tmp_path / "given.h5") in where, "a wavelet that lasts as long as the record"
 
 
-def test_the_way_to_the_floor_and_back_is_timed_by_the_velocities_on_it(tmp_path):
+def test_time_to_floor_and_back_uses_velocities_along_the_path(tmp_path):
     grid = Grid((41, 60), (20.0, 20.0), (0.0, 0.0))
     vp = np.full(grid.shape, 1600.0, np.float32)
     write_model(tmp_path / "true.h5", Model(grid, {"vp": vp}))
@@ -132,8 +132,8 @@ def test_the_way_to_the_floor_and_back_is_timed_by_the_velocities_on_it(tmp_path
     assert time_to_floor_and_back(experiment) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_energy_of_a_ricker_wavelet_is_where_its_spectrum_has_it():
-    """The integral of x^4 exp(-2 x^2), x = f / peak, in units of the whole."""
+def test_energy_above_a_frequency_matches_spectrum_of_ricker_wavelet():
+    """Expected is the integral of x^4 exp(-2 x^2), x = f / peak, over that for all x."""
     dt, peak = 1e-3, 10.0
     wavelet = ricker(peak, 2000, dt, 1.0).astype(np.float32)
     x = np.linspace(0.0, 6.0, 60001)
@@ -143,22 +143,24 @@ def test_the_energy_of_a_ricker_wavelet_is_where_its_spectrum_has_it():
     assert Spectrum.of(wavelet, dt).frequency_below(1.0 - expected) == pytest.approx(15.0, abs=0.3)
 
 
-def test_receivers_are_looked_at_until_some_are_in_cells_that_change(tmp_path, monkeypatch):
+def test_check_water_stops_at_first_shot_with_receivers_in_free_cells(tmp_path, monkeypatch):
     experiment = prepared(tmp_path, {**SOUND, "survey.receivers.depth": 20.0})
-    told = check_water(experiment)
+    expected = check_water(experiment)
     experiment = replace(experiment, survey=experiment.survey.select(np.arange(N_SHOTS)))
     monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", N_RECEIVERS)
-    looked, listeners = [], Survey.listeners
-    monkeypatch.setattr(Survey, "listeners", lambda s: looked.append(s.n_shots) or listeners(s))
-    assert check_water(experiment) == told != []
-    assert looked == [1] * N_SHOTS
-    looked.clear()
+    counts, receiver_positions = [], Survey.receiver_positions
+    monkeypatch.setattr(
+        Survey, "receiver_positions", lambda s: counts.append(s.n_shots) or receiver_positions(s)
+    )
+    assert check_water(experiment) == expected != []
+    assert counts == [1] * N_SHOTS
+    counts.clear()
     below = replace(experiment.survey, receivers=experiment.survey.receivers + 200.0)
     assert check_water(replace(experiment, survey=below)) == []
-    assert looked == [1]
+    assert counts == [1]
 
 
-def test_points_belong_to_the_nearest_cells_and_the_outermost_beyond():
+def test_points_belong_to_nearest_cells_also_outside_the_grid():
     points = np.array([[0.0, 1004.0], [19.0, 1016.0], [500.0, 1000.0]])
     cells = Grid((5, 7), (10.0, 10.0), (0.0, 1000.0)).cells_of(points)
     assert [c.tolist() for c in cells] == [[0, 2, 4], [0, 2, 0]]

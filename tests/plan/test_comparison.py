@@ -1,4 +1,4 @@
-"""What is told of observed data beside those of the starting model."""
+"""Findings from the comparison of observed data with data of the starting model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.plan.arrivals import Scan, Tally, find_heads
-from hpcfwi.plan.comparison import View, check_comparison, compare, describe, list_conventions
+from hpcfwi.plan.checks import check_comparison
+from hpcfwi.plan.comparison import View, compare, list_conventions
 from hpcfwi.survey import TimeAxis
 from hpcfwi.wave.numerics import ricker
 
@@ -26,12 +27,12 @@ def findings(observed, simulated=None, scan=None):
     return check_comparison(compare([view], scan, AXIS, PERIOD), "given.h5")
 
 
-def test_good_data_are_nothing_to_object_to():
+def test_good_data_give_no_finding():
     noise = 0.02 * np.random.default_rng(0).normal(size=(61, N))
     assert findings((0.8 * gather(0.01) + noise).astype(np.float32)) == []
 
 
-def test_cycles_are_skipped_where_arrivals_are_off_by_more_than_half_a_period():
+def test_arrivals_off_by_more_than_half_a_period_are_cycle_skips():
     far = np.abs(OFFSETS) > 2950.0
     (found,) = findings(gather(0.07 * far))
     assert found.where == "model.initial"
@@ -50,30 +51,30 @@ def test_cycles_are_skipped_where_arrivals_are_off_by_more_than_half_a_period():
         (gather(-0.04), "40 ms earlier"),
     ],
 )
-def test_what_is_wrong_with_all_traces_is_told_once(observed, words):
+def test_difference_of_all_traces_is_reported_once(observed, words):
     (found,) = findings(observed.astype(np.float32))
     assert found.severity == "warning"
     assert words in found.found
 
 
 @pytest.mark.parametrize("keys", [{}, {"per": "shot"}, {"furthest": 1000.0}])
-def test_nothing_is_told_of_what_an_estimate_of_the_wavelet_mends(keys):
+def test_differences_that_wavelet_estimation_corrects_are_not_reported(keys):
     off = (-1e-3 * gather(0.04)).astype(np.float32)
     views = [View(number, OFFSETS, off, gather()) for number in (3, 7)]
     found = compare(views, None, AXIS, PERIOD, estimate=Estimate(**keys))
     assert check_comparison(found, "given.h5") == []
-    assert "3, 7 in the starting model, with a wavelet estimated in it: " in next(describe(found))
+    assert "3, 7 in the starting model, with an estimated wavelet: " in next(found.describe())
     assert len(check_comparison(compare(views, None, AXIS, PERIOD), "given.h5")) == 3
     far = np.where(np.abs(OFFSETS) > 2950.0, 0.07, 0.0)
     late = [View(3, OFFSETS, -gather(far), gather())]
     (skipped,) = check_comparison(
         compare(late, None, AXIS, PERIOD, estimate=Estimate(furthest=1000.0)), "given.h5"
     )
-    assert "100 % at offsets of 3000 to 4000 m" in skipped.found, "which no wavelet mends"
+    assert "100 % at offsets of 3000 to 4000 m" in skipped.found, "no wavelet corrects cycle skips"
 
 
-def test_of_an_image_no_misfit_is_recommended():
-    """A migration has the one misfit, and makes no better model."""
+def test_no_misfit_is_recommended_for_a_migration():
+    """A migration has only one misfit, and does not update its model."""
     late = [View(3, OFFSETS, 9.0 * gather(0.07), gather())]
     for linear, remedies in ((False, 2), (True, 0)):
         found = check_comparison(compare(late, None, AXIS, PERIOD), "given.h5", linear=linear)
@@ -82,12 +83,12 @@ def test_of_an_image_no_misfit_is_recommended():
         assert sum("inversion.misfit" in finding.remedy for finding in found) == remedies
 
 
-def test_noise_is_told_as_that_and_has_no_sign():
+def test_noise_is_reported_as_noise_without_a_sign():
     noise = np.random.default_rng(0).normal(size=(61, N)).astype(np.float32)
-    told = " ".join(map(str, findings(noise)))
-    assert "are found in" in told
-    assert "there is noise of" in told
-    assert "sign" not in told
+    message = " ".join(map(str, findings(noise)))
+    assert "are found in" in message
+    assert "the noise before the first arrivals is" in message
+    assert "sign" not in message
 
 
 @pytest.mark.parametrize(
@@ -98,13 +99,13 @@ def test_noise_is_told_as_that_and_has_no_sign():
         (0.0 * gather(), gather(), Scan(1, 61, silent=(3,)), "all observed traces"),
     ],
 )
-def test_with_nothing_to_invert_it_is_an_error(observed, simulated, scan, words):
+def test_data_with_nothing_to_invert_are_an_error(observed, simulated, scan, words):
     (found,) = findings(observed, simulated, scan)
     assert found.severity == "error"
     assert words in found.found
 
 
-def test_of_data_that_a_later_stage_takes_only_what_no_better_model_mends_is_told():
+def test_later_stage_reports_only_what_a_better_model_cannot_correct():
     skipped, simulated = gather(0.07 * (np.abs(OFFSETS) > 2950.0)), gather()
 
     def later(observed):
@@ -115,17 +116,19 @@ def test_of_data_that_a_later_stage_takes_only_what_no_better_model_mends_is_tol
     assert later(gather(0.04)) == []
     (found,) = later(1e-3 * skipped)
     assert "0.001 times" in found.found
-    assert later(1e-3 * np.random.default_rng(0).normal(size=(61, N))) == [], "not found again"
+    assert later(1e-3 * np.random.default_rng(0).normal(size=(61, N))) == [], (
+        "arrivals are not found in noise"
+    )
 
 
-def test_a_band_of_which_nothing_was_recorded_is_an_error():
+def test_band_without_recorded_energy_is_an_error():
     view = View(3, OFFSETS, gather(0.01), gather())
     (found,) = check_comparison(compare([view], None, AXIS, PERIOD, left=1e-6), "given.h5")
     assert (found.severity, found.where) == ("error", "data.band")
     assert check_comparison(compare([view], None, AXIS, PERIOD, left=1e-3), "given.h5") == []
 
 
-def test_broken_traces_are_named_three_at_most():
+def test_at_most_three_broken_traces_are_named():
     broken = sum((Tally(1, ((2, receiver),)) for receiver in range(5)), Tally())
     (found,) = findings(gather(0.01), scan=Scan(10, 610, broken=broken))
     assert "5 of 610 traces are not finite" in found.found
@@ -133,82 +136,86 @@ def test_broken_traces_are_named_three_at_most():
     assert "data.edit = {}" in found.remedy
 
 
-def test_comparison_is_described_in_lines_also_where_nothing_arrives():
+def test_comparison_is_described_with_and_without_arrivals():
     for observed in (gather(0.01), 0.0 * gather()):
         view = View(3, OFFSETS, observed, gather())
-        lines = list(describe(compare([view], Scan(1, 61), AXIS, PERIOD)))
+        lines = list(compare([view], Scan(1, 61), AXIS, PERIOD).describe())
         assert len(lines) == 5
         assert not any("nan" in line for line in lines)
 
 
 def muted(traces, until):
-    """Traces that are zero until times (trace,), s, and fade in over 0.1 s."""
+    """Return traces that are zero until times (trace,), in s, and fade in over 0.1 s."""
     later = DT * np.arange(N) - np.asarray(until)[:, None]
     return (traces * np.sin(0.5 * np.pi * np.clip(later / 0.1, 0.0, 1.0)) ** 2).astype(np.float32)
 
 
-def met(observed, recorded=None, simulated=None, **keys):
-    """Observed data compared with others', of which these were recorded."""
+def compare_heads(observed, recorded=None, simulated=None, **keys):
+    """Return the comparison of observed data, with the mutes of the recorded ones."""
     heads = {3: find_heads(observed if recorded is None else recorded, AXIS)}
     view = View(3, OFFSETS, observed, gather() if simulated is None else simulated, np.arange(61))
     return compare([view], None, AXIS, PERIOD, heads=heads, **keys)
 
 
 def echoes(late=0.0):
-    """First arrivals, and waves of the same shape 0.25 s later."""
+    """Return a gather of first arrivals and of waves of the same shape 0.25 s later."""
     return gather(late) + 0.8 * gather(late + 0.25)
 
 
-def test_muted_first_arrivals_are_not_found_again_in_what_comes_after_them():
+def test_waves_after_muted_first_arrivals_are_not_taken_for_them():
     arrivals = 0.2 + np.abs(OFFSETS) / 2000.0
-    found = met(muted(echoes(0.01), arrivals + 0.12), simulated=echoes())
-    assert (found.traces, found.muted, found.told) == (61, 61, 0)
-    told = " ".join(map(str, check_comparison(found, "given.h5")))
-    assert "muted, zero, where 61 of 61 first arrivals" in told
-    assert "only 0 first arrivals can be compared" in told
-    assert "muted in 61, found again in 0 % of the others" in next(describe(found))
+    found = compare_heads(muted(echoes(0.01), arrivals + 0.12), simulated=echoes())
+    assert (found.traces, found.muted, found.compared) == (61, 61, 0)
+    message = " ".join(map(str, check_comparison(found, "given.h5")))
+    assert "muted (zero) at 61 of 61 first arrivals" in message
+    assert "only 0 first arrivals can be compared" in message
+    assert "61 of which are muted in the observed data, found again in 0 % of the others" in next(
+        found.describe()
+    )
 
 
-def test_a_mute_before_the_first_arrivals_is_nothing_to_object_to():
+def test_mute_before_first_arrivals_gives_no_finding():
     arrivals = 0.2 + np.abs(OFFSETS) / 2000.0
-    found = met(muted(echoes(0.01), arrivals - 0.1), simulated=echoes())
+    found = compare_heads(muted(echoes(0.01), arrivals - 0.1), simulated=echoes())
     assert (found.muted, found.alike) == (0, 1.0)
     assert check_comparison(found, "given.h5") == []
-    assert "noise before them muted" in list(describe(found))[1], "zeros are no noise of 0 %"
+    assert "noise before them muted" in list(found.describe())[1], (
+        "zeros do not count as noise of 0 %"
+    )
 
 
-def test_arrivals_that_are_late_without_noise_are_not_taken_for_muted():
-    found = met(gather(0.2))
+def test_late_arrivals_without_noise_are_not_taken_for_muted():
+    found = compare_heads(gather(0.2))
     assert (found.muted, found.alike, found.skipped) == (0, 1.0, 1.0)
 
 
-def test_a_few_traces_tell_no_wavelet_whatever_fits_them():
+def test_wavelet_fit_to_a_few_noise_traces_is_judged_by_other_traces():
     noise = np.random.default_rng(0).normal(size=(61, N)).astype(np.float32)
     noise[3:] = 0.0
-    found = met(noise)
+    found = compare_heads(noise)
     assert found.traces == 3
-    assert abs(found.fitted) < 0.3, "of traces that it was not fitted to"
-    told = " ".join(map(str, check_comparison(found, "given.h5")))
-    assert "only 3 first arrivals can be compared" in told
-    alone = met(np.where(np.arange(61)[:, None] == 1, noise, 0.0).astype(np.float32))
-    assert "fitted" not in " ".join(describe(alone))
+    assert abs(found.fitted) < 0.3, "on traces that the wavelet was not fitted to"
+    message = " ".join(map(str, check_comparison(found, "given.h5")))
+    assert "only 3 first arrivals can be compared" in message
+    alone = compare_heads(np.where(np.arange(61)[:, None] == 1, noise, 0.0).astype(np.float32))
+    assert "fitted" not in " ".join(alone.describe())
 
 
-def test_a_fitted_wavelet_explains_traces_that_it_was_not_fitted_to():
-    assert met(np.roll(gather(), 11, axis=1)).fitted > 0.99
+def test_fitted_wavelet_explains_traces_not_used_for_the_fit():
+    assert compare_heads(np.roll(gather(), 11, axis=1)).fitted > 0.99
 
 
 @pytest.mark.parametrize(
     ("factor", "names"),
     [(-100.0, "Deepwave"), (100.0, "Devito and JUDI"), (100.0 / 36.0, "SWEEP"), (31.0, None)],
 )
-def test_amplitudes_of_other_codes_are_named_with_what_to_multiply_by(factor, names):
+def test_amplitudes_of_other_codes_are_named_with_their_factor(factor, names):
     conventions = list_conventions(cell=100.0, speed=1500.0, dt=DT)
-    found = met((1.1 * factor * gather(0.01)).astype(np.float32), conventions=conventions)
-    (told,) = check_comparison(found, "given.h5")
+    found = compare_heads((1.1 * factor * gather(0.01)).astype(np.float32), conventions=conventions)
+    (message,) = check_comparison(found, "given.h5")
     if names is None:
-        assert "31" not in told.remedy
-        assert "amplitudes" in told.found
+        assert "31" not in message.remedy
+        assert "amplitudes" in message.found
     else:
-        assert names in told.found
-        assert f"multiply the data by {1.0 / factor:.6g} " in told.remedy
+        assert names in message.found
+        assert f"multiply the data by {1.0 / factor:.6g} " in message.remedy

@@ -1,4 +1,4 @@
-"""A plan's numbers against arithmetic, and against what the run then takes."""
+"""The numbers of a plan, against arithmetic and against a run."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion.memory import weigh_upkeep
+from hpcfwi.inversion.memory import estimate_overhead
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.operators import batching
-from hpcfwi.operators.batching import Share
+from hpcfwi.operators import simulator
+from hpcfwi.operators.simulator import MemoryShare
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.estimate import Machine
-from hpcfwi.plan.plan import make_plan, write_plan
-from hpcfwi.plan.speed import Speed, Stopwatch, measure_speed
+from hpcfwi.plan.plan import Speed, Stopwatch, make_plan, measure_speed, write_plan
 from hpcfwi.run import commands
 from hpcfwi.wave import warm_up
 from hpcfwi.wave.numerics import longest_step
 from tests.inversion.examples import write_input
 from tests.parallel.together import on_ranks
 from tests.ranks import make_env, run_ranks
-from tests.run.test_job import contents, the_message
+from tests.run.test_job import contents, only_message
 
 GIGA = 10**9
 TWO_THREADS = Machine(
     hosts=("here",),
     threads=(2,),
-    shares=(Share(16 * GIGA, 2),),
+    shares=(MemoryShare(16 * GIGA, 2),),
     device=torch.device("cpu"),
     program=GIGA // 2,
     ready=4.0,
@@ -47,7 +46,7 @@ def prepared(folder, changes=None):
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    """The footprint of an engine is that with the process's threads."""
+    """Set two threads, since the footprint of an engine depends on the threads of the process."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -56,17 +55,17 @@ def two_threads():
 
 def planned(folder, changes=None, machine=TWO_THREADS, speed=None, has_data=False):
     experiment = prepared(folder, changes)
-    upkeep = weigh_upkeep(experiment, len(machine.threads), rank=0)
-    return make_plan("input.toml", experiment, upkeep, machine, has_data, speed)
+    overhead = estimate_overhead(experiment, len(machine.threads), rank=0)
+    return make_plan("input.toml", experiment, overhead, machine, has_data, speed)
 
 
 def ranks(count, threads=1):
-    shares = (Share(16 * GIGA, threads),) * count
+    shares = (MemoryShare(16 * GIGA, threads),) * count
     return replace(TWO_THREADS, hosts=("here",) * count, threads=(threads,) * count, shares=shares)
 
 
 def with_memory(machine, memory):
-    """The same machine with so many bytes for each rank."""
+    """Return the same machine with `memory` bytes for each rank."""
     shares = tuple(replace(share, memory=memory) for share in machine.shares)
     return replace(machine, shares=shares)
 
@@ -75,7 +74,7 @@ def keys(plan, severity):
     return [finding.where for finding in plan.findings if finding.severity == severity]
 
 
-def test_the_grid_and_its_stability_are_those_of_the_scheme(tmp_path):
+def test_plan_has_grid_and_stability_limit_of_the_scheme(tmp_path):
     r = planned(tmp_path).resolution
     assert (r.shape, r.padded) == ((30, 60), (50, 80))
     assert r.longest == pytest.approx(longest_step(4, (20.0, 20.0), r.velocities[1]))
@@ -83,11 +82,11 @@ def test_the_grid_and_its_stability_are_those_of_the_scheme(tmp_path):
     assert r.courant == pytest.approx(r.velocities[1] * 0.004 / 20.0)
     peak = r.bands[0]
     assert peak.points == pytest.approx(1500.0 / (8.0 * 20.0), rel=0.03)
-    assert r.path == pytest.approx(0.6 * 1500.0), "further the slowest wave does not get"
+    assert r.path == pytest.approx(0.6 * 1500.0), "distance that the slowest wave travels"
     assert peak.delay == pytest.approx(-peak.error * r.path / 1500.0, rel=0.01)
 
 
-def test_substeps_are_noted_with_what_they_cost(tmp_path):
+def test_substeps_are_noted_with_their_cost(tmp_path):
     plan = planned(tmp_path, {"survey.dt": 0.01})
     assert plan.resolution.substeps == 3
     (note,) = [f for f in plan.findings if f.where == "survey.dt"]
@@ -95,26 +94,26 @@ def test_substeps_are_noted_with_what_they_cost(tmp_path):
     assert "3 times as long" in note.found
 
 
-def test_the_history_is_chosen_by_the_rules_of_the_run(tmp_path):
-    # The higher wavelet must be sampled every step, and then nothing is rounded.
+def test_history_in_plan_is_chosen_as_in_a_run(tmp_path):
+    # A wavelet of high frequency is sampled at every step, and its snapshots are not rounded.
     for frequency, wanted in ((8.0, "float16"), (40.0, "every step, full precision")):
         plan = planned(tmp_path, {"survey.wavelet.frequency": frequency})
         assert plan.memory.chosen is not None
         assert wanted in plan.memory.chosen
 
 
-def test_memory_is_the_engine_s_footprint_of_the_shots_at_once(tmp_path):
+def test_memory_of_waves_is_engine_footprint_of_shots_at_once(tmp_path):
     plan = planned(tmp_path, {"inversion.batch": 8, "wave.history": {"interval": 5}})
     (asked,) = (
         c for c in plan.memory.choices if c.name.startswith("snapshots") and "full" in c.name
     )
     one, two = asked.bytes[:2]
     assert plan.memory.counts[:2] == (1, 2)
-    # 149 steps, every fifth of them kept, of 50 x 80 cells and what surrounds them.
+    # 149 steps, every fifth of them kept, of 50 x 80 cells and a margin.
     assert one > 30 * 50 * 80 * 4
     assert two == pytest.approx(2 * one, rel=0.05), "they share the model"
     assert plan.memory.waves == two
-    # Of this epoch and the next.
+    # The data of this epoch and the next.
     assert plan.memory.data == 30 * 150 * 2 * 8 * 4
 
 
@@ -126,24 +125,24 @@ LBFGS = {"name": "lbfgs", "step": 20.0, "memory": 7}
     ("optimizer", "each"),
     [(ADAM, 8), ({"name": "sgd", "lr": 20.0}, 4), (LBFGS, 56)],
 )
-def test_what_the_optimiser_remembers_is_counted_for_each_rank_sharded_or_not(
-    optimizer, each, tmp_path
-):
+def test_optimizer_memory_is_counted_per_rank_with_and_without_shards(optimizer, each, tmp_path):
     found = {}
     for sharded in (True, False):
         changes = {"inversion.optimizer": {**optimizer, "sharded": sharded}}
         for count in (1, 4):
             found[sharded, count] = planned(tmp_path, changes, ranks(count)).memory
-    whole, slab = each * 30 * 60, each * 512  # 450 cells, to the next whole line
+    whole, shard = each * 30 * 60, each * 512  # 450 cells, to the next whole line
     for memory in (found[True, 1], found[False, 1]):
         assert (memory.remembered, memory.otherwise) == (whole, None)
-    assert (found[True, 4].remembered, found[True, 4].otherwise) == (slab, whole)
-    assert (found[False, 4].remembered, found[False, 4].otherwise) == (whole, slab)
-    assert found[True, 4].records == found[False, 4].records, "gathered, or older, to be saved"
+    assert (found[True, 4].remembered, found[True, 4].otherwise) == (shard, whole)
+    assert (found[False, 4].remembered, found[False, 4].otherwise) == (whole, shard)
+    assert found[True, 4].records == found[False, 4].records, (
+        "a whole state is kept to be saved in both cases"
+    )
     assert found[False, 4].arrays == found[True, 4].arrays
 
 
-def test_with_a_network_it_is_that_of_the_weights(tmp_path):
+def test_optimizer_memory_with_a_network_is_that_of_its_weights(tmp_path):
     network = {"kind": "siren", "width": 16, "depth": 1}
     weights = [2 * 16, 16, 16 * 16, 16, 16, 1]
     for count in (1, 2):
@@ -153,7 +152,7 @@ def test_with_a_network_it_is_that_of_the_weights(tmp_path):
         assert memory.remembered == 8 * cut
 
 
-def test_what_a_host_has_once_is_not_added_for_each_of_its_ranks(tmp_path):
+def test_memory_shared_on_a_host_is_counted_once(tmp_path):
     two, hosts = ranks(4), ("here", "there", "here", "there")
     memory = planned(tmp_path, machine=replace(two, hosts=hosts)).memory
     assert memory.ranks == 2
@@ -162,12 +161,12 @@ def test_what_a_host_has_once_is_not_added_for_each_of_its_ranks(tmp_path):
     assert memory.together == 10 * GIGA + 2 * memory.beyond - memory.records
 
 
-def test_an_optimiser_that_is_not_sharded_has_no_other_memory(tmp_path):
+def test_optimizer_without_shards_has_no_alternative_memory(tmp_path):
     memory = planned(tmp_path, {"inversion.optimizer": NCG}, ranks(4)).memory
     assert (memory.remembered, memory.otherwise) == (8 * 30 * 60, None)
 
 
-def test_with_less_memory_a_reproducible_run_has_fewer_shots_at_once_and_the_same_history(tmp_path):
+def test_reproducible_run_with_less_memory_has_same_history_for_fewer_shots(tmp_path):
     roomy = planned(tmp_path).memory
     tight = with_memory(TWO_THREADS, int(0.9 * roomy.waves))
     memory = planned(tmp_path, machine=tight).memory
@@ -178,20 +177,20 @@ def test_with_less_memory_a_reproducible_run_has_fewer_shots_at_once_and_the_sam
     assert "2 shots at once" in other.why
 
 
-def test_a_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
+def test_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
     plan = planned(tmp_path, machine=with_memory(TWO_THREADS, 1000))
     assert plan.memory.chosen is None
     assert keys(plan, "error") == ["wave.history"]
     assert plan.timing is None
 
 
-def test_a_shot_needs_room_for_its_traces_and_its_gradient_beside_its_waves(tmp_path):
+def test_memory_of_a_shot_includes_its_traces_and_gradient(tmp_path):
     changes = {"wave.history": {"interval": 5}}
     machine, each_shot = ranks(1), 30 * 60 * 12 + 30 * 150 * 8
-    assert weigh_upkeep(prepared(tmp_path, changes), ranks=1, rank=0).each_shot == each_shot
+    assert estimate_overhead(prepared(tmp_path, changes), ranks=1, rank=0).each_shot == each_shot
     waves = planned(tmp_path, changes, machine).memory.waves
     for memory, fits in ((waves, False), (waves + each_shot, True)):
-        share = Share(memory, 1, each_shot=each_shot)
+        share = MemoryShare(memory, 1, each_shot=each_shot)
         memory = planned(tmp_path, changes, replace(machine, shares=(share,))).memory
         assert (memory.chosen is not None) == fits
 
@@ -207,23 +206,23 @@ def test_idle_ranks_are_a_warning_and_idle_threads_a_note(batch, machine, severi
 
 
 @pytest.mark.parametrize(("machine", "severity"), [(ranks(1, threads=2), []), (ranks(2), ["note"])])
-def test_one_encoded_shot_a_batch_is_not_warned_of(machine, severity, tmp_path):
+def test_batch_of_one_encoded_shot_gives_no_warning(machine, severity, tmp_path):
     plan = planned(tmp_path, {"inversion.batch": 1, "inversion.encoding": "signs"}, machine)
     found = [f for f in plan.findings if f.where == "inversion.batch"]
     assert [f.severity for f in found] == severity
     assert [f.remedy for f in found] == [
-        "Start 1 rank with all cores: threads share a shot." for _ in severity
+        "Start 1 rank with all cores; the threads of a rank share a shot." for _ in severity
     ]
     assert "batch of" not in plan.sharing.advice
 
 
-def test_a_batch_is_advised_that_fills_the_last_round(tmp_path):
+def test_batch_size_that_fills_last_round_is_recommended(tmp_path):
     plan = planned(tmp_path, {"inversion.batch": 5})
     assert plan.sharing.rounds == 3
     assert "leaves 1 of 2 threads idle: a batch of 4 or 6" in plan.sharing.advice
 
 
-def test_times_add_up_from_the_rounds_of_the_rank_that_has_most(tmp_path):
+def test_times_are_added_up_for_rank_with_most_rounds(tmp_path):
     speed = Speed(forward=1.0, gradient=3.0, illuminated=4.0, measured=150, processors=1.0)
     changes = {"inversion.batch": 7, "inversion.epochs": 10, "output.every": 5}
     plan = planned(tmp_path, changes, ranks(3), speed)
@@ -239,16 +238,16 @@ def test_times_add_up_from_the_rounds_of_the_rank_that_has_most(tmp_path):
     assert planned(tmp_path, changes, ranks(3), speed, has_data=True).timing.observe == 0.0
 
 
-@pytest.mark.parametrize(("share", "told"), [(0.4, True), (0.95, False)])
-def test_times_measured_beside_other_programs_are_said_to_be_too_long(share, told, tmp_path):
+@pytest.mark.parametrize(("share", "reported"), [(0.4, True), (0.95, False)])
+def test_plan_warns_of_times_measured_while_other_programs_ran(share, reported, tmp_path):
     speed = Speed(forward=1.0, gradient=3.0, illuminated=4.0, measured=150, processors=share)
     stream = io.StringIO()
     write_plan(planned(tmp_path, {}, ranks(1), speed), stream)
-    assert ("had a processor for 40 % of their time" in stream.getvalue()) == told
+    assert ("had a processor for only 40 % of their time" in stream.getvalue()) == reported
 
 
-class Pretender(Stopwatch):
-    """A stopwatch whose records take what a law says they take."""
+class FakeStopwatch(Stopwatch):
+    """A stopwatch whose times follow a given function of the number of samples."""
 
     def __init__(self, experiment, law):
         super().__init__(experiment, Context.alone())
@@ -263,9 +262,9 @@ class Pretender(Stopwatch):
 
 
 @pytest.mark.parametrize("budget", [9.0, 0.05])
-def test_a_record_of_which_only_the_beginning_is_affordable_is_continued(budget, tmp_path):
+def test_time_of_whole_record_is_extrapolated_from_its_beginning(budget, tmp_path):
     experiment = prepared(tmp_path, {"survey.duration": 8.0})
-    watch = Pretender(experiment, lambda samples: 0.01 + 2.0 * samples / 2000)
+    watch = FakeStopwatch(experiment, lambda samples: 0.01 + 2.0 * samples / 2000)
     watch.count_updates = float
     speed = measure_speed(watch, budget)
     assert (speed.measured == 2000) == (budget == 9.0)
@@ -273,10 +272,10 @@ def test_a_record_of_which_only_the_beginning_is_affordable_is_continued(budget,
     assert speed.forward == pytest.approx(0.4 * 2.01, rel=0.05)
 
 
-def test_an_engine_that_follows_the_wave_is_slower_later(tmp_path):
-    """Work grows with the cells that the wave has reached, on a grid that it fills in the end."""
+def test_extrapolated_time_accounts_for_expanding_wave(tmp_path):
+    """Work grows with the number of cells that the wave has reached, until it fills the grid."""
     experiment = prepared(tmp_path, {"survey.dt": 0.002, "model.spacing": 1.0})
-    watch = Pretender(experiment, float)
+    watch = FakeStopwatch(experiment, float)
     watch.law = lambda samples: watch.count_updates(samples) / watch.count_updates(300)
     assert watch.law(75) < 0.2
     speed = measure_speed(watch, 0.3)
@@ -284,7 +283,7 @@ def test_an_engine_that_follows_the_wave_is_slower_later(tmp_path):
     assert speed.gradient == pytest.approx(1.0, rel=0.05)
 
 
-def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
+def test_plan_is_printed_and_writes_no_file(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     before = contents(tmp_path)
     assert hpcfwi("plan", path) == 0
@@ -305,15 +304,15 @@ def test_the_plan_is_written_and_no_file_is(hpcfwi, tmp_path, capsys):
         assert word in text
 
 
-def test_a_quick_plan_measures_no_times(hpcfwi, tmp_path, capsys, monkeypatch):
+def test_quick_plan_measures_no_times(hpcfwi, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(commands, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path), "--quick") == 0
     text = capsys.readouterr().out
     assert "Time\n  not measured" in text
-    assert "<-" in text, "memory is counted all the same"
+    assert "<-" in text, "memory is estimated without times"
 
 
-def test_a_plan_of_other_values_than_a_run_has_is_answered_and_says_so(hpcfwi, tmp_path, capsys):
+def test_plan_says_that_run_directory_has_other_values(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     assert hpcfwi("forward", path) == 0
     before = contents(tmp_path)
@@ -323,15 +322,15 @@ def test_a_plan_of_other_values_than_a_run_has_is_answered_and_says_so(hpcfwi, t
     text = " ".join(capsys.readouterr().out.split())
     assert "24 x 48 points" in text
     assert "the run in this directory has other values: no model.spacing. To run" in text
-    assert "observed data are there" not in text
+    assert "observed data exist already" not in text
     assert contents(tmp_path) == before
     assert hpcfwi("plan", path) == 0
     text = capsys.readouterr().out
-    assert "observed data are there" in text
+    assert "observed data exist already" in text
     assert "other values" not in text
 
 
-def test_quietly_only_what_should_be_known_is_written(hpcfwi, tmp_path, capsys):
+def test_quiet_plan_prints_only_warnings(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     assert hpcfwi("plan", path, "--quiet") == 0
     text = capsys.readouterr().out
@@ -340,37 +339,55 @@ def test_quietly_only_what_should_be_known_is_written(hpcfwi, tmp_path, capsys):
     assert "Memory" not in text
 
 
-def test_an_error_of_the_physics_ends_with_2_and_one_message_after_the_plan(
-    hpcfwi, tmp_path, capsys
-):
+def test_plan_reports_all_errors_and_a_run_only_the_first(hpcfwi, tmp_path, capsys):
+    path = write_input(tmp_path)
+    errors = ("--set", "inversion.batch=99", "--set", "inversion.bounds=[1.0, 2.0]")
+    assert hpcfwi("plan", path, *errors) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{path}: 2 errors\nERROR: inversion.batch: found 99")
+    assert "ERROR: inversion.bounds: found [1.0, 2.0]" in captured.out
+    assert only_message(captured.err).startswith("inversion.batch: found 99")
+    assert hpcfwi("run", path, *errors) == 2
+    captured = capsys.readouterr()
+    assert only_message(captured.err).startswith("inversion.batch: found 99")
+    assert "inversion.bounds" not in captured.out + captured.err
+
+
+def test_physics_error_exits_with_2_and_one_message_after_the_plan(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     assert hpcfwi("plan", path, "--set", "survey.wavelet.frequency=60.0") == 2
-    told = capsys.readouterr()
-    assert "ERROR: model.spacing: 20 m carry" in told.out
-    assert the_message(told.err).startswith("model.spacing: 20 m carry")
+    captured = capsys.readouterr()
+    assert "ERROR: model.spacing: a spacing of 20 m" in captured.out
+    assert only_message(captured.err).startswith("model.spacing: a spacing of 20 m")
 
 
-def test_where_memory_does_not_suffice_nothing_is_simulated(hpcfwi, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 1000)
+def test_plan_simulates_nothing_if_memory_does_not_suffice(hpcfwi, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(simulator, "memory_at_hand", lambda _: 1000)
     monkeypatch.setattr(commands, "Stopwatch", None)
     assert hpcfwi("plan", write_input(tmp_path)) == 2
-    told = capsys.readouterr()
-    assert told.out.splitlines()[1].startswith(
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].startswith(
         "ERROR: wave.history: the simulation of one shot takes"
     )
-    assert "not measured" in told.out
-    assert the_message(told.err).startswith("wave.history")
+    assert "not measured" in captured.out
+    assert only_message(captured.err).startswith("wave.history")
 
 
-def test_three_ranks_write_one_plan_and_refuse_a_bad_input_with_one_message(tmp_path):
+def test_three_ranks_print_one_plan(tmp_path):
     path = write_input(tmp_path)
     before = contents(tmp_path)
     done = run_ranks(3, ["-m", "hpcfwi", "plan", str(path)], warm=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Memory of a rank") == 1
+    assert done.stdout.count("Memory per rank") == 1
     assert "3 ranks on 1 host, 1 thread each" in done.stdout
     assert "observed data" in done.stdout
-    assert "once for the 3 ranks of a host" in done.stdout
+    assert "the 3 ranks of a host share one copy" in done.stdout
+    assert contents(tmp_path) == before
+
+
+def test_three_ranks_refuse_a_bad_input_with_one_message(tmp_path):
+    path = write_input(tmp_path)
+    before = contents(tmp_path)
     bad = ["-m", "hpcfwi", "plan", str(path), "--set", "inversion.batch=11"]
     done = run_ranks(3, bad, warm=True)
     assert done.returncode == 2
@@ -383,7 +400,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 from hpcfwi.run import job, records
-from hpcfwi.plan.speed import Stopwatch
+from hpcfwi.plan.plan import Stopwatch
 from hpcfwi.parallel.context import Context
 from hpcfwi.system import peak_resident_bytes, resident_bytes
 records.draw_survey = records.draw_epoch_figures = records.draw_fit = lambda *_: None
@@ -396,8 +413,8 @@ print(json.dumps(peak_resident_bytes() - before))
 """
 
 
-def test_memory_beyond_the_program_is_what_the_process_then_takes(tmp_path):
-    """A run of its own process whose history outweighs everything else."""
+def test_memory_beyond_the_program_is_memory_that_a_run_takes(tmp_path):
+    """The run has a separate process, and its history outweighs everything else."""
     changes = {
         "model.spacing": 10.0,
         "wave.history": {"interval": 1},
@@ -406,7 +423,7 @@ def test_memory_beyond_the_program_is_what_the_process_then_takes(tmp_path):
     }
     plan = planned(tmp_path, changes, ranks(1))
     path = write_input(tmp_path, changes)
-    # A process that compiles takes more for that than for this.
+    # A process that compiles kernels takes more memory for that than for the run.
     warm_up("cpu", 4, torch.zeros(1, 1))
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(path)],
@@ -422,7 +439,7 @@ def test_memory_beyond_the_program_is_what_the_process_then_takes(tmp_path):
     assert plan.memory.beyond == pytest.approx(taken, rel=0.2)
 
 
-def test_one_rank_makes_the_plan_for_all(tmp_path, monkeypatch):
+def test_plan_is_made_by_one_rank_for_all_ranks(tmp_path, monkeypatch):
     experiment, made = prepared(tmp_path), []
 
     def make(*arguments):

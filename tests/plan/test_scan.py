@@ -1,4 +1,4 @@
-"""Traces that stand out; what is told of whole files is in tests/run/test_checking.py."""
+"""Silent, broken and spiky traces; tests/run/test_checking.py tests the reports on whole files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.parallel.together import on_ranks
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("at_a_time", [1, 2**16, 2**24])
-def test_what_is_found_depends_on_neither_ranks_nor_parts(size, at_a_time, tmp_path, monkeypatch):
+def test_scan_does_not_depend_on_ranks_or_parts(size, at_a_time, tmp_path, monkeypatch):
     monkeypatch.setattr(arrivals, "AT_A_TIME", at_a_time)
     experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
     traces = np.random.default_rng(0).normal(size=experiment.survey.shape).astype(np.float32)
@@ -36,7 +36,7 @@ def test_what_is_found_depends_on_neither_ranks_nor_parts(size, at_a_time, tmp_p
         assert found.loud == Tally(1, ((0, 29),))
 
 
-def test_shots_whose_records_are_too_short_for_a_wave_are_not_called_silent(tmp_path):
+def test_shots_too_short_to_record_a_wave_are_not_called_silent(tmp_path):
     path = write_input(tmp_path, {"survey.duration": 0.2, "survey.wavelet.delay": 0.3})
     experiment = prepare(load_config(path), Context.alone())
     reader = SimpleNamespace(survey=experiment.survey, read=lambda shots: traces[shots])
@@ -46,7 +46,7 @@ def test_shots_whose_records_are_too_short_for_a_wave_are_not_called_silent(tmp_
     assert scan_traces(experiment, reader, Context.alone()).silent == ()
 
 
-def test_shots_of_which_most_traces_are_zero_are_not_called_silent(tmp_path):
+def test_shots_with_mostly_zero_traces_are_not_called_silent(tmp_path):
     experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
     traces = np.random.default_rng(0).normal(size=experiment.survey.shape).astype(np.float32)
     is_dead = np.arange(experiment.survey.shape[1]) % 5 != 0
@@ -59,7 +59,7 @@ def test_shots_of_which_most_traces_are_zero_are_not_called_silent(tmp_path):
     assert found.loud.count == 0
 
 
-def test_one_sample_far_beyond_all_others_is_a_spike_and_a_wave_is_none():
+def test_waves_noise_and_zeros_are_no_spikes():
     waves = np.stack([ricker(f, 300, 0.004, 0.5) for f in (2.0, 10.0, 40.0)]).astype(np.float32)
     noise = np.random.default_rng(0).normal(size=(50, 300)).astype(np.float32)
     assert not find_spikes(waves).any()
@@ -68,13 +68,13 @@ def test_one_sample_far_beyond_all_others_is_a_spike_and_a_wave_is_none():
 
 
 @pytest.mark.parametrize(("value", "is_spike"), [(5.0, True), (-1e30, True), (2.0, False)])
-def test_a_spike_is_told_by_its_size(value, is_spike):
+def test_spike_is_detected_by_its_amplitude(value, is_spike):
     traces = np.stack([ricker(10.0, 300, 0.004, 0.5)] * 3).astype(np.float32)
     traces[1, 250] = value
     assert find_spikes(traces).tolist() == [False, is_spike, False]
 
 
-def test_what_is_not_finite_is_no_spike():
+def test_nonfinite_samples_are_no_spikes():
     traces = np.ones((2, 30), np.float32)
     traces[0, 3], traces[1, 4] = np.nan, np.inf
     assert not find_spikes(traces).any()

@@ -1,4 +1,4 @@
-"""How many shots a stage will simulate, against arithmetic and against a run."""
+"""The number of shots that a stage simulates, against arithmetic and against a run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ def least_and_likely(work):
     return work.least.count, work.likely.count
 
 
-def test_a_step_along_the_gradient_takes_one_simulation_a_shot(tmp_path):
+def test_gradient_step_takes_one_simulation_per_shot(tmp_path):
     work = counted(tmp_path, batch=4)
     assert least_and_likely(work) == (40.0, 40.0)
-    assert (work.likely.gradients, work.likely.illuminated) == (36.0, 4.0), "of the last epoch"
+    assert (work.likely.gradients, work.likely.illuminated) == (36.0, 4.0), (
+        "illuminated in the last epoch"
+    )
     assert counted(tmp_path, batch=[2, 6]).likely.count == pytest.approx(40.0, abs=2.0)
     always = counted(tmp_path, batch=4, precondition={"illumination": 0.01}).likely
     assert (always.gradients, always.illuminated) == (0.0, 40.0)
 
 
-def test_a_search_begins_with_what_the_last_one_found_where_shots_are_the_same(tmp_path):
-    # Ten tries at least, and the models that the first epoch and the figures begin with
+def test_line_search_reuses_last_gradient_if_shots_are_the_same(tmp_path):
+    # At least ten trial models, the first model, and the one illuminated for figures
     assert counted(tmp_path, sampling="all", optimizer=LBFGS).least.count == 10 * (10 + 2)
     assert counted(tmp_path, batch=N_SHOTS, optimizer=LBFGS).least.count == 10 * (10 + 2)
     assert counted(tmp_path, batch=4, optimizer=LBFGS).least.count == 4 * (10 + 10)
@@ -43,13 +45,15 @@ def test_a_search_begins_with_what_the_last_one_found_where_shots_are_the_same(t
     assert held.least.count == 10 + 2 + 1
 
 
-def test_searches_that_need_illuminations_have_them_of_every_model(tmp_path):
+def test_line_search_with_illumination_computes_it_for_every_model(tmp_path):
     lit = {"precondition": {"illumination": 0.01}}
     least = counted(tmp_path, sampling="all", optimizer=LBFGS, **lit).least
-    assert (least.gradients, least.illuminated) == (0.0, 10 * (10 + 1)), "nothing for figures"
+    assert (least.gradients, least.illuminated) == (0.0, 10 * (10 + 1)), (
+        "no extra simulation for figures"
+    )
 
 
-def test_products_are_counted_twice_and_of_their_sample(tmp_path):
+def test_hessian_products_count_two_simulations_per_sampled_shot(tmp_path):
     newton = {"name": "gauss-newton", "step": 20.0, "inner": 6, "sample": N_SHOTS + 1}
     least, likely = least_and_likely(counted(tmp_path, sampling="all", optimizer=newton))
     assert least == 10 * (10 + 2) + 10 * 2 * 10
@@ -58,32 +62,32 @@ def test_products_are_counted_twice_and_of_their_sample(tmp_path):
     assert sampled.least.count == 10 * (10 + 2) + 10 * 2 * 3
 
 
-def test_a_wavelet_is_estimated_by_simulations_too(tmp_path):
+def test_wavelet_estimates_count_forward_simulations(tmp_path):
     work = counted(tmp_path, batch=4, wavelet={"name": "estimate", "every": 5})
     assert work.likely.forwards == 2 * 4
     assert work.likely.count == 40 + 8
 
 
-def test_of_a_wavelet_that_takes_steps_nothing_is_known_before(tmp_path):
+def test_line_search_with_optimized_wavelet_does_not_reuse_last_gradient(tmp_path):
     work = counted(tmp_path, sampling="all", optimizer=LBFGS, wavelet="optimize").least
     assert (work.forwards, work.count) == (10, 10 * (10 + 10) + 10)
 
 
-def test_a_shots_own_wavelet_is_estimated_when_an_epoch_first_has_it(tmp_path):
+def test_wavelet_of_each_shot_is_estimated_when_it_is_first_in_an_epoch(tmp_path):
     wavelet = {"name": "estimate", "per": "shot"}
     assert counted(tmp_path, batch=4, wavelet=wavelet).likely.forwards == N_SHOTS
     again = counted(tmp_path, sampling="all", wavelet={**wavelet, "every": 4})
     assert again.likely.forwards == 3 * N_SHOTS, "in epochs 1, 5 and 9"
 
 
-def test_the_end_is_looked_at_with_twelve_shots_where_there_are_so_many(tmp_path):
+def test_final_fit_simulates_all_shots_of_a_small_survey(tmp_path):
     assert counted(tmp_path, batch=4).ending == N_SHOTS
 
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", ["lbfgs", "ncg", "gauss-newton"])
 @pytest.mark.parametrize("asked", [None, {"illumination": 0.01}])
-def test_a_run_takes_the_least_or_more(name, asked, hpcfwi, tmp_path):
+def test_run_takes_number_of_simulations_within_estimates(name, asked, hpcfwi, tmp_path):
     inversion = {"sampling": "all", "epochs": 4, "optimizer": {"name": name, "step": 20.0}}
     if asked:
         inversion["precondition"] = asked

@@ -1,4 +1,4 @@
-"""Pictures of epochs to draw, in two and in three dimensions, and what to look for in a figure."""
+"""Example pictures of epochs in two and three dimensions, and helpers to inspect figures."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def picture(shape=(15, 68), spacing=(25.0, 25.0), origin=(0.0, 0.0), **changes):
 
 
 def volume(shape=(8, 16, 16), spacing=(25.0, 25.0, 25.0), origin=(0.0, 0.0, 0.0), **changes):
-    """A picture of layers with a block in them: at a third of y and x, half way down."""
+    """Return a picture of layers with a block at a third of y and x, halfway down."""
     grid = Grid(shape, spacing, origin)
     nz, ny, nx = shape
     true = 1500.0 + 10.0 * np.arange(nz)[:, None, None] + np.zeros(shape)
@@ -56,7 +56,7 @@ def titles(figure):
 
 
 def texts_overlap(figure):
-    """Whether titles or axis names cover one another or leave the figure."""
+    """Return True if titles or axis labels overlap or extend beyond the figure."""
     figure.canvas.draw()
     boxes = []
     for axes in [one for place in figure.axes for one in (place, *place.child_axes)]:

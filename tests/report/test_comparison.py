@@ -1,4 +1,4 @@
-"""The figure of the data beside those of the starting model."""
+"""Tests of the figure that compares observed data with those of the starting model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcfwi.survey import TimeAxis
 
 @pytest.mark.parametrize("shots", [1, 3])
 @pytest.mark.parametrize("ratio", [1.1, 1e4])
-def test_each_shot_has_a_row_and_first_arrivals_one_below(shots, ratio):
+def test_comparison_has_a_row_per_shot_and_a_panel_of_first_arrivals(shots, ratio):
     generator = np.random.default_rng(0)
     offsets = np.linspace(-1000.0, 2000.0, 31)
     observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
@@ -31,10 +31,12 @@ def test_each_shot_has_a_row_and_first_arrivals_one_below(shots, ratio):
         assert axes.get_ylim() == pytest.approx((end, begin))
     assert {image.get_clim() for image in drawn[:3]} == {drawn[0].get_clim()}, "one scale"
     good, skipped = (line.get_ydata() for line in below.lines[1:])
-    assert np.abs(good).max() <= 62.5 < np.abs(skipped).min(), "half a period, ms"
+    assert np.abs(good).max() <= 62.5 < np.abs(skipped).min(), (
+        "more than half a period, in ms, is marked"
+    )
 
 
-def test_where_nothing_was_found_it_is_drawn_all_the_same():
+def test_comparison_of_silent_traces_is_drawn():
     silent, none = np.zeros((5, 20), np.float32), np.array([])
     figure = comparison_figure(
         [(0, np.arange(5.0), silent, silent, np.zeros((0, 5)))],
@@ -49,7 +51,7 @@ def test_where_nothing_was_found_it_is_drawn_all_the_same():
 
 
 @pytest.mark.parametrize(("ratio", "told"), [(-1.0, ", times -1"), (-30.0, ", times -30")])
-def test_simulated_traces_are_drawn_with_the_sign_and_the_size_of_the_title(ratio, told):
+def test_simulated_traces_are_scaled_by_the_factor_in_the_title(ratio, told):
     simulated = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
     gathers = [(0, np.arange(5.0), ratio * simulated, simulated, np.zeros((0, 5)))]
     none = np.array([])

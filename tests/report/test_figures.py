@@ -1,4 +1,4 @@
-"""Figures of gathers, wavelets and the loss, and how every figure becomes a file."""
+"""Tests of the figures of gathers, wavelets and the loss, and of writing figures to files."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def test_receivers_in_a_well_are_drawn_along_depth():
     assert figure.axes[0].get_xlabel() == "receiver depth (km)"
 
 
-def test_of_receivers_in_an_area_the_line_next_to_the_source_is_drawn_in_order():
+def test_receivers_in_an_area_are_drawn_as_the_line_nearest_to_the_source():
     y, x = (along.ravel() for along in np.indices((4, 30)) * 50.0)
     places = np.stack([np.zeros_like(x), y, x], axis=1)
     data = np.broadcast_to((y / 50.0 + x / 1e6)[:, None], (120, 10))
@@ -80,12 +80,18 @@ def test_of_receivers_in_an_area_the_line_next_to_the_source_is_drawn_in_order()
     assert not texts_overlap(figure)
 
 
-def test_a_gather_of_one_receiver_can_be_drawn(tmp_path):
-    style.save(figures.gathers_figure(*gathers(n=1, n_receivers=1)), tmp_path / "one.png")
+def test_gather_of_one_receiver_is_drawn(tmp_path):
+    data, *others = gathers(n=1, n_receivers=1)
+    figure = figures.gathers_figure(data, *others)
+    style.save(figure, tmp_path / "one.png")
+    assert imread(tmp_path / "one.png").size > 0
+    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), data[0].T)
+    left, right = figure.axes[0].get_xlim()
+    assert left < 1.0 < right, "the position of the receiver, km"
 
 
 @pytest.mark.parametrize("frequency", [5.0, 20.0])
-def test_the_wavelet_figure_names_the_peak_and_ends_where_nothing_is_left(frequency):
+def test_wavelet_figure_names_the_peak_and_omits_silence(frequency):
     figure = figures.wavelet_figure(ricker(frequency), AXIS)
     in_time, in_frequency = figure.axes
     assert f"peak at {frequency:g} Hz" in titles(figure)[1]
@@ -96,12 +102,12 @@ def test_the_wavelet_figure_names_the_peak_and_ends_where_nothing_is_left(freque
     assert not texts_overlap(figure)
 
 
-def test_wavelets_of_shots_are_an_image_and_a_spectrum_without_those_that_are_not_known():
+def test_wavelets_of_shots_are_an_image_that_masks_unknown_ones():
     wavelets = np.stack([ricker(4.0), 0.5 * ricker(6.0), np.zeros(1000, np.float32)])
     figure = figures.wavelets_figure(wavelets, TimeAxis(0.002, -0.1))
     in_time, in_frequency = figure.axes[:2]
     assert titles(figure) == [
-        "Source wavelets, blue: not known yet",
+        "Source wavelets (blue: unknown)",
         "Amplitude spectrum, peak at 4.06 Hz",
     ]
     shown = in_time.images[0].get_array()
@@ -114,36 +120,41 @@ def test_wavelets_of_shots_are_an_image_and_a_spectrum_without_those_that_are_no
     assert titles(figures.wavelets_figure(wavelets[:2], AXIS))[0] == "Source wavelets"
 
 
-def test_a_silent_wavelet_can_be_drawn(tmp_path):
+def test_silent_wavelet_is_drawn(tmp_path):
     figure = figures.wavelet_figure(np.zeros(100, np.float32), AXIS)
     style.save(figure, tmp_path / "silence.png")
+    assert imread(tmp_path / "silence.png").size > 0
+    in_time, in_frequency = figure.axes
+    np.testing.assert_array_equal(in_time.lines[1].get_ydata(), np.zeros(100))
+    assert in_time.get_xlim() == pytest.approx((0.0, 0.198)), "the whole time axis"
+    assert in_frequency.get_xlim() == pytest.approx((0.0, 250.0)), "up to the Nyquist frequency"
 
 
-def test_a_misfit_over_more_than_a_decade_has_a_logarithmic_axis():
+def test_misfit_over_more_than_a_decade_has_a_logarithmic_axis():
     assert figures.loss_figure(metrics(60)).axes[0].get_yscale() == "log"
     assert figures.loss_figure(metrics(10)).axes[0].get_yscale() == "linear"
 
 
-def test_all_numbers_of_a_logarithmic_axis_are_of_one_size():
+def test_numbers_on_a_logarithmic_axis_have_one_font_size():
     axes = figures.loss_figure(metrics(60)).axes[0]
     sizes = {text.get_fontsize() for text in axes.get_yticklabels(which="both")}
     assert sizes == {style.SMALL}
 
 
-def test_a_single_epoch_has_a_whole_number_on_its_axis():
+def test_axis_of_a_single_epoch_has_one_whole_number():
     axes = figures.loss_figure([{"epoch": 1, "loss": 2e-3}]).axes[0]
     first, last = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if first <= tick <= last] == [1.0]
 
 
-def test_a_noisy_misfit_is_shown_with_its_running_median():
+def test_noisy_misfit_is_drawn_with_its_running_median():
     raw, median = figures.loss_figure(metrics(60, noise=0.5)).axes[0].lines
     assert raw.get_linewidth() < median.get_linewidth()
     roughness = [np.abs(np.diff(np.log(line.get_ydata()))).sum() for line in (raw, median)]
     assert roughness[1] < 0.5 * roughness[0]
 
 
-def test_the_model_error_has_its_own_panel_where_it_is_known():
+def test_known_model_error_has_its_own_panel():
     figure = figures.loss_figure(metrics(5))
     assert [axes.get_ylabel() for axes in figure.axes] == ["misfit", "RMS error (m/s)"]
     unknown = [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": None, "model_error": None}]
@@ -162,9 +173,7 @@ def test_the_model_error_has_its_own_panel_where_it_is_known():
         (figures.epoch_figure, (volume(),)),
     ],
 )
-def test_every_figure_is_a_png_large_enough_to_print_with_nothing_left_beside(
-    tmp_path, make, arguments
-):
+def test_every_figure_is_a_png_large_enough_to_print(tmp_path, make, arguments):
     path = tmp_path / "läufe mit Leerzeichen" / "figure.png"
     path.parent.mkdir()
     style.save(make(*arguments), path)
@@ -174,7 +183,7 @@ def test_every_figure_is_a_png_large_enough_to_print_with_nothing_left_beside(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_figure_that_fails_leaves_the_old_one_and_nothing_beside(tmp_path, monkeypatch):
+def test_failed_figure_leaves_only_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "loss.png"
     style.save(figures.loss_figure(metrics(3)), path)
     before = path.read_bytes()
@@ -190,7 +199,7 @@ def test_a_figure_that_fails_leaves_the_old_one_and_nothing_beside(tmp_path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_display_and_no_pyplot_are_needed(tmp_path):
+def test_figures_need_no_display_and_no_pyplot(tmp_path):
     program = (
         "import sys; from pathlib import Path; from hpcfwi.report import figures, style;"
         "figure = figures.loss_figure([{'epoch': 1, 'loss': 1.0}]);"
@@ -203,7 +212,7 @@ def test_no_display_and_no_pyplot_are_needed(tmp_path):
     assert (tmp_path / "a.png").exists()
 
 
-def test_losses_of_stages_that_cannot_be_compared_are_drawn_relative_to_their_first():
+def test_incomparable_losses_of_stages_are_drawn_relative_to_their_first():
     first, second = metrics(5), metrics(5)
     for number, (name, part) in enumerate((("low", first), ("high", second))):
         for entry in part:
@@ -220,7 +229,7 @@ def test_losses_of_stages_that_cannot_be_compared_are_drawn_relative_to_their_fi
     assert whole.axes[0].lines[1].get_ydata()[0] < 1e-5
 
 
-def test_an_estimated_wavelet_is_drawn_with_the_one_of_the_survey_on_its_scale():
+def test_estimated_wavelet_is_drawn_with_the_scaled_one_of_the_survey():
     figure = figures.wavelet_figure(1e4 * ricker(4.0), TimeAxis(0.002, -0.2), ricker(5.0))
     given, found = figure.axes[0].lines[1:]
     assert given.get_label() == "of the survey, times 10000"

@@ -1,4 +1,4 @@
-"""The figures of how well simulated traces fit observed ones."""
+"""Tests of the figures of the fit between simulated and observed traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.report.examples import texts_overlap, titles
 
 
 @pytest.mark.parametrize("shots", [1, 3])
-def test_each_shot_has_a_row_of_what_is_observed_both_in_turns_and_the_difference(shots):
+def test_each_shot_has_panels_of_observed_interleaved_and_residual_traces(shots):
     generator = np.random.default_rng(0)
     offsets = np.linspace(-1000.0, 2000.0, 31)
     observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
@@ -20,7 +20,7 @@ def test_each_shot_has_a_row_of_what_is_observed_both_in_turns_and_the_differenc
     assert not texts_overlap(figure)
     assert titles(figure)[:3] == [
         "Shot 7, observed",
-        "in turns; red: simulated",
+        "interleaved, red: simulated",
         "observed - simulated, epoch 20",
     ]
     left, middle, right = (axes.images[0] for axes in figure.axes[:3])
@@ -34,7 +34,7 @@ def test_each_shot_has_a_row_of_what_is_observed_both_in_turns_and_the_differenc
 
 
 @pytest.mark.parametrize("groups", [1, 4, 12])
-def test_traces_take_turns_by_place_in_groups_that_are_about_as_large(groups):
+def test_interleaved_traces_alternate_in_groups_of_equal_size(groups):
     places = np.random.default_rng(0).permutation(60).astype(float)
     turns = take_turns(places, groups)[np.argsort(places)]
     ends = np.flatnonzero(np.diff(turns)) + 1
@@ -42,7 +42,7 @@ def test_traces_take_turns_by_place_in_groups_that_are_about_as_large(groups):
     assert not turns[0]
 
 
-def test_phases_of_a_range_of_offsets_are_averaged_around_the_circle():
+def test_phases_in_a_bin_of_offsets_are_averaged_on_the_circle():
     offsets, phases = np.array([1.0, 2.0, 11.0, 12.0, 40.0]), np.array([170, -170, 10, 30, np.nan])
     found = bin_phases(offsets, phases, np.linspace(0.0, 40.0, 5))
     assert np.abs(found[0]) == pytest.approx(180.0)
@@ -55,7 +55,7 @@ def shot(number, misfit=1e-4, traces=20, phase=30.0):
     return number, misfit, offsets, np.full(traces, phase)
 
 
-def test_phases_and_misfits_stand_above_one_another_and_so_do_the_spectra():
+def test_fit_figure_shows_phases_misfits_and_spectra():
     frequencies = np.linspace(0.0, 25.0, 51)
     observed = np.exp(-((frequencies - 8.0) ** 2) / 8.0)
     shots = [shot(3), shot(5, np.nan, phase=np.nan), shot(250, 3e-4)]
@@ -68,13 +68,21 @@ def test_phases_and_misfits_stand_above_one_another_and_so_do_the_spectra():
     assert [text.get_text() for text in misfits.get_xticklabels()] == ["3", "5", "250"]
     found = ratio.lines[1].get_ydata()
     np.testing.assert_allclose(found[np.isfinite(found)], 0.4)
-    assert np.isfinite(found).sum() < found.size, "only where there is something"
+    assert np.isfinite(found).sum() < found.size, "only where the spectrum has energy"
 
 
-def test_silence_and_shots_without_traces_are_drawn_all_the_same():
+def test_fit_of_silent_shots_and_shots_without_traces_is_drawn():
     nothing = np.zeros(11)
     spectra = np.linspace(0.0, 50.0, 11), nothing, nothing
     figure = fit_figure([shot(0, traces=0), shot(1, phase=np.nan)], 8.0, spectra, 1)
     figure.canvas.draw()
+    phases, misfits, amplitudes, ratio = figure.axes
+    assert np.ma.getmaskarray(np.ma.masked_invalid(phases.images[0].get_array())).all()
+    assert [text.get_text() for text in misfits.get_xticklabels()] == ["0", "1"]
+    assert [line.get_ydata().tolist() for line in amplitudes.lines] == [[0.0] * 11] * 2
+    assert np.isnan(ratio.lines[1].get_ydata()).all()
     empty = np.zeros((0, 20), np.float32)
-    traces_figure([(0, np.zeros(0), empty, empty)], TimeAxis(0.01, 0.0), 1).canvas.draw()
+    figure = traces_figure([(0, np.zeros(0), empty, empty)], TimeAxis(0.01, 0.0), 1)
+    figure.canvas.draw()
+    assert titles(figure)[0] == "Shot 0, observed"
+    assert not any(axes.images for axes in figure.axes)

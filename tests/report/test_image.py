@@ -1,4 +1,4 @@
-"""The figure of a migration has as many cells as dots, and shows each of its arrays."""
+"""Tests of the figure of a migration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.report.examples import picture, titles, volume
 
 
 @pytest.mark.parametrize("most", [1500, 40])
-def test_reflectors_are_drawn_of_no_more_cells_than_there_are_dots(most, monkeypatch, tmp_path):
+def test_image_figure_has_no_more_cells_than_dots(most, monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "MOST_CELLS", most)
     monkeypatch.setattr(panels, "MOST_CELLS", most)
     shape = (30, 100)
@@ -23,7 +23,7 @@ def test_reflectors_are_drawn_of_no_more_cells_than_there_are_dots(most, monkeyp
     assert drawn[0].mean() == pytest.approx(found.mean(), abs=0.02)
 
 
-def test_the_greys_of_an_image_are_clipped_where_it_is_lit():
+def test_grey_scale_of_an_image_is_that_of_its_illuminated_part():
     shape = (20, 50)
     found = np.full(shape, 1e-3)
     lit = np.zeros(shape, np.float32)
@@ -35,7 +35,7 @@ def test_the_greys_of_an_image_are_clipped_where_it_is_lit():
     assert (least, most) == pytest.approx((-0.98, 0.98), abs=0.01)
 
 
-def test_of_a_volume_the_section_of_the_epoch_figure_is_drawn():
+def test_image_of_a_volume_is_the_section_of_the_epoch_figure():
     seen = volume()
     found = np.random.default_rng(0).normal(size=seen.grid.shape)
     figure = image_figure(found, found, None, seen)

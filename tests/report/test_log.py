@@ -1,3 +1,5 @@
+"""Tests of the log of a run, on the screen and in its file."""
+
 import io
 import logging
 import re
@@ -27,7 +29,7 @@ def test_other_ranks_show_only_warnings_on_stderr_with_their_number(capsys, tmp_
     assert not (tmp_path / "log.txt").exists()
 
 
-def test_what_waves_say_is_the_same_on_all_ranks_and_shown_by_rank_0_alone(capsys):
+def test_warnings_of_the_wave_package_are_shown_by_rank_0_only(capsys):
     for rank in (0, 1):
         with start_log(None, rank):
             logging.getLogger("hpcfwi.wave.engines").warning("compiled anew")
@@ -35,7 +37,7 @@ def test_what_waves_say_is_the_same_on_all_ranks_and_shown_by_rank_0_alone(capsy
     assert (output.out, output.err) == ("WARNING: compiled anew\n", "")
 
 
-def test_the_file_holds_every_message_with_its_time_and_is_appended_to(tmp_path):
+def test_log_file_gets_every_message_with_its_time_appended(tmp_path):
     path = tmp_path / "läuft gut" / "log.txt"
     path.parent.mkdir()
     for message in ("first run", "second rün"):
@@ -48,14 +50,14 @@ def test_the_file_holds_every_message_with_its_time_and_is_appended_to(tmp_path)
     assert len(lines) == 2
 
 
-def test_a_quiet_log_shows_warnings_only(capsys):
+def test_quiet_log_shows_only_warnings(capsys):
     with start_log(None, rank=0, quiet=True):
         logger.info("reading")
         logger.warning("careful")
     assert capsys.readouterr().out == "WARNING: careful\n"
 
 
-def test_a_second_start_doubles_no_message(capsys, tmp_path):
+def test_nested_start_of_the_log_does_not_duplicate_messages(capsys, tmp_path):
     path = tmp_path / "log.txt"
     with start_log(path, rank=0):
         with start_log(path, rank=0):
@@ -65,7 +67,7 @@ def test_a_second_start_doubles_no_message(capsys, tmp_path):
     assert path.read_text().count("once") == 1
 
 
-def test_a_library_that_sets_up_the_root_logger_doubles_no_message(capsys):
+def test_handler_of_the_root_logger_does_not_duplicate_messages(capsys):
     handler = logging.StreamHandler(sys.stdout)
     logging.getLogger().addHandler(handler)
     try:
@@ -76,7 +78,7 @@ def test_a_library_that_sets_up_the_root_logger_doubles_no_message(capsys):
     assert capsys.readouterr().out == "once\n"
 
 
-def test_after_its_end_nothing_is_shown(capsys):
+def test_message_after_the_end_of_the_log_is_not_shown(capsys):
     with start_log(None, rank=0):
         pass
     logger.info("too late")
@@ -84,7 +86,7 @@ def test_after_its_end_nothing_is_shown(capsys):
     assert logging.getLogger("hpcfwi").propagate
 
 
-def test_letters_that_the_screen_lacks_are_spelled_out(monkeypatch):
+def test_letters_missing_in_the_encoding_of_the_screen_are_escaped(monkeypatch):
     screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", screen)
     with start_log(None, rank=0):
@@ -93,7 +95,7 @@ def test_letters_that_the_screen_lacks_are_spelled_out(monkeypatch):
     assert screen.read() == "reading gr\\xf6\\xdfe.h5\n"
 
 
-def test_a_planted_link_is_named_and_nothing_is_written_through_it(tmp_path):
+def test_link_in_place_of_the_log_file_is_refused(tmp_path):
     path, precious = tmp_path / "log.txt", tmp_path / "precious"
     precious.write_text("precious")
     path.symlink_to(precious)
@@ -107,7 +109,7 @@ def test_a_planted_link_is_named_and_nothing_is_written_through_it(tmp_path):
     assert precious.read_text() == "precious"
 
 
-def test_a_log_that_cannot_be_written_is_an_input_error(tmp_path):
+def test_log_file_that_cannot_be_written_is_an_input_error(tmp_path):
     with (
         pytest.raises(InputError, match=r"log\.txt"),
         start_log(tmp_path / "missing" / "log.txt", rank=0),

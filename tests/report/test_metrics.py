@@ -1,3 +1,5 @@
+"""Tests of the metrics file, which has a JSON record per epoch."""
+
 import errno
 import json
 import math
@@ -15,9 +17,9 @@ values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 records = st.dictionaries(st.text(), values | st.lists(values, max_size=3), max_size=5)
 
 
-def as_json_says_it(value):
+def as_json(value):
     if isinstance(value, list):
-        return [as_json_says_it(item) for item in value]
+        return [as_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -28,16 +30,16 @@ def folder(tmp_path_factory):
 
 @settings(max_examples=40)
 @given(written=st.lists(records, max_size=5))
-def test_what_is_appended_is_read_back_with_null_for_what_is_not_finite(folder, written):
+def test_appended_records_are_read_with_none_for_values_not_finite(folder, written):
     path = folder / "metrics.jsonl"
     path.unlink(missing_ok=True)
     for record in written:
         append_metrics(path, record)
-    expected = [{key: as_json_says_it(value) for key, value in r.items()} for r in written]
+    expected = [{key: as_json(value) for key, value in r.items()} for r in written]
     assert read_metrics(path) == expected
 
 
-def test_every_line_is_strict_json(tmp_path):
+def test_metrics_lines_are_strict_json(tmp_path):
     append_metrics(tmp_path / "m", {"loss": float("nan"), "best": np.float32(np.inf)})
 
     def refuse(word):
@@ -49,12 +51,12 @@ def test_every_line_is_strict_json(tmp_path):
     }
 
 
-def test_numpy_numbers_and_arrays_are_written_as_plain_ones(tmp_path):
+def test_numpy_numbers_and_arrays_are_written_as_plain_json(tmp_path):
     append_metrics(tmp_path / "m", {"loss": np.float32(0.5), "shots": np.array([1, 2])})
     assert read_metrics(tmp_path / "m") == [{"loss": 0.5, "shots": [1, 2]}]
 
 
-def test_a_file_that_is_not_there_holds_no_records(tmp_path):
+def test_missing_metrics_file_has_no_records(tmp_path):
     assert read_metrics(tmp_path / "m") == []
 
 
@@ -65,14 +67,14 @@ def write_epochs(path, n):
 
 @settings(max_examples=25)
 @given(lost=st.integers(min_value=1, max_value=20))
-def test_a_last_line_cut_anywhere_is_left_out_and_mended(folder, lost):
+def test_truncated_last_line_is_ignored_and_mended(folder, lost):
     path = folder / "torn.jsonl"
     path.unlink(missing_ok=True)
     write_epochs(path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole[:-lost])
     epochs = [record["epoch"] for record in read_metrics(path)]
-    # Without only its line end the last record is still whole.
+    # If only its line end is lost, the last record is whole.
     assert epochs == ([1, 2, 3] if lost == 1 else [1, 2])
 
     mend_metrics(path, read_metrics(path)[:2])
@@ -80,7 +82,7 @@ def test_a_last_line_cut_anywhere_is_left_out_and_mended(folder, lost):
     assert [record["epoch"] for record in read_metrics(path)] == [1, 2, 3]
 
 
-def test_mending_keeps_the_records_given_and_leaves_nothing_beside(tmp_path):
+def test_mending_keeps_the_given_records_and_leaves_no_other_file(tmp_path):
     path = tmp_path / "m"
     write_epochs(path, 5)
     kept = path.read_text().splitlines()[:3]
@@ -89,7 +91,7 @@ def test_mending_keeps_the_records_given_and_leaves_nothing_beside(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_written_is_told_and_stays_as_it_was(tmp_path, monkeypatch):
+def test_failed_write_of_metrics_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "m"
     write_epochs(path, 2)
 
@@ -107,7 +109,7 @@ def test_a_file_that_cannot_be_written_is_told_and_stays_as_it_was(tmp_path, mon
         append_metrics(path, {})
 
 
-def test_lines_do_not_go_through_a_planted_link(tmp_path):
+def test_metrics_are_not_written_through_a_planted_link(tmp_path):
     path, precious = tmp_path / "m", tmp_path / "precious"
     precious.write_text("precious")
     path.symlink_to(precious)
@@ -118,92 +120,69 @@ def test_lines_do_not_go_through_a_planted_link(tmp_path):
     assert precious.read_text() == "precious"
 
 
-def find_nothing():
-    pytest.fail("what is in the file already was found again")
-
-
-def with_shots(find, epochs, loss=1.0):
-    """Records whose shots are found by a function."""
-    return [{"epoch": epoch, "loss": loss / epoch, "shots": find, "failed": []} for epoch in epochs]
-
-
 SHOTS = [17, 3, 170]
 
 
-def keep(content):
-    return content
+def history(epochs, loss=1.0):
+    """Return records like those of a checkpoint, which has only the shots of the last epoch."""
+    found = [{"epoch": epoch, "loss": loss / epoch, "shots": None} for epoch in epochs]
+    return [*found[:-1], {**found[-1], "shots": SHOTS}]
 
 
-def lose(content):
-    return content[: content.rindex(b"[")]
+def write_history(path, epochs):
+    for epoch in epochs:
+        append_metrics(path, history([epoch])[0])
+    return path.read_bytes()
 
 
-def lose_all(_content):
-    return b""
+DAMAGES = {
+    "whole": (lambda content: content, [SHOTS] * 4),
+    "a torn last line": (lambda content: content[: content.rindex(b"[")], [SHOTS] * 4),
+    "missing": (lambda _: b"", [None, None, None, SHOTS]),
+    "another history": (lambda c: c.replace(b"0.5", b"0.7"), [SHOTS, None, None, SHOTS]),
+    "beyond": (lambda c: c + c.splitlines(keepends=True)[-1], [SHOTS] * 4),
+    "a list in a line": (lambda c: b"[1]\n" + c, [None, None, None, SHOTS]),
+}
 
 
-def alter_second(content):
-    return content.replace(b"0.5", b"0.7")
-
-
-def go_beyond(content):
-    return content + content.splitlines(keepends=True)[-1]
-
-
-@pytest.mark.parametrize(
-    ("damage", "found"),
-    [(keep, 0), (lose, 1), (lose_all, 4), (alter_second, 3), (go_beyond, 0)],
-    ids=["whole", "a torn last line", "missing", "of another history", "beyond"],
-)
-def test_mending_finds_what_is_missing_and_nothing_else(tmp_path, damage, found):
-    path, calls = tmp_path / "m", []
-
-    def find():
-        calls.append(1)
-        return np.array(SHOTS)
-
-    mend_metrics(path, with_shots(find, [1, 2, 3, 4]))
-    whole = path.read_bytes()
-    assert [record["shots"] for record in read_metrics(path)] == [SHOTS] * 4
-    calls.clear()
-    path.write_bytes(damage(whole))
-    mend_metrics(path, with_shots(find, [1, 2, 3, 4]))
-    assert path.read_bytes() == whole
-    assert len(calls) == found
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_mending_rewrites_lines_that_differ_from_the_history(tmp_path, damage):
+    path, (harm, shots) = tmp_path / "m", DAMAGES[damage]
+    path.write_bytes(harm(write_history(path, [1, 2, 3, 4])))
+    mend_metrics(path, history([1, 2, 3, 4]))
+    found = read_metrics(path)
+    assert [record["loss"] for record in found] == [1.0, 0.5, 1.0 / 3, 0.25]
+    assert [record["shots"] for record in found] == shots
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_of_another_history_is_made_anew_and_one_that_goes_on_is_cut(tmp_path):
+def test_mending_removes_lines_after_the_history(tmp_path):
     path = tmp_path / "m"
-    mend_metrics(path, with_shots(lambda: SHOTS, [1, 2, 3]))
-    whole = path.read_bytes()
-    mend_metrics(path, with_shots(find_nothing, [1, 2]))
+    whole = write_history(path, [1, 2, 3])
+    mend_metrics(path, history([1, 2]))
     assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
-    mend_metrics(path, with_shots(lambda: SHOTS[:1], [1, 2, 3], loss=2.0))
-    assert [record["loss"] for record in read_metrics(path)] == [2.0, 1.0, 2.0 / 3]
     mend_metrics(path, [])
     assert path.read_bytes() == b""
 
 
-@pytest.mark.parametrize("written", [b"null", b'["a"]', b"[1, {}]", b"[1"], ids=bytes.decode)
-def test_what_is_in_the_place_of_shots_must_be_a_list_of_numbers(tmp_path, written):
+def test_metrics_that_agree_with_the_history_are_not_rewritten(tmp_path):
     path = tmp_path / "m"
-    mend_metrics(path, with_shots(lambda: SHOTS, [1]))
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"[17, 3, 170]", written))
-    mend_metrics(path, with_shots(lambda: SHOTS, [1]))
-    assert path.read_bytes() == whole
+    write_history(path, [1, 2, 3])
+    before = path.stat()
+    mend_metrics(path, history([1, 2, 3]))
+    assert path.stat().st_ino == before.st_ino
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
 
 
 @pytest.mark.parametrize("broken", ["{oops", "[1]", "3"])
-def test_a_broken_line_in_the_middle_is_named(tmp_path, broken):
+def test_error_for_a_damaged_line_names_its_number(tmp_path, broken):
     path = tmp_path / "m"
     path.write_text(f'{{"epoch": 1}}\n{broken}\n{{"epoch": 3}}\n')
     with pytest.raises(InputError, match="line 2"):
         read_metrics(path)
 
 
-def test_a_pipe_in_their_place_is_not_waited_for(tmp_path):
+def test_pipe_in_place_of_the_metrics_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(InputError, match="a pipe or a device"):
         read_metrics(tmp_path / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""The figure of vertical profiles."""
+"""Tests of the figure of vertical profiles."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def places_of(shown):
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 68, 1191])
-def test_places_are_spread_evenly_along_a_line_each_once_and_within_it(n):
+def test_places_are_distinct_and_spread_evenly_along_a_line(n):
     places = [place for (place,) in find_places(Grid((15, n), (10.0, 10.0), (0.0, 0.0)))]
     assert len(set(places)) == len(places) <= 5
     assert min(places) >= 0
     assert max(places) < n
-    assert min(places) == n - 1 - max(places), "as far from either end"
+    assert min(places) == n - 1 - max(places), "at equal distance from both ends"
     if n > 5:
         assert len(places) == 5
         assert np.ptp(np.diff(places)) <= 1
 
 
-def test_places_in_a_volume_are_its_middle_and_those_of_its_quarters():
+def test_places_in_a_volume_are_the_centres_of_it_and_its_quarters():
     places = find_places(Grid((8, 17, 33), (10.0,) * 3, (0.0,) * 3))
     assert places == ((4, 8), (4, 24), (8, 16), (12, 8), (12, 24))
 
 
-def test_places_are_where_the_survey_is_and_not_where_it_is_not():
-    """A line over a part of the model that is not its middle, and a point that is not in it."""
+def test_places_are_within_the_extent_of_the_survey():
+    """The survey covers a part of the model off its middle, and one source is outside."""
     grid = Grid((15, 401), (10.0, 25.0), (0.0, 1000.0))
     sources = np.array([[10.0, 2000.0], [10.0, 4000.0], [10.0, 99000.0]])
     receivers = np.array([[10.0, 2500.0], [10.0, 4500.0]])
@@ -46,10 +46,10 @@ def test_places_are_where_the_survey_is_and_not_where_it_is_not():
 
 
 @pytest.mark.parametrize("make", [picture, volume])
-def test_each_profile_is_what_the_model_has_below_a_place(make):
+def test_profiles_show_the_models_below_their_places(make):
     shown = make()
     shown.inverted[3] += 100.0
-    # As deep as the cell that has 60 m at its end
+    # The lower end of the deepest fixed cell, above 60 m
     h, n = shown.grid.spacing[0], shown.grid.ndim - 1
     depths = shown.grid.coordinates(0).reshape(-1, *[1] * n)
     kept = np.broadcast_to(depths < 60.0, shown.grid.shape)
@@ -74,13 +74,13 @@ def test_each_profile_is_what_the_model_has_below_a_place(make):
     assert f"x = {at:.2f} km" in titles(figure)[0]
 
 
-def test_where_the_truth_is_not_known_and_nothing_is_kept_these_are_left_out():
+def test_profiles_omit_an_unknown_true_model_and_unused_shading():
     shown = picture(true=None, start=picture().true)
     figure = profiles_figure(shown)
     assert all(len(axes.lines) == 2 and not axes.patches for axes in figure.axes)
 
 
-def test_each_profile_is_shaded_where_cells_are_kept_and_the_legend_says_so_once():
+def test_profiles_are_shaded_where_cells_are_fixed():
     grid = picture().grid
     kept = np.zeros(grid.shape, dtype=bool)
     kept[:2, 34:] = True  # water

@@ -1,3 +1,5 @@
+"""Tests of the progress lines and bars."""
+
 import fcntl
 import io
 import logging
@@ -21,7 +23,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is told to go on."""
+    """A clock that changes only when its `now` is set."""
 
     class Clock:
         now = 0.0
@@ -35,7 +37,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_batch_log_gets_one_plain_line_an_epoch(clock):
+def test_batch_log_gets_one_plain_line_per_epoch(clock):
     out = io.StringIO()
     with Progress(12, stream=out) as progress:
         clock.now = 5.0
@@ -48,7 +50,7 @@ def test_a_batch_log_gets_one_plain_line_an_epoch(clock):
     ]
 
 
-def test_a_continued_run_counts_from_where_it_was(clock):
+def test_progress_of_a_continued_run_starts_at_its_epoch(clock):
     out = io.StringIO()
     with Progress(1001, done=1, stream=out) as progress:
         clock.now = 10.0
@@ -56,7 +58,7 @@ def test_a_continued_run_counts_from_where_it_was(clock):
     assert out.getvalue() == "epoch    2/1001  10 s/epoch  left 2 h 46 min\n"
 
 
-def test_a_slow_first_epoch_does_not_spoil_the_time_left(clock):
+def test_remaining_time_is_not_affected_by_a_slow_first_epoch(clock):
     out = io.StringIO()
     with Progress(103, stream=out) as progress:
         for seconds in (60.0, 1.0, 1.0):
@@ -65,7 +67,7 @@ def test_a_slow_first_epoch_does_not_spoil_the_time_left(clock):
     assert out.getvalue().endswith("1 s/epoch  left 1 min 40 s\n")
 
 
-def test_shots_are_told_at_most_every_tenth_and_at_the_end(clock):
+def test_shots_are_logged_at_every_tenth_of_them(clock):
     out = io.StringIO()
     with Progress(341, unit="shot", every=0.1, stream=out) as progress:
         for _ in range(341):
@@ -77,7 +79,7 @@ def test_shots_are_told_at_most_every_tenth_and_at_the_end(clock):
     assert lines[-1].startswith("shot 341/341")
 
 
-def test_several_units_at_once_share_the_time(clock):
+def test_time_per_unit_is_shared_by_units_completed_together(clock):
     out = io.StringIO()
     with Progress(16, unit="shot", stream=out) as progress:
         clock.now = 4.0
@@ -86,7 +88,7 @@ def test_several_units_at_once_share_the_time(clock):
     assert out.getvalue() == "shot  8/16  0.5 s/shot  left 4 s\n"
 
 
-def test_a_terminal_gets_a_live_bar(clock):
+def test_terminal_gets_a_live_bar(clock):
     out = Terminal()
     with Progress(20, stream=out) as progress:
         clock.now = 5.0
@@ -98,7 +100,7 @@ def test_a_terminal_gets_a_live_bar(clock):
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_live_bar_is_taken_away_by_an_exception():
+def test_exception_removes_the_live_bar():
     out = Terminal()
     progress = Progress(20, stream=out)
     with pytest.raises(KeyError), progress:
@@ -118,7 +120,7 @@ def test_messages_appear_above_the_live_bar(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_nothing_is_shown_when_quiet_or_on_other_ranks(stream):
+def test_progress_shows_nothing_when_quiet_or_on_other_ranks(stream):
     out = stream()
     for options in ({"quiet": True}, {"enabled": False}):
         with Progress(3, stream=out, **options) as progress:
@@ -130,7 +132,7 @@ def test_nothing_is_shown_when_quiet_or_on_other_ranks(stream):
 @pytest.mark.parametrize(
     ("stream", "options"), [(io.StringIO, {}), (Terminal, {}), (Terminal, {"quiet": True})]
 )
-def test_the_lines_go_to_the_log_file_and_not_twice_to_the_screen(
+def test_progress_lines_go_to_the_log_file_and_not_twice_to_the_screen(
     tmp_path, capsys, stream, options
 ):
     with (
@@ -142,7 +144,7 @@ def test_the_lines_go_to_the_log_file_and_not_twice_to_the_screen(
     assert capsys.readouterr().out == ""
 
 
-def test_a_file_and_a_dumb_terminal_are_no_terminals(monkeypatch):
+def test_file_and_dumb_terminal_have_no_terminal_width(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     assert terminal_width(io.StringIO()) is None
     assert terminal_width(Terminal()) == 80
@@ -150,7 +152,7 @@ def test_a_file_and_a_dumb_terminal_are_no_terminals(monkeypatch):
     assert terminal_width(Terminal()) is None
 
 
-def test_the_terminal_without_a_size_that_launchers_give_to_ranks_is_nobodys(monkeypatch):
+def test_pseudo_terminal_without_a_size_has_no_terminal_width(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     ours, its = pty.openpty()
     with os.fdopen(its, "w") as out:

@@ -1,4 +1,4 @@
-"""The figure of a resolution test keeps to a page, whatever the model's shape is."""
+"""Tests of the figure of a resolution test, which fits on a page for any shape of the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Grid
-from hpcfwi.report.resolution import Resolution, resolution_figure
+from hpcfwi.report.resolution import ResolutionTest, resolution_figure
 from tests.report.examples import texts_overlap, titles
 
 
@@ -21,13 +21,13 @@ def points_of(shape, spacing=50.0, step=8):
         "width": np.full(points.shape, 123.0),
     }
     speed, model = np.full(shape, 2000.0), "in the starting model"
-    return Resolution(
+    return ResolutionTest(
         grid, step * spacing, model, speed, np.zeros(shape), response, points, measures
     )
 
 
 @pytest.mark.parametrize("shape", [(34, 67, 67), (30, 30, 90), (40, 40), (120, 30)])
-def test_points_of_a_model_that_is_not_wide_are_drawn_in_two_columns(shape):
+def test_resolution_of_a_narrow_model_is_drawn_in_two_columns(shape):
     figure = resolution_figure(points_of(shape))
     width, height = figure.get_size_inches()
     assert height <= 1.5 * width
@@ -35,7 +35,7 @@ def test_points_of_a_model_that_is_not_wide_are_drawn_in_two_columns(shape):
     assert not texts_overlap(figure)
 
 
-def test_points_of_a_wide_section_are_drawn_one_below_the_other():
+def test_resolution_of_a_wide_section_is_drawn_in_one_column():
     figure = resolution_figure(points_of((30, 120)))
     assert len({axes.get_position().x0 for axes in figure.axes}) == 1
     assert not texts_overlap(figure)

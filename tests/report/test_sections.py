@@ -1,4 +1,4 @@
-"""Figures of an epoch in two dimensions: vertical sections, one below the other."""
+"""Tests of the figures of an epoch in two dimensions, which are vertical sections."""
 
 import tracemalloc
 from dataclasses import replace
@@ -20,7 +20,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_an_epoch_has_six_panels_in_km_with_depth_downwards_and_no_overlap(shape):
+def test_epoch_figure_has_six_panels_in_km_with_depth_downwards(shape):
     made = picture(**shape)
     made = replace(made, start=made.true - 50.0)
     figure = figures.epoch_figure(made)
@@ -42,7 +42,7 @@ def test_an_epoch_has_six_panels_in_km_with_depth_downwards_and_no_overlap(shape
     assert not texts_overlap(figure)
 
 
-def test_both_models_have_the_true_ones_colour_scale_in_km_per_s():
+def test_both_models_have_the_colour_scale_of_the_true_model_in_km_per_s():
     made = picture()
     true, inverted = (axes.images[0] for axes in figures.epoch_figure(made).axes[:2])
     assert true.get_clim() == inverted.get_clim() == pytest.approx((1.5, 2.9))
@@ -50,7 +50,7 @@ def test_both_models_have_the_true_ones_colour_scale_in_km_per_s():
     assert (true.colorbar.extend, inverted.colorbar.extend) == ("neither", "max")
 
 
-def test_the_gradient_is_symmetric_about_zero_and_clipped():
+def test_gradient_has_a_symmetric_clipped_colour_scale():
     image = figures.epoch_figure(picture()).axes[3].images[0]
     low, high = image.get_clim()
     assert low == -high
@@ -58,7 +58,7 @@ def test_the_gradient_is_symmetric_about_zero_and_clipped():
     assert image.colorbar.extend == "both"
 
 
-def test_what_the_inversion_has_changed_is_symmetric_about_zero_in_km_per_s():
+def test_model_change_has_a_symmetric_colour_scale_in_km_per_s():
     true = picture().true
     image = figures.epoch_figure(picture(start=true - 100.0)).axes[2].images[0]
     np.testing.assert_allclose(image.get_array(), 0.15, rtol=1e-5)
@@ -66,14 +66,14 @@ def test_what_the_inversion_has_changed_is_symmetric_about_zero_in_km_per_s():
     assert image.colorbar.ax.get_ylabel() == "P velocity (km/s)"
 
 
-def test_illumination_is_in_decibels_down_to_60():
+def test_illumination_is_drawn_in_decibels_down_to_minus_60():
     image = figures.epoch_figure(picture()).axes[4].images[0]
     assert image.get_clim() == (-60.0, 0.0)
     assert image.get_array().max() == 0.0
     assert image.get_array()[1, 0] == pytest.approx(-10.0 / np.log(10.0))
 
 
-def test_a_large_model_is_drawn_as_finely_as_figures_show_in_little_memory():
+def test_large_model_is_coarsened_to_the_figure_in_little_memory():
     made = picture(shape=(1400, 3200))
     made = replace(made, start=made.true)
     tracemalloc.start()
@@ -83,11 +83,11 @@ def test_a_large_model_is_drawn_as_finely_as_figures_show_in_little_memory():
     for axes in figure.axes:
         (image,) = axes.images
         assert image.get_array().shape == (1400, 1067)
-    # Six panels of a third of the cells, twice in double precision, and what comes and goes
+    # Six panels of a third of the cells, twice in double precision, and temporary arrays
     assert peak < 54 * made.true.size
 
 
-def test_the_starting_model_stands_in_for_an_unknown_true_one():
+def test_starting_model_is_drawn_in_place_of_an_unknown_true_model():
     made = picture(true=None, start=np.full((15, 68), 2000.0, np.float32))
     figure = figures.epoch_figure(made)
     start, inverted = (axes.images[0] for axes in figure.axes[:2])
@@ -95,7 +95,7 @@ def test_the_starting_model_stands_in_for_an_unknown_true_one():
     assert start.get_clim() == inverted.get_clim() == pytest.approx((1.55, 2.95))
 
 
-def test_a_panel_says_that_the_true_model_is_not_known():
+def test_panel_says_that_the_true_model_is_not_known():
     axes = figures.epoch_figure(picture(true=None)).axes[0]
     assert "not known" in [text.get_text() for text in axes.texts]
 
@@ -123,7 +123,16 @@ def test_sources_outside_the_grid_are_counted_and_do_not_stretch_the_figure(dept
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
-def test_an_empty_or_broken_epoch_can_still_be_drawn(value):
+def test_epoch_of_zeros_or_nan_is_drawn(value):
     nothing = np.full((15, 68), value, np.float32)
     made = picture(gradient=nothing, inverted=nothing, source_illumination=nothing)
-    figures.epoch_figure(made).canvas.draw()
+    figure = figures.epoch_figure(made)
+    figure.canvas.draw()
+    true, inverted, gradient, *illuminations = (
+        axes.images[0] for axes in figure.axes if axes.images
+    )
+    assert true.get_clim() == inverted.get_clim() == pytest.approx((1.5, 2.9))
+    assert gradient.get_clim() == (-1.0, 1.0)
+    for image in (inverted, gradient):
+        np.testing.assert_array_equal(image.get_array(), nothing)
+    assert all((image.get_array() == -60.0).all() for image in illuminations)

@@ -1,4 +1,4 @@
-"""Figures of an epoch in three dimensions: a map and two sections of each volume."""
+"""Tests of the figures of an epoch in three dimensions: a map and two sections per volume."""
 
 import numpy as np
 import pytest
@@ -18,12 +18,12 @@ VOLUMES = {
 
 
 def slices(panel):
-    """The map, the inline and the crossline section of a panel."""
+    """Return the axes of the map, the inline and the crossline section of a panel."""
     return panel.child_axes
 
 
 @pytest.mark.parametrize("shape", VOLUMES.values(), ids=VOLUMES)
-def test_a_volume_has_three_slices_a_panel_in_km_with_no_overlap(shape):
+def test_volume_has_three_slices_per_panel_without_overlap(shape):
     made = volume(**shape)
     figure = figures.epoch_figure(made)
     assert titles(figure) == [
@@ -49,31 +49,31 @@ def test_a_volume_has_three_slices_a_panel_in_km_with_no_overlap(shape):
     assert not texts_overlap(figure)
 
 
-def test_slices_show_the_block_where_it_is_and_are_marked_in_one_another():
+def test_slices_show_the_block_and_are_marked_in_each_other():
     made = volume()
     cut = (4, 5, 5)
     shown = slices(figures.epoch_figure(made).axes[0])
     for axes, axis in zip(shown, range(3), strict=True):
         image = axes.images[0].get_array()
         np.testing.assert_allclose(image, made.true.take(cut[axis], axis) / 1e3, rtol=1e-6)
-        # Where the image has the block, the lines cross
+        # The lines of the other slices cross at the block
         row, column = np.argwhere(image == image.max())[0]
         down, across = axes.lines
         assert down.get_xdata()[0] == pytest.approx(0.025 * column)
         assert across.get_ydata()[0] == pytest.approx(0.025 * row)
-        assert image.shape == (16, 16) if axis == 0 else (8, 16)
+        assert image.shape == ((16, 16) if axis == 0 else (8, 16))
     said = [axes.texts[0].get_text() for axes in shown]
     assert said == ["depth 0.10 km", "y 0.12 km", "x 0.12 km"]
 
 
-def test_both_volumes_have_the_true_ones_colour_scale_and_a_bar_beside_the_map():
+def test_volumes_have_the_colour_scale_of_the_true_model():
     for panel in figures.epoch_figure(volume()).axes[:2]:
         assert {axes.images[0].get_clim() for axes in slices(panel)} == {(1.5, 3.0)}
         bar = slices(panel)[0].images[0].colorbar
         assert bar.ax.get_ylabel() == "P velocity (km/s)"
 
 
-def test_sources_and_receivers_are_marked_on_the_maps_of_what_they_illuminate():
+def test_sources_and_receivers_are_marked_on_the_illumination_maps():
     figure = figures.epoch_figure(volume(start=volume().true))
     marks = [len(slices(panel)[0].lines) - 2 for panel in figure.axes]
     assert marks == [0, 0, 0, 0, 1, 1]
@@ -91,7 +91,7 @@ def test_sources_outside_the_volume_do_not_stretch_the_figure(depth):
         assert sum(len(line.get_xdata()) for line in marks) == len(sources) - 1
 
 
-def test_an_empty_or_broken_volume_can_still_be_drawn():
+def test_volume_of_nan_is_drawn():
     nothing = np.full((8, 16, 16), np.nan, np.float32)
     made = volume(true=None, inverted=nothing, gradient=nothing, source_illumination=nothing)
     figure = figures.epoch_figure(made)

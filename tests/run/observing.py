@@ -1,7 +1,8 @@
-"""A simulation that comes to grief: `python -m tests.run.observing CONFIG HOW RANK SHOTS`.
+"""A simulation that receives a signal: `python -m tests.run.observing CONFIG HOW RANK SHOTS`.
 
-What each rank simulates it says: "simulated 2". HOW: the name of a signal that the rank RANK sends
-itself while it writes a shot, after so many; or "none". With a fifth word, HDF5 is not parallel.
+Each rank prints the number of shots that it simulates: "simulated 2". HOW is the name of a signal
+that rank RANK sends to itself while it writes the shot after SHOTS others, or "none". With a fifth
+word, HDF5 is not parallel.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ simulate, digest_of = Simulator.simulate, gathers.digest_of
 written = 0
 
 
-def say_and_simulate(simulator: Simulator, model: Any, survey: Any, **options: Any) -> Simulation:
+def print_and_simulate(simulator: Simulator, model: Any, survey: Any, **options: Any) -> Simulation:
     print(f"simulated {survey.n_shots}", flush=True)
     return simulate(simulator, model, survey, **options)
 
 
-def digest_and_fall(how: str, shots: int, gather: Any) -> np.uint64:
+def digest_and_signal(how: str, shots: int, gather: Any) -> np.uint64:
     global written
     if written == shots:
-        os.kill(os.getpid(), getattr(signal, how))  # its traces are in the file, no digest yet
+        os.kill(os.getpid(), getattr(signal, how))  # its traces are written, but no digest
     written += 1
     return digest_of(gather)
 
@@ -46,9 +47,9 @@ def main(config: str, how: str, rank: str, shots: str, *serial: str) -> int:
     context.threads = 1
     if serial:
         h5py.get_config = partial(SimpleNamespace, mpi=False)
-    Simulator.simulate = say_and_simulate
+    Simulator.simulate = print_and_simulate
     if how != "none" and context.rank == int(rank):
-        gathers.digest_of = partial(digest_and_fall, how, int(shots))
+        gathers.digest_of = partial(digest_and_signal, how, int(shots))
 
     def forward() -> int:
         run_job(Path(config), (), context, inverts=False)

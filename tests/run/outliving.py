@@ -1,7 +1,7 @@
-"""An inversion in which ranks die: `python -m tests.run.outliving CONFIG DEATHS`.
+"""An inversion in which ranks are killed: `python -m tests.run.outliving CONFIG DEATHS`.
 
-DEATHS: "rank:epoch:seconds ...", after an epoch's evaluation has begun. Those of the ranks that are
-left after all of them say "left" and how many they are.
+DEATHS is a list "rank:epoch:seconds ...": each rank is killed so many seconds after the evaluation
+of that epoch has begun. In the end, rank 0 prints "left" and the number of ranks that are left.
 """
 
 from __future__ import annotations

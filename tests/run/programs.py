@@ -1,7 +1,8 @@
-"""What the tests run on several ranks: `python -m tests.run.programs FOLDER NAME[=SIZES]...`.
+"""Programs of `test_ranks`, run by `python -m tests.run.programs FOLDER NAME[=SIZES]...`.
 
-Program NAME finds its inputs in FOLDER/NAME, and what it prints begins with NAME. Some are told on
-how many ranks to do what they do: any_number=1,3.
+Program NAME finds its inputs in FOLDER/NAME and begins each line that it prints with NAME. SIZES
+are the numbers of ranks on which a program runs: any_number=1,3. After each program, rank 0 prints
+"finished" and the word of the command line. The first failure ends all ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.inversion import networks
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers.first_order import Adam
-from hpcfwi.operators import batching
+from hpcfwi.operators import simulator
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import MpiExchange, open_store
@@ -46,14 +47,11 @@ from hpcfwi.wave.problem import Problem
 from tests.inversion.bad_inputs import BAD_INPUTS
 
 EVALUATE = Objective.evaluate
-SHOT = 0.15  # s, beside what it takes anyway
+SHOT = 0.15  # s, added to the time of a shot
 
 
 def ranks(size: int) -> Iterator[Context]:
-    """A world of the first `size` ranks of the job, nothing on the others; collective over all.
-
-    One job with all the ranks starts faster than many jobs.
-    """
+    """Yield a context of the first `size` ranks, and nothing on the others; collective over all."""
     world = MPI.COMM_WORLD
     comm = world.Split(int(world.rank >= size), world.rank)
     if world.rank < size:
@@ -64,7 +62,7 @@ def ranks(size: int) -> Iterator[Context]:
         yield context
         context.barrier()
         context.close()
-    # Ranks that wait as MPI does would take the cores of those that work.
+    # MPI would wait actively and take the cores of the working ranks.
     others = world.Ibarrier()
     while not others.Test():
         time.sleep(0.01)
@@ -72,7 +70,7 @@ def ranks(size: int) -> Iterator[Context]:
 
 
 def join(context: Context) -> Store:
-    """Start torch.distributed among the ranks of a context; its store."""
+    """Start torch.distributed among the ranks of a context and return its store."""
     store = open_store(MpiExchange(context.comm), timedelta(minutes=1))
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.size)
     return store
@@ -83,7 +81,7 @@ def invert(path: Path, context: Context, *settings: str, inverts: bool = True) -
 
 
 def any_number(folder: Path, sizes: Sequence[int]) -> None:
-    """Observe, then invert, on each number of ranks, each in a run directory of its own."""
+    """Simulate the data and invert on each number of ranks, each in its own run directory."""
     dynamic, plain = "inversion.schedule=dynamic", "inversion.reproducible=false"
     for size in sizes:
         for context in ranks(size):
@@ -104,7 +102,7 @@ def any_number(folder: Path, sizes: Sequence[int]) -> None:
 
 
 def stages(folder: Path, sizes: Sequence[int]) -> None:
-    """Stages, with encoded shots, on one rank and on several, some of them without shots."""
+    """Invert in stages with encoded shots on one rank and on several, some without shots."""
     for size in sizes:
         for context in ranks(size):
             for schedule in ("static", "dynamic"):
@@ -115,7 +113,7 @@ def stages(folder: Path, sizes: Sequence[int]) -> None:
 
 @mock.patch.object(networks, "BLOCK", 500)
 def optimizers(folder: Path, sizes: Sequence[int]) -> None:
-    """Searches along a line and what is around optimisers, on one rank and on several."""
+    """Invert with line searches, a denoiser and a network on one rank and on several."""
     for size in sizes:
         schedule = "dynamic" if size == 3 else "static"
         for context in ranks(size):
@@ -125,7 +123,7 @@ def optimizers(folder: Path, sizes: Sequence[int]) -> None:
 
 
 class PowerCut(Exception):
-    """On all ranks at once."""
+    """An interruption of all ranks at once."""
 
 
 def cut_power() -> None:
@@ -133,48 +131,47 @@ def cut_power() -> None:
 
 
 def sharded(folder: Path) -> None:
-    """Optimisers with their state in slabs on several ranks, and whole on one.
+    """Invert with the optimiser's state in shards on several ranks, and whole on one.
 
-    Then one that is cut off in epoch 4, so that it goes on from epoch 2, and stops after epoch 4,
-    on another number of ranks each time, in slabs or not.
+    The run "changing" is interrupted in epoch 4, continues from epoch 2, stops after epoch 4 and
+    continues again, each time on another number of ranks, with shards or without.
     """
-    slabs, whole = (f"inversion.optimizer.sharded={word}" for word in ("true", "false"))
+    shards, whole = (f"inversion.optimizer.sharded={word}" for word in ("true", "false"))
     for size in (1, 2, 3, 4):
         for context in ranks(size):
             for path in sorted(folder.glob("*/input.toml")):
-                invert(path, context, f"output.directory={path.with_name(str(size))}", slabs)
+                invert(path, context, f"output.directory={path.with_name(str(size))}", shards)
                 output = f"output.directory={path.with_name('changing')}"
                 if size == 1:
                     invert(path, context, f"output.directory={path.with_name('whole')}", whole)
                 elif size == 2:
                     dying = after(4, Recorder.describe, cut_power)
                     with suppress(PowerCut), mock.patch.object(Recorder, "describe", dying):
-                        invert(path, context, output, slabs)
+                        invert(path, context, output, shards)
                 elif size == 3:
                     invert(path, context, output, whole, "inversion.epochs=4")
                 else:
-                    invert(path, context, output, slabs)
+                    invert(path, context, output, shards)
 
 
 others_sharded = sharded
 
 
 def sharded_stages(folder: Path) -> None:
-    """Stages with the state whole on one rank; in slabs on two, cut off in the second stage, and on
-    three from there on."""
+    """Invert in stages with whole state; in shards on two ranks up to stage 2, then on three."""
     for context in ranks(1):
         invert(folder / "whole.toml", context, f"output.directory={folder / 'whole'}")
-    output = f"output.directory={folder / 'slabs'}"
+    output = f"output.directory={folder / 'shards'}"
     for context in ranks(2):
         dying = after(4, Recorder.describe, cut_power)
         with suppress(PowerCut), mock.patch.object(Recorder, "describe", dying):
-            invert(folder / "slabs.toml", context, output)
+            invert(folder / "shards.toml", context, output)
     for context in ranks(3):
-        invert(folder / "slabs.toml", context, output)
+        invert(folder / "shards.toml", context, output)
 
 
 def volumes(folder: Path) -> None:
-    """A 3-D inversion: on one rank at once; on three, one of them without shots, in two goes."""
+    """Invert a volume on one rank, and on three in two runs; one of the three has no shots."""
     for context in ranks(1):
         invert(folder / "input.toml", context, f"output.directory={folder / '1'}")
     for context in ranks(3):
@@ -185,7 +182,7 @@ def volumes(folder: Path) -> None:
 
 
 def bad_inputs(folder: Path) -> None:
-    """What every rank is told about each bad input, and how many are told the same."""
+    """Print for each bad input the error, and how many different errors the ranks raise."""
     for context in ranks(3):
         for bad in BAD_INPUTS:
             told = "nothing"
@@ -200,7 +197,7 @@ def bad_inputs(folder: Path) -> None:
 
 
 def failures(folder: Path) -> None:
-    """A shot's data that are not numbers; then a rank that computes wrongly."""
+    """Print the errors for a shot with a NaN in its data, and for a rank that computes wrongly."""
     step = Adam.step
 
     def slightly_wrong(optimizer: Adam, *given: Any) -> Any:
@@ -233,7 +230,7 @@ set_aside = windows
 
 
 def slow_rank(folder: Path) -> None:
-    """Three ranks whose shots take a while, on the first of them three times as long."""
+    """Invert on three ranks with slowed shots, which take three times as long on rank 0."""
     for context in ranks(3):
         slow = mock.patch.object(Simulator, "simulate", taking(SHOT * (1, 3)[context.is_root]))
         for schedule in ("static", "dynamic"):
@@ -244,7 +241,7 @@ def slow_rank(folder: Path) -> None:
 
 
 def taking(seconds: float) -> Callable[..., Simulation]:
-    """A simulation that takes so much longer."""
+    """Return a `simulate` that takes longer by so many seconds."""
     simulate = Simulator.simulate
 
     def take_a_while(*args: Any, **options: Any) -> Simulation:
@@ -255,11 +252,13 @@ def taking(seconds: float) -> Callable[..., Simulation]:
 
 
 def memory(folder: Path) -> None:
-    """Too little for all shots of a rank, for one of them, and from the beginning."""
+    """Invert with too little memory for all shots of a rank, for a single shot, and to begin."""
     forward = cpu.forward
 
     def forward_within(most: int, problem: Problem, *rest: Any) -> Any:
-        if problem.n_shots > most and problem.speed.numel() > 100:  # not the engine's preparation
+        if (
+            problem.n_shots > most and problem.speed.numel() > 100
+        ):  # larger than the engine's preparation
             raise MemoryError("Unable to allocate 7 GiB")
         return forward(problem, *rest)
 
@@ -275,18 +274,18 @@ def memory(folder: Path) -> None:
                 output = f"output.directory={folder / f'{name}_{size}'}"
                 invert(path, context, output, inverts=False)
                 with mock.patch.object(cpu, "forward", partial(forward_within, most)):
-                    told = failing(partial(invert, path, context, output))
-                tell_all("memory", context, size, name, told)
+                    told = error_of(partial(invert, path, context, output))
+                print_agreement("memory", context, size, name, told)
             poor = 10**5 if last else 10**9
-            with mock.patch.object(batching, "memory_at_hand", lambda _, poor=poor: poor):
-                told = failing(
+            with mock.patch.object(simulator, "memory_at_hand", lambda _, poor=poor: poor):
+                told = error_of(
                     partial(invert, path, context, f"output.directory={folder / 'poor'}")
                 )
-            tell_all("memory", context, size, "poor", told)
+            print_agreement("memory", context, size, "poor", told)
 
 
-def failing(act: Callable[[], None]) -> str:
-    """How it failed, or "nothing"."""
+def error_of(act: Callable[[], None]) -> str:
+    """Return the name and message of the error that a call raises, or "nothing"."""
     try:
         act()
     except (InputError, InversionFailure) as error:
@@ -294,8 +293,8 @@ def failing(act: Callable[[], None]) -> str:
     return "nothing"
 
 
-def tell_all(name: str, context: Context, *words: object) -> None:
-    """Print, on rank 0, how many ranks say how many different things, and what rank 0 says."""
+def print_agreement(name: str, context: Context, *words: object) -> None:
+    """Print the number of ranks, how many different words they have, and the words of rank 0."""
     everyone = context.all_gather(words)
     if context.is_root:
         say(name, len(everyone), len(set(everyone)), *words)
@@ -306,7 +305,7 @@ def say(*words: object) -> None:
 
 
 def die(checkpoint: Path) -> None:
-    """All ranks at once, as on a power cut, some time after this checkpoint was to be written."""
+    """Kill all ranks at once, as a power cut does, after this checkpoint is written."""
     while not checkpoint.exists():
         time.sleep(0.01)
     MPI.COMM_WORLD.Barrier()
@@ -314,7 +313,7 @@ def die(checkpoint: Path) -> None:
 
 
 def after(epoch: int, function: Callable, act: Callable[[], None]) -> Callable:
-    """The function, which acts after it was called so many times."""
+    """Return the function with a call of `act` after its call number `epoch`."""
     calls = 0
 
     def acting(*args: object, **options: object) -> object:
@@ -329,8 +328,8 @@ def after(epoch: int, function: Callable, act: Callable[[], None]) -> Callable:
 
 
 def stop_and_die(folder: Path) -> None:
-    """Uninterrupted; stopped by a signal to one rank, and continued; killed as the wavelet is
-    estimated again, in epoch 3."""
+    """Run an inversion three times: uninterrupted, stopped by a signal to one rank and continued,
+    and killed while the wavelet is estimated again in epoch 3."""
     for context in ranks(2):
         invert(folder / "input.toml", context, f"output.directory={folder / 'whole'}")
         terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
@@ -348,8 +347,8 @@ def stop_and_die(folder: Path) -> None:
 
 
 def go_on_and_die(folder: Path) -> None:
-    """What was killed continues from epoch 2 on one rank more, and is killed in the search of
-    epoch 5, whose first model is evaluated once more to be looked at."""
+    """Continue the killed run from epoch 2 on one more rank, and kill it in the line search of
+    epoch 5, whose first model is evaluated once more for its illuminations."""
     for context in ranks(3):
         folder = folder.with_name("stop_and_die")
         die_at_4 = partial(die, folder / "run" / "checkpoints" / "epoch_000004.ckpt")
@@ -367,6 +366,8 @@ if __name__ == "__main__":
             name, *sizes = word.replace("=", ",").split(",")
             given = [[int(size) for size in sizes]] if sizes else []
             globals()[name](Path(folder, name), *given)
+            if MPI.COMM_WORLD.rank == 0:
+                say("finished", word)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

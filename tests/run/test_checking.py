@@ -1,4 +1,4 @@
-"""The data are met before they are inverted: what is wrong with them is told before an update."""
+"""Tests of the checks of observed data, which warn before the first update."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.watch import StopRequest
 from hpcfwi.report import style
-from hpcfwi.run.session import observe
+from hpcfwi.run.session import simulate_observed
 from hpcfwi.storage.models import write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD
 from tests.inversion.examples import true_model, write_input
 
-# The example with a start from which no arrival is off by half a period
+# The example with a starting model in which no arrival is off by half a period
 GOOD = {"survey.wavelet.frequency": 6.0, "survey.wavelet.delay": 0.2, "inversion.epochs": 1}
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory):
-    """The observed data of the example, as somebody else might have made them."""
+    """The file of the observed data of the example."""
     folder = tmp_path_factory.mktemp("observed")
     context = Context.alone(threads=2)
     experiment = prepare(load_config(write_input(folder, GOOD)), context)
     experiment.observed.parent.mkdir()
     with StopRequest(context) as stop:
-        observe(experiment, context, stop, quiet=True)
+        simulate_observed(experiment, context, stop, quiet=True)
     return experiment.observed
 
 
 def write_damaged(folder, observed, damage, changes=None):
-    """A config that names these data, after a function has changed the file's arrays."""
+    """Write an input that names a copy of the data, changed by the function `damage`."""
     path = write_input(folder, {**GOOD, **FILE_INSTEAD, **(changes or {})})
     shutil.copy(observed, folder / "given.h5")
     with h5py.File(folder / "given.h5", "a") as file:
@@ -91,15 +91,15 @@ WARNED = {
         ("1e+04 times the simulated", "normalized"),
     ),
     "polarity flipped": (lambda file: scale(file, -1.0), ("opposite sign", "by -1")),
-    "white noise": (make_white, ("of the traces only", "noise")),
+    "white noise": (make_white, ("the traces are noise", "noise")),
     "one spike": (lambda file: set_sample(file, 50.0), ("1 of 300 traces", "shot 7, receiver 11")),
     "one NaN": (lambda file: set_sample(file, np.nan), ("not finite", "shot 7, receiver 11")),
     "a dead shot": (silence, ("1 shots are silent, the first is shot 4", "data.edit")),
-    "a dead trace": (kill_trace, ("dead among neighbours", "shot 4, receiver 12")),
+    "a dead trace": (kill_trace, ("dead, but their neighbours", "shot 4, receiver 12")),
     "a late trigger": (lambda file: shift(file, 18), ("72 ms later", "delay")),
 }
 REFUSED = {
-    "zeros": (lambda file: scale(file, 0.0), {}, ("all observed traces that count are zero",)),
+    "zeros": (lambda file: scale(file, 0.0), {}, ("all observed traces in use are zero",)),
     "on the free surface": (raise_to_surface, {"wave.free_surface": True}, ("free surface",)),
     "km for m": (use_kilometres, {}, ("seem to be in km",)),
     "ms for s": (use_milliseconds, {}, ("in milliseconds: give 0.004",)),
@@ -110,21 +110,22 @@ def joined(text):
     return " ".join(text.split())
 
 
-def test_good_data_are_told_and_drawn_without_a_warning(observed, hpcfwi, tmp_path, capsys):
+def test_good_data_are_summarised_and_drawn_without_a_warning(observed, hpcfwi, tmp_path, capsys):
     path = write_damaged(tmp_path, observed, lambda _: None)
     assert hpcfwi("check", path) == 0
     told = joined(capsys.readouterr().out)
-    assert "nothing to object to" in told
+    assert "no problems found" in told
     assert "their sign is the same" in told
-    assert (
-        "of all 300 traces 0 are not finite, 0 have a spike, 0 are dead, 0 loud; 0 silent" in told
-    )
+    assert "of all 300 traces, 0 are not finite, 0 have a spike, 0 are dead, 0 are loud" in told
+    assert "0 are loud; 0 silent" in told
     assert (tmp_path / "run" / "check.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", WARNED)
-def test_what_is_wrong_is_warned_of_before_an_update(name, observed, hpcfwi, tmp_path, capsys):
+def test_damaged_data_give_a_warning_before_the_first_update(
+    name, observed, hpcfwi, tmp_path, capsys
+):
     damage, words = WARNED[name]
     path = write_damaged(tmp_path, observed, damage)
     assert hpcfwi("check", path) == 0
@@ -140,20 +141,18 @@ def test_what_is_wrong_is_warned_of_before_an_update(name, observed, hpcfwi, tmp
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_amplitudes_are_not_warned_of_where_the_misfit_knows_none(
-    observed, hpcfwi, tmp_path, capsys
-):
+def test_amplitudes_give_no_warning_if_the_misfit_ignores_them(observed, hpcfwi, tmp_path, capsys):
     path = write_damaged(tmp_path, observed, *WARNED["amplitudes times 1e4"][:1])
     assert hpcfwi("check", path, "--set", "inversion.misfit=correlation") == 0
     told = joined(capsys.readouterr().out)
     assert "times the simulated ones, their sign is the same" in told
-    assert "nothing to object to" in told
+    assert "no problems found" in told
 
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_meant_is_refused(name, command, observed, hpcfwi, tmp_path, capsys):
+def test_impossible_data_and_units_are_refused(name, command, observed, hpcfwi, tmp_path, capsys):
     damage, changes, words = REFUSED[name]
     path = write_damaged(tmp_path, observed, damage, changes)
     assert hpcfwi(command, path) == 2
@@ -165,23 +164,23 @@ def test_what_cannot_be_meant_is_refused(name, command, observed, hpcfwi, tmp_pa
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", ["one spike", "one NaN", "a dead trace"])
-def test_what_an_edit_leaves_out_is_not_warned_of(name, observed, hpcfwi, tmp_path, capsys):
+def test_traces_removed_by_an_edit_give_no_warning(name, observed, hpcfwi, tmp_path, capsys):
     path = write_damaged(tmp_path, observed, WARNED[name][0], {"data.edit": {}})
     assert hpcfwi("check", path) == 0
     told = joined(capsys.readouterr().out)
-    assert "nothing to object to" in told
-    assert "0 are not finite, 0 have a spike, 0 are dead, 0 loud; 0 silent" in told
+    assert "no problems found" in told
+    assert "0 are not finite, 0 have a spike, 0 are dead, 0 are loud; 0 silent" in told
 
 
-def test_a_start_that_is_the_truth_is_refused(observed, hpcfwi, tmp_path, capsys):
+def test_start_equal_to_the_true_model_is_refused(observed, hpcfwi, tmp_path, capsys):
     path = write_damaged(tmp_path, observed, lambda _: None, {"model.initial": {"file": "true.h5"}})
     assert hpcfwi("run", path) == 2
     assert "misfit is zero" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_skipped_cycles_are_told_with_a_remedy(hpcfwi, tmp_path, capsys):
-    """A start that is a fifth too slow, water included."""
+def test_cycle_skipping_gives_a_warning_with_a_remedy(hpcfwi, tmp_path, capsys):
+    """The starting model is a fifth too slow, water included."""
     slow = true_model() * 0.8
     write_model(tmp_path / "start.h5", slow.map(lambda array: array.astype(np.float32)))
     changes = {"model.initial": {"file": "start.h5"}, "survey.duration": 1.0}
@@ -190,14 +189,12 @@ def test_skipped_cycles_are_told_with_a_remedy(hpcfwi, tmp_path, capsys):
         assert hpcfwi(command, path) == 0
         told = joined(capsys.readouterr().out)
         assert "WARNING: model.initial: arrivals are off by more than half a period in" in told
-        assert "Begin with lower frequencies" in told
+        assert "Start with lower frequencies" in told
         assert "transport" in told
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_stages_with_other_data_are_met_each_and_those_with_the_same_together(
-    observed, hpcfwi, tmp_path, capsys
-):
+def test_stages_with_the_same_data_are_checked_together(observed, hpcfwi, tmp_path, capsys):
     stages = [
         {"name": "low", "data": {"band": [0.0, 5.0]}},
         {"name": "near", "data": {"offsets": [0.0, 400.0]}},
@@ -208,8 +205,8 @@ def test_stages_with_other_data_are_met_each_and_those_with_the_same_together(
     told = joined(capsys.readouterr().out)
     assert told.count("in the starting model:") == 2
     assert told.index("stages low, low again:") < told.index("stage near:")
-    assert told.count("of all 300 traces") == 1, "of the first"
-    assert told.count("times the simulated ones: the misfit") == 1, "of all of them"
+    assert told.count("of all 300 traces") == 1, "only for the first stage"
+    assert told.count("times the simulated ones: the misfit") == 1, "once for all stages"
     for name in ("check_1.png", "check_2.png"):
         assert name in told
     assert hpcfwi("plan", path) == 0
@@ -218,7 +215,7 @@ def test_stages_with_other_data_are_met_each_and_those_with_the_same_together(
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("command", ["check", "run", "plan"])
-def test_an_error_of_a_later_stage_is_told_before_anything_runs(
+def test_error_in_a_later_stage_is_raised_before_anything_runs(
     command, observed, hpcfwi, tmp_path, capsys
 ):
     def make_slow(file):
@@ -228,7 +225,7 @@ def test_an_error_of_a_later_stage_is_told_before_anything_runs(
     path = write_damaged(tmp_path, observed, make_slow, {"stage": stages})
     assert hpcfwi(command, path) == 2
     message = capsys.readouterr().err
-    assert "data.band, stage high: a share of" in message
+    assert "data.band, stage high: only a share of" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -250,12 +247,12 @@ def test_figures_of_a_stage_with_a_band_begin_before_the_shot(
     assert hpcfwi("plan", path) == 0
     told = joined(capsys.readouterr().out)
     assert told.count(f"records begin {1e3 * lead:.3g} ms before the shot") == 1
-    assert f"in their last {1e3 * lead:.3g} ms is not compared" in told
+    assert f"the last {1e3 * lead:.3g} ms of the observed data are not compared" in told
     assert hpcfwi("check", path) == 0
     assert [axis.start for axis in axes] == pytest.approx([-lead, 0.0])
 
 
-def test_the_figure_is_given_the_opposite_sign_and_the_picks_of_mutes(
+def test_figure_gets_the_opposite_sign_and_the_picks_of_mutes(
     observed, hpcfwi, tmp_path, monkeypatch
 ):
     drawn = []
@@ -277,10 +274,10 @@ def test_the_figure_is_given_the_opposite_sign_and_the_picks_of_mutes(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_data_of_deepwave_are_recognised_and_are_right_after_what_is_advised(
+def test_data_of_deepwave_are_recognised_and_the_advised_factor_is_right(
     observed, hpcfwi, tmp_path, capsys
 ):
-    """Its sources are not divided by a cell's area, and have the opposite sign."""
+    """Deepwave does not divide sources by the area of a cell, and has the opposite sign."""
     deepwave = pytest.importorskip("deepwave")
     path = write_damaged(tmp_path, observed, lambda _: None)
     model = true_model()
@@ -306,10 +303,10 @@ def test_data_of_deepwave_are_recognised_and_are_right_after_what_is_advised(
         file["data"][:] = traces.numpy()
     assert hpcfwi("check", path) == 0
     told = joined(capsys.readouterr().out)
-    assert "as those of Deepwave's scalar" in told
+    assert "of Deepwave's scalar, whose sources" in told
     (factor,) = re.findall(r"multiply the data by (\S+) ", told)
     assert float(factor) == pytest.approx(-1.0 / h**2)
     with h5py.File(tmp_path / "given.h5", "a") as file:
         scale(file, float(factor))
     assert hpcfwi("check", path) == 0
-    assert "nothing to object to" in joined(capsys.readouterr().out)
+    assert "no problems found" in joined(capsys.readouterr().out)

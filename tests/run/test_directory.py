@@ -1,4 +1,4 @@
-"""A run directory belongs to one config, one job at a time, and is tidied when a run begins."""
+"""Tests of the run directory: its config, its lock, and the removal of unfinished files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LEFTOVERS = (
     "checkpoints/.epoch_000007.ckpt.0123456789abcdef.part",
     "epochs/.epoch_0007.h5.0123456789abcdef.part",
 )
-# What is not a run's, and its observed data, which are gone on with
+# Files that are not of a run, and unfinished observed data, which the run continues
 UNTOUCHED = (
     "observed.h5.part",
     "download.part",
@@ -71,20 +71,22 @@ def finish_an_epoch(directory, config):
     (directory.checkpoints / "epoch_000001.ckpt").touch()
 
 
-def test_what_killed_jobs_left_unfinished_is_no_result_and_is_removed(directory, config):
+def test_unfinished_files_of_killed_jobs_are_ignored_and_removed(directory, config):
     begin(directory, config)
     for name in (*LEFTOVERS, *UNTOUCHED):
         (directory.path / name).write_bytes(b"half")
     assert load_latest_checkpoint(directory.checkpoints) is None
     assert read_metrics(directory.metrics) == []
     with directory.claim(config):
-        assert all((directory.path / name).exists() for name in LEFTOVERS), "not before it begins"
+        assert all((directory.path / name).exists() for name in LEFTOVERS), (
+            "they are removed only when the run begins"
+        )
         directory.begin(config)
     left = {path.name for path in directory.path.rglob("*") if path.is_file()}
     assert left == {"config.toml", "lock", *UNTOUCHED}
 
 
-def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_path):
+def test_second_job_does_not_remove_files_of_the_holder(directory, config, tmp_path):
     arguments = [sys.executable, "-c", CLAIM, str(directory.path), str(tmp_path / "input.toml")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(arguments, env=make_env(), text=True, **pipes) as first:
@@ -99,7 +101,7 @@ def test_a_job_that_has_the_directory_is_not_disturbed(directory, config, tmp_pa
     assert not part.exists()
 
 
-def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
+def test_config_changed_by_another_job_is_checked_again(directory, config):
     finish_an_epoch(directory, config)
     text = directory.config.read_text().replace("seed = 0", "seed = 1")
     directory.config.write_text(text)
@@ -108,7 +110,7 @@ def test_a_config_that_came_meanwhile_is_looked_at_again(directory, config):
     assert directory.config.read_text() == text
 
 
-def test_until_an_epoch_is_done_only_what_the_observed_data_depend_on_is_fixed(directory, tmp_path):
+def test_only_keys_of_the_observed_data_are_fixed_before_the_first_epoch(directory, tmp_path):
     finish_an_epoch(directory, load_config(write_input(tmp_path)))
     shots = {"survey.dt": 0.005}
     updates = {
@@ -121,7 +123,7 @@ def test_until_an_epoch_is_done_only_what_the_observed_data_depend_on_is_fixed(d
         with pytest.raises(InputError, match="other values"):
             directory.check(config)
     (directory.checkpoints / "epoch_000001.ckpt").unlink()
-    directory.metrics.write_text('{"epoch": 1}\n')  # killed before a checkpoint was due
+    directory.metrics.write_text('{"epoch": 1}\n')  # as after a kill before the first checkpoint
     with pytest.raises(InputError, match="other values"):
         directory.check(later[0])
     directory.metrics.write_text("")
@@ -133,7 +135,7 @@ def test_until_an_epoch_is_done_only_what_the_observed_data_depend_on_is_fixed(d
 
 @pytest.fixture
 def precious(tmp_path):
-    """A directory elsewhere with checkpoints that must stay as they are."""
+    """A directory elsewhere whose checkpoints must not change."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for epoch in range(1, 6):
@@ -145,14 +147,14 @@ def precious(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lock", "log.txt"])
-def test_a_link_in_the_place_of_a_file_that_stays_is_refused(name, directory, config, precious):
+def test_link_in_place_of_the_lock_or_log_is_refused(name, directory, config, precious):
     directory.path.mkdir()
     (directory.path / name).symlink_to(precious / "epoch_000001.ckpt")
     with pytest.raises(InputError, match=rf"{name}: this is a symbolic link"):
         directory.claim(config).__enter__()
 
 
-def test_a_link_in_the_place_of_what_is_made_anew_is_replaced(
+def test_link_in_place_of_a_file_that_is_rewritten_is_replaced(
     directory, config, precious, tmp_path
 ):
     directory.path.mkdir()
@@ -166,7 +168,7 @@ def test_a_link_in_the_place_of_what_is_made_anew_is_replaced(
     assert (tmp_path / "config.toml").read_text() == text
 
 
-def test_own_link_to_a_larger_disk_is_followed(directory, config, tmp_path):
+def test_link_of_the_same_user_to_another_disk_is_followed(directory, config, tmp_path):
     (tmp_path / "disk").mkdir()
     directory.path.mkdir()
     directory.checkpoints.symlink_to(tmp_path / "disk")
@@ -177,7 +179,7 @@ def test_own_link_to_a_larger_disk_is_followed(directory, config, tmp_path):
 
 @as_root
 @pytest.mark.parametrize("name", ["checkpoints", "epochs"])
-def test_somebody_else_s_link_to_a_directory_is_refused(name, directory, config, precious):
+def test_link_of_another_user_to_a_directory_is_refused(name, directory, config, precious):
     directory.path.mkdir()
     (directory.path / name).symlink_to(precious)
     give_away(directory.path / name)
@@ -186,7 +188,7 @@ def test_somebody_else_s_link_to_a_directory_is_refused(name, directory, config,
 
 
 @as_root
-def test_nothing_is_pruned_through_a_link_that_was_planted_meanwhile(directory, config, precious):
+def test_checkpoints_are_not_pruned_through_a_link_planted_meanwhile(directory, config, precious):
     with directory.claim(config):
         directory.checkpoints.rmdir()
         directory.checkpoints.symlink_to(precious)
@@ -207,7 +209,7 @@ for name in ("checkpoints", "epochs"):
 
 
 @as_root
-def test_a_stranger_who_may_write_in_the_directory_gains_nothing(config, precious, public_folder):
+def test_links_planted_by_a_user_with_write_access_are_refused(config, precious, public_folder):
     directory = RunDirectory(public_folder / "run")
     with directory.claim(config):
         pass
@@ -219,9 +221,7 @@ def test_a_stranger_who_may_write_in_the_directory_gains_nothing(config, preciou
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=os.strerror)
-def test_a_config_that_cannot_be_looked_at_is_not_taken_for_none(
-    number, directory, config, monkeypatch
-):
+def test_inaccessible_config_is_not_treated_as_missing(number, directory, config, monkeypatch):
     begin(directory, config)
     lstat = Path.lstat
 
@@ -235,7 +235,7 @@ def test_a_config_that_cannot_be_looked_at_is_not_taken_for_none(
         directory.check(config)
 
 
-def test_a_config_behind_a_link_that_leads_nowhere_is_not_taken_for_none(directory, config):
+def test_config_behind_a_dangling_link_is_not_treated_as_missing(directory, config):
     begin(directory, config)
     directory.config.unlink()
     directory.config.symlink_to("not mounted")
@@ -243,9 +243,10 @@ def test_a_config_behind_a_link_that_leads_nowhere_is_not_taken_for_none(directo
         directory.check(config)
 
 
-def test_checkpoints_without_a_config_may_be_of_any_run_and_are_not_gone_on_with(directory, config):
+def test_checkpoints_without_a_config_are_refused(directory, config):
     begin(directory, config)
     save_checkpoint(directory.checkpoints, 1, {})
     directory.config.unlink()
-    with pytest.raises(InputError, match=r"config\.toml: there is none, but checkpoints"):
+    missing = r"config\.toml: the file is missing, but .* has checkpoints"
+    with pytest.raises(InputError, match=missing):
         directory.check(config)

@@ -1,4 +1,4 @@
-"""The end of a stage: a few shots are simulated in its model, and what they say is kept."""
+"""Tests of the data fit at the end of a stage, measured by simulating a few shots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The directory of a run of two stages: encoded shots, and a wavelet that is estimated."""
+    """The directory of a run of two stages, with encoded shots and an estimated wavelet."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def path(tmp_path, whole):
-    """An input for the same, in a directory that has its observed data."""
+    """An input for the same run in another directory, which has its observed data."""
     (tmp_path / "run").mkdir()
     shutil.copy(whole / "observed.h5", tmp_path / "run")
     return write_input(tmp_path, CHANGES)
@@ -70,7 +70,7 @@ def ending(run, number):
     return run / "epochs" / f"stage_{number}.h5"
 
 
-def test_each_stage_leaves_the_fit_of_shots_of_the_survey_in_its_band(whole):
+def test_each_stage_writes_the_fit_of_all_shots_in_its_band(whole):
     (first, after), (second, last) = (read_fit(ending(whole, number)) for number in (1, 2))
     assert (after, last) == (1, 3)
     for fit in (first, second):
@@ -83,7 +83,7 @@ def test_each_stage_leaves_the_fit_of_shots_of_the_survey_in_its_band(whole):
     assert first.frequency < second.frequency == pytest.approx(8.0, rel=0.1)
 
 
-def test_fit_is_that_of_the_last_model_and_wavelet_of_the_stage(whole):
+def test_fit_uses_the_last_model_and_wavelet_of_the_stage(whole):
     fit, _ = read_fit(ending(whole, 2))
     experiment = prepare(load_config(whole), Context.alone())
     shots = np.array([view.number for view in fit.views])
@@ -104,8 +104,10 @@ def test_fit_is_that_of_the_last_model_and_wavelet_of_the_stage(whole):
 
 
 @pytest.mark.parametrize(("number", "code"), [(1, 3), (2, 0)])
-def test_a_signal_meanwhile_loses_nothing(hpcfwi, path, whole, monkeypatch, capfd, number, code):
-    """And the look is made up for by the same command, after the last epoch too."""
+def test_fit_stopped_by_a_signal_is_made_up_for_by_the_next_run(
+    hpcfwi, path, whole, monkeypatch, capfd, number, code
+):
+    """The same command measures the missing fit, also after the last epoch."""
     measure, calls = session.measure_fit, count()
 
     def measure_and_stop(*args):
@@ -126,10 +128,10 @@ def test_a_signal_meanwhile_loses_nothing(hpcfwi, path, whole, monkeypatch, capf
         assert ending(run, stage).read_bytes() == ending(whole, stage).read_bytes()
 
 
-def test_memory_or_room_that_it_lacks_is_a_warning_and_the_run_goes_on(
+def test_run_warns_and_continues_if_the_fit_lacks_memory_or_disk_space(
     hpcfwi, path, whole, monkeypatch
 ):
-    """Memory in the first stage, room in the second."""
+    """The first stage lacks memory, the second one disk space."""
     see, keep, run = shot_qc._see, records.keep_fit, path.parent / "run"
 
     def see_before(model, survey, *args, **options):
@@ -175,7 +177,7 @@ def forget_frequency(path):
 
 
 @pytest.mark.parametrize("damage", [change_lengths, cut_short, forget_frequency])
-def test_damaged_file_of_a_fit_is_named(tmp_path, whole, damage):
+def test_error_for_a_damaged_fit_file_names_it(tmp_path, whole, damage):
     path = tmp_path / "stage_2.h5"
     shutil.copy(ending(whole, 2), path)
     damage(path)
@@ -183,12 +185,12 @@ def test_damaged_file_of_a_fit_is_named(tmp_path, whole, damage):
         read_fit(path)
 
 
-def test_existing_fit_is_not_made_again_and_a_damaged_one_is(hpcfwi, tmp_path, whole, monkeypatch):
+def test_run_keeps_an_existing_fit_and_replaces_a_damaged_one(hpcfwi, tmp_path, whole, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     again = ("run", run, "--set", f"output.directory={run}")
     with monkeypatch.context() as patch:
-        patch.setattr(shot_qc, "_see", partial(fail, AssertionError("it is made again")))
+        patch.setattr(shot_qc, "_see", partial(fail, AssertionError("the fit is measured again")))
         assert hpcfwi(*again) == 0
     cut_short(ending(run, 2))
     assert hpcfwi(*again) == 0

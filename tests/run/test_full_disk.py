@@ -1,4 +1,4 @@
-"""Observed data that cannot be written: one message, and exit code 1, not a crash of HDF5."""
+"""Tests of failed writes of observed data, which give a message instead of a crash of HDF5."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.inversion.examples import write_input
 from tests.ranks import make_env, run_ranks
 
-# From the second shot on no write succeeds, not even that of HDF5's own tables
+# From the second shot on, every write fails, including those of HDF5's internal tables
 PROGRAM = """
 import resource, sys
 from hpcfwi import cli
@@ -38,7 +38,7 @@ def program(tmp_path):
     return PROGRAM.format(path=str(write_input(tmp_path, {"wave.engine": "eager"})))
 
 
-def test_a_failed_write_of_observed_data_ends_one_process_with_exit_code_1(program):
+def test_failed_write_of_observed_data_ends_one_process_with_exit_code_1(program):
     command = [sys.executable, "-c", program]
     check(
         subprocess.run(
@@ -48,5 +48,5 @@ def test_a_failed_write_of_observed_data_ends_one_process_with_exit_code_1(progr
 
 
 @pytest.mark.timeout(300)
-def test_a_failed_write_of_observed_data_ends_two_ranks_with_exit_code_1(program):
+def test_failed_write_of_observed_data_ends_two_ranks_with_exit_code_1(program):
     check(run_ranks(2, ["-c", program], timeout=200))

@@ -1,4 +1,4 @@
-"""Commands from the config to the exit code, on one rank: bad input is told and leaves no trace."""
+"""Tests of commands on one rank: exit codes, messages, and no files after a bad input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hpcfwi.operators import batching
+from hpcfwi.operators import simulator
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
@@ -17,7 +17,7 @@ from tests.ranks import make_env
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hpcfwi.storage.lock import locked
+from hpcfwi.run.directory import locked
 
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
@@ -26,12 +26,12 @@ with locked(Path(sys.argv[1])):
 
 
 def contents(folder):
-    """Every path below the folder, and what is in the files."""
+    """Return every path below a folder and the contents of its files."""
     return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-def the_message(errors):
-    """The one message of a command; its words without the name of the program."""
+def only_message(errors):
+    """Return the only message of a command, without the name of the program."""
     assert "Traceback" not in errors
     assert errors.startswith("hpcfwi: ")
     assert errors.count("hpcfwi: ") == 1
@@ -42,7 +42,7 @@ def the_message(errors):
 
 @pytest.mark.parametrize("command", ["run", "forward"])
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
-def test_bad_input_ends_with_2_and_one_message_and_no_file(
+def test_bad_input_ends_with_exit_code_2_one_message_and_no_file(
     bad: BadInput, command, hpcfwi, tmp_path, capsys
 ):
     path = bad.write(tmp_path)
@@ -51,36 +51,38 @@ def test_bad_input_ends_with_2_and_one_message_and_no_file(
 
     assert hpcfwi(command, path, *settings) == 2
 
-    message = the_message(capsys.readouterr().err)
+    message = only_message(capsys.readouterr().err)
     for word in bad.words:
         assert word in message
     assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("command", ["run", "forward", "forward --to", "migrate"])
-def test_a_control_group_with_too_little_memory_ends_with_2_before_anything_is_written(
+def test_too_little_memory_ends_with_exit_code_2_before_writing_a_file(
     command, hpcfwi, tmp_path, capsys, monkeypatch
 ):
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
     before = contents(tmp_path)
-    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 30 * 10**6)
+    monkeypatch.setattr(simulator, "memory_at_hand", lambda _: 30 * 10**6)
     name, *more = command.split()
     assert hpcfwi(name, path, *more, *[tmp_path / "new.h5"] * len(more)) == 2
-    assert "the simulation of one shot takes" in the_message(capsys.readouterr().err)
+    assert "the simulation of one shot takes" in only_message(capsys.readouterr().err)
     assert contents(tmp_path) == before
 
 
-def test_data_that_are_observed_already_cannot_be_simulated(hpcfwi, tmp_path, capsys):
+def test_forward_refuses_an_input_that_names_observed_data(hpcfwi, tmp_path, capsys):
     write_given(tmp_path)
     path = write_input(tmp_path, FILE_INSTEAD)
     assert hpcfwi("forward", path) == 2
-    message = the_message(capsys.readouterr().err)
+    message = only_message(capsys.readouterr().err)
     assert "survey.file" in message
-    assert "observed already" in message
+    assert "observed data already" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_job_in_the_directory_ends_with_2_and_says_who_is_there(hpcfwi, tmp_path, capsys):
+def test_second_job_in_a_directory_ends_with_exit_code_2_and_names_the_first(
+    hpcfwi, tmp_path, capsys
+):
     path = write_input(tmp_path)
     (tmp_path / "run").mkdir()
     holder = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
@@ -88,13 +90,13 @@ def test_a_second_job_in_the_directory_ends_with_2_and_says_who_is_there(hpcfwi,
         assert first.stdout.readline() == "held\n"
         assert hpcfwi("run", path) == 2
         first.kill()
-    message = the_message(capsys.readouterr().err)
-    assert f"{tmp_path / 'run'}: another job is at work" in message
+    message = only_message(capsys.readouterr().err)
+    assert f"{tmp_path / 'run'}: another job is using this directory" in message
     assert f"pid {first.pid} on" in message
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_directories_may_have_spaces_and_letters_of_any_language(hpcfwi, tmp_path):
+def test_directories_can_have_spaces_and_non_ascii_letters(hpcfwi, tmp_path):
     folder = tmp_path / "meine Läufe" / "波动 №1"
     small = {"wave.engine": "eager", "survey.sources.count": 2, "inversion.batch": 1}
     path = write_input(folder, {**small, "inversion.epochs": 1})
@@ -104,7 +106,7 @@ def test_directories_may_have_spaces_and_letters_of_any_language(hpcfwi, tmp_pat
     assert read_model(folder / "run" / "model.h5")["vp"].shape == (30, 60)
 
 
-def test_a_rank_starts_without_what_others_draw_with_or_compile_for() -> None:
+def test_import_of_job_does_not_load_matplotlib_or_compilers() -> None:
     slow = "matplotlib torch._dynamo sympy"
     program = f"import sys, hpcfwi.run.job; print(*set('{slow}'.split()) & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,6 +1,6 @@
-"""`hpcfwi migrate`: an image of reflectors in the model that an inversion would begin with.
+"""Tests of `hpcfwi migrate`, which makes an image of reflectors in the starting model.
 
-On several ranks it is in `test_ranks`, with all that starts ranks.
+Its test on several ranks is in `test_ranks`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def image(run):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A migration that nothing has interrupted."""
+    """The directory of an uninterrupted migration."""
     from hpcfwi.run.job import run_job
     from tests.run.test_stages import draw_nothing
 
@@ -62,7 +62,7 @@ def whole(tmp_path_factory):
     return path.parent / "run"
 
 
-def test_each_iteration_fits_the_data_better_and_the_image_is_more_like_the_truth(whole):
+def test_iterations_reduce_the_misfit_and_improve_the_image(whole):
     told = metrics(whole)
     losses = [entry["loss"] for entry in told]
     assert len(told) == 4
@@ -72,7 +72,7 @@ def test_each_iteration_fits_the_data_better_and_the_image_is_more_like_the_trut
     assert told[-1]["correlation"] > 1.8 * told[0]["correlation"]
 
 
-def test_the_image_is_where_the_model_may_change(whole):
+def test_image_is_zero_where_the_model_is_fixed(whole):
     grid = read_model(whole / "initial.h5").grid
     with h5py.File(whole / "image.h5") as file:
         assert dict(file.attrs).keys() >= {"format", "version", "axes", "spacing", "origin"}
@@ -84,14 +84,14 @@ def test_the_image_is_where_the_model_may_change(whole):
     assert found[kept + 1 :].any()
 
 
-def test_after_reverse_time_it_is_conjugate_gradients_on_the_born_operators(hpcfwi, tmp_path):
-    """With so much damping the preconditioner is nothing, nearly; then depths are weighed."""
+def test_migration_equals_conjugate_gradients_on_born_operators(hpcfwi, tmp_path):
+    """Much damping leaves the first iteration without preconditioner; later ones weight depths."""
     keys = {**KEYS, "migration": {"iterations": 3, "illumination": 1e3}}
     path = write_input(tmp_path, keys)
     assert hpcfwi("migrate", path, "--quiet") == 0
     config = load_config(path).migrating()
     experiment = prepare(config, Context.alone())
-    simulator = experiment.compared()
+    simulator = experiment.make_simulator()
     method = {**vars(simulator.method), "engine": "cpu"}
     shots = Shots(experiment.survey, experiment.initial.grid, **method)
     start = experiment.initial.as_tensors(torch.device("cpu"))
@@ -140,7 +140,7 @@ def test_killed_migration_continues_to_the_same_bits(hpcfwi, tmp_path, whole, mo
             monkeypatch.setattr(Objective, "evaluate", die_in_time)
             hpcfwi("migrate", path)
         finally:
-            os._exit(1)  # whatever comes: or it would go on with the other tests
+            os._exit(1)  # else the child would continue with the other tests
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert hpcfwi("migrate", path) == 0
@@ -150,14 +150,14 @@ def test_killed_migration_continues_to_the_same_bits(hpcfwi, tmp_path, whole, mo
         assert [entry[key] for entry in metrics(run)] == [entry[key] for entry in metrics(whole)]
 
 
-def test_more_iterations_may_be_asked_for_later(hpcfwi, tmp_path, whole):
+def test_migration_continues_with_more_iterations(hpcfwi, tmp_path, whole):
     for iterations in (1, 4):
         path = write_input(tmp_path, {**KEYS, "migration": {"iterations": iterations}})
         assert hpcfwi("migrate", path) == 0
     np.testing.assert_array_equal(model(tmp_path / "run"), model(whole))
 
 
-def test_shots_may_come_in_turns(hpcfwi, tmp_path):
+def test_migration_can_use_a_batch_of_shots_per_iteration(hpcfwi, tmp_path):
     path = write_input(tmp_path, {**KEYS, "migration": {"iterations": 3, "batch": 5}})
     assert hpcfwi("migrate", path) == 0
     told = metrics(tmp_path / "run")
@@ -165,7 +165,7 @@ def test_shots_may_come_in_turns(hpcfwi, tmp_path):
     assert told[-1]["correlation"] > 0.2
 
 
-def test_an_input_for_a_migration_alone_needs_no_inversion(hpcfwi, tmp_path, whole):
+def test_migration_does_not_need_an_inversion_section(hpcfwi, tmp_path, whole):
     keys = {**KEYS, "inversion": None, "migration": {"iterations": 4, "fixed_above": WATER}}
     path = write_input(tmp_path, keys)
     assert hpcfwi("migrate", path) == 0
@@ -174,7 +174,7 @@ def test_an_input_for_a_migration_alone_needs_no_inversion(hpcfwi, tmp_path, who
     assert (tmp_path / "run" / "image.png").exists()
 
 
-def test_an_input_without_that_section_is_refused_with_what_to_write(hpcfwi, tmp_path, capfd):
+def test_migration_without_its_section_is_refused_with_an_example(hpcfwi, tmp_path, capfd):
     assert hpcfwi("migrate", write_input(tmp_path)) == 2
     told = capfd.readouterr().err
     assert "migration: missing, expected a section [migration]" in told
@@ -182,9 +182,7 @@ def test_an_input_without_that_section_is_refused_with_what_to_write(hpcfwi, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_migration_is_planned_and_its_data_are_checked_beside_an_inversion(
-    hpcfwi, tmp_path, capsys
-):
+def test_plan_and_check_distinguish_migration_and_inversion(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path, KEYS)
     assert hpcfwi("plan", path) == 0
     inversion = capsys.readouterr().out
@@ -194,13 +192,13 @@ def test_migration_is_planned_and_its_data_are_checked_beside_an_inversion(
     assert "4 epochs of 10 of 10 shots" in migration
     assert hpcfwi("migrate", path, "--quiet") == 0
     assert hpcfwi("check", path, "--migrate") == 0
-    assert hpcfwi("check", path) == 2, "the directory is that of a migration"
+    assert hpcfwi("check", path) == 2, "the directory is that of a migration, not of an inversion"
     assert hpcfwi("plan", write_input(tmp_path, name="other"), "--migrate") == 2
     assert "expected a section [migration]" in capsys.readouterr().err
 
 
-def test_a_change_larger_than_the_velocities_is_an_image_all_the_same(tmp_path):
-    """Traces of any unit: the change of the model that explains them is as large as they are."""
+def test_model_change_larger_than_the_velocities_still_gives_an_image(tmp_path):
+    """Traces can have any unit, and the model change scales with them."""
     from hpcfwi.run.job import run_job
 
     path, run = write_input(tmp_path, KEYS), tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Simulating the observed data: killed or stopped, the same command goes on where it was."""
+"""Tests of the simulation of observed data, which the same command continues after a stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def digest(run):
 
 
 def observe(path, ranks, how="none", rank=0, shots=0, serial=False, **launch):
-    """How a simulation ended that a rank has sent a signal, and how many shots were simulated."""
+    """Run a simulation in which a rank gets a signal; return its process and number of shots."""
     words = [str(path), how, str(rank), str(shots), *(["serial"] if serial else [])]
     done = run_ranks(ranks, ["-m", "tests.run.observing", *words], warm=True, **launch)
     return done, sum(map(int, re.findall(r"simulated (\d+)", done.stdout)))
@@ -38,7 +38,8 @@ def undisturbed(tmp_path_factory):
     return digest(path.parent / "run")
 
 
-# On how many ranks, which one is killed and after how many shots of its own, and on how many then
+# Ranks before the kill, the rank that is killed and after how many of its shots, ranks afterwards,
+# and whether HDF5 is serial
 KILLS = [
     (3, 0, 2, 2, False),
     (2, 0, 5, 3, True),
@@ -48,7 +49,7 @@ KILLS = [
 
 
 @pytest.mark.parametrize(("before", "rank", "shots", "after", "serial"), KILLS)
-def test_what_a_killed_simulation_has_done_is_not_done_again(
+def test_restarted_simulation_skips_shots_done_before_the_kill(
     before, rank, shots, after, serial, undisturbed, tmp_path
 ):
     path, run = write_input(tmp_path), tmp_path / "run"
@@ -62,25 +63,26 @@ def test_what_a_killed_simulation_has_done_is_not_done_again(
     done, simulated = observe(path, after, serial=serial)
 
     assert done.returncode == 0, done.stderr
-    assert f"Going on with the simulation: {there} of {N_SHOTS} shots are in {run}" in done.stdout
+    already = f"Continuing with the simulation: {there} of {N_SHOTS} shots are already in {run}"
+    assert already in done.stdout
     assert simulated == N_SHOTS - there
     assert digest(run) == undisturbed
     assert not (run / "observed.h5.part").exists()
 
 
-def test_ranks_that_outlive_another_go_on_with_what_is_written(undisturbed, tmp_path):
+def test_surviving_ranks_continue_with_the_shots_already_written(undisturbed, tmp_path):
     mpirun, env = find_open_mpi()
     launch = {"env": env, "launcher": (mpirun, *FAULT_TOLERANT)}
     done, simulated = observe(write_input(tmp_path), 3, "SIGKILL", 0, 5, **launch)
     assert done.returncode == 0, done.stderr
-    (there,) = re.findall(r"Going on with the simulation: (\d+) of 10 shots", done.stdout)
-    assert int(there) >= 3, "the first round"
+    (there,) = re.findall(r"Continuing with the simulation: (\d+) of 10 shots", done.stdout)
+    assert int(there) >= 3, "all ranks have written their first shot"
     assert simulated < 2 * N_SHOTS
     assert digest(tmp_path / "run") == undisturbed
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("SIGTERM", 1), ("SIGUSR1", 2)])
-def test_a_signal_stops_it_after_the_shots_in_work_and_the_same_command_goes_on(
+def test_signal_stops_simulation_after_current_shots_and_it_continues(
     name, ranks, undisturbed, tmp_path
 ):
     path, run = write_input(tmp_path), tmp_path / "run"
@@ -89,7 +91,7 @@ def test_a_signal_stops_it_after_the_shots_in_work_and_the_same_command_goes_on(
     assert simulated == 3 * ranks
     assert (
         f"hpcfwi: stopped by {name} after {simulated} of {N_SHOTS} shots were simulated; "
-        f"the same command goes on from shot {simulated}\n" in done.stderr
+        f"the same command continues from shot {simulated}\n" in done.stderr
     )
     assert done.stderr.count("hpcfwi: ") == 1
     done, rest = observe(path, 3 - ranks)
@@ -98,7 +100,7 @@ def test_a_signal_stops_it_after_the_shots_in_work_and_the_same_command_goes_on(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_inversion_that_is_stopped_while_it_simulates_goes_on_to_its_end(
+def test_inversion_stopped_while_simulating_data_continues_to_the_end(
     hpcfwi, tmp_path, monkeypatch, capsys
 ):
     path, simulate = write_input(tmp_path, {"inversion.epochs": 2}), Simulator.simulate
@@ -110,14 +112,12 @@ def test_an_inversion_that_is_stopped_while_it_simulates_goes_on_to_its_end(
     with monkeypatch.context() as patch:
         patch.setattr(Simulator, "simulate", stopped)
         assert hpcfwi("run", path) == 3
-    assert "goes on from shot " in capsys.readouterr().err
+    assert "continues from shot " in capsys.readouterr().err
     assert hpcfwi("run", path) == 0
-    assert "Going on with the simulation" in capsys.readouterr().out
+    assert "Continuing with the simulation" in capsys.readouterr().out
 
 
-def test_a_watch_knows_what_is_done_and_from_which_shot_the_command_goes_on(
-    hpcfwi, tmp_path, monkeypatch
-):
+def test_watch_reports_the_phase_and_the_shot_to_continue_from(hpcfwi, tmp_path, monkeypatch):
     said, watch, simulate = [], session.Watch, Simulator.simulate
 
     def listening(context, stop, save):
@@ -135,7 +135,7 @@ def test_a_watch_knows_what_is_done_and_from_which_shot_the_command_goes_on(
     assert {work for _, work in said} == {"the simulation of the observed data"}
 
 
-def test_traces_that_are_not_finite_are_not_taken_for_done(
+def test_shots_with_traces_that_are_not_finite_are_simulated_again(
     hpcfwi, undisturbed, tmp_path, monkeypatch, capsys
 ):
     path, simulate, calls = write_input(tmp_path), Simulator.simulate, []
@@ -153,17 +153,17 @@ def test_traces_that_are_not_finite_are_not_taken_for_done(
         assert hpcfwi("forward", path) == 1
     assert "shots [4] gave traces that are not finite" in capsys.readouterr().err
     assert hpcfwi("forward", path) == 0
-    assert f"Going on with the simulation: 4 of {N_SHOTS} shots" in capsys.readouterr().out
+    assert f"Continuing with the simulation: 4 of {N_SHOTS} shots" in capsys.readouterr().out
     assert digest(tmp_path / "run") == undisturbed
 
 
-# m; sources and receivers on points of the grid, as those that are the same for all shots are
+# m; sources and receivers lie on points of the grid, as the fixed receivers do
 SOURCES = {"count": N_SHOTS, "depth": 20.0, "first": 0.0, "last": 1080.0}
 SPREAD = {"count": 12, "depth": 40.0, "offset": -40.0, "spacing": 40.0}
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_spread_that_moves_records_what_fixed_receivers_do_at_its_places(hpcfwi, tmp_path):
+def test_moving_spread_records_the_traces_of_fixed_receivers(hpcfwi, tmp_path):
     fixed = {"survey.sources": SOURCES, "survey.receivers": {"count": 60, "depth": 40.0}}
     moving = {"survey.sources": SOURCES, "survey.receivers": SPREAD, "inversion.epochs": 2}
     assert hpcfwi("forward", write_input(tmp_path / "fixed", fixed)) == 0
@@ -185,4 +185,4 @@ def test_a_spread_that_moves_records_what_fixed_receivers_do_at_its_places(hpcfw
     for left in (*(run / "checkpoints").iterdir(), run / "model.h5", run / "metrics.jsonl"):
         left.unlink()
     assert hpcfwi("run", path) == 0
-    assert (run / "model.h5").read_bytes() == model, "what does not count changes no bit"
+    assert (run / "model.h5").read_bytes() == model, "masked traces change no bit"

@@ -1,4 +1,4 @@
-"""Input files opened by programs: `hpcfwi.open_input`. On several ranks it is in `test_ranks`."""
+"""Tests of `hpcfwi.open_input`, with which programs open input files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 from tests.wave.examples import relative
 
 BAND = [0.0, 5.0]
-# The boundary of a run is tuned to the starting model, that of the observed data to the true one
+# The boundary layer is tuned to the starting model here, to the true model for the observed data
 TUNED = 0.01
 
 
@@ -31,18 +31,18 @@ def simulated(tmp_path_factory):
     return path
 
 
-def test_shots_of_an_input_file_simulate_its_observed_data_in_the_true_model(simulated):
+def test_opened_shots_simulate_the_observed_data_in_the_true_model(simulated):
     job = open_input(simulated)
     assert relative(job.shots(job.true), job.observed()) < TUNED
     assert relative(job.shots(job.model), job.observed()) > 0.1
 
 
-def test_a_run_directory_is_opened_as_its_input_is(simulated):
+def test_run_directory_opens_like_its_input(simulated):
     job = open_input(simulated.parent / "run")
     assert torch.equal(job.model["vp"], open_input(simulated).model["vp"])
 
 
-def test_settings_change_keys_of_the_input_that_is_opened(simulated):
+def test_settings_change_keys_of_the_opened_input(simulated):
     job = open_input(simulated, settings=["data.offsets=[100.0, 500.0]"])
     counts = job.observed().abs().amax(dim=2) > 0.0
     offsets = np.linalg.norm(
@@ -53,7 +53,7 @@ def test_settings_change_keys_of_the_input_that_is_opened(simulated):
     assert relative(job.shots(job.true), job.observed()) < TUNED
 
 
-def test_a_stage_has_its_own_band_and_grid_and_the_last_one_is_opened_first(simulated):
+def test_last_stage_opens_by_default_and_each_has_its_own_band_and_grid(simulated):
     stages = [{"spacing": 40.0, "data": {"band": BAND}}, {"data": {"band": [0.0, 9.0]}}]
     path = write_input(simulated.parent, {"stage": stages}, name="stages")
     first, last = open_input(path, stage=1), open_input(path)
@@ -70,18 +70,18 @@ def test_a_stage_has_its_own_band_and_grid_and_the_last_one_is_opened_first(simu
     assert relative(last.shots(last.true), last.observed()) < TUNED
 
 
-def test_a_stage_that_there_is_not_is_refused(simulated):
-    with pytest.raises(InputError, match="stage 2: there is none, as the input has 1"):
+def test_missing_stage_is_refused(simulated):
+    with pytest.raises(InputError, match="stage 2: there is no such stage; the input has 1"):
         open_input(simulated, stage=2)
 
 
-def test_data_that_are_still_to_be_simulated_are_asked_for(tmp_path):
+def test_observed_data_that_are_not_simulated_yet_are_an_input_error(tmp_path):
     job = open_input(write_input(tmp_path))
-    with pytest.raises(InputError, match=r"not simulated yet.*hpcfwi forward"):
+    with pytest.raises(InputError, match=r"not been simulated yet.*hpcfwi forward"):
         job.observed()
 
 
-def test_data_that_were_made_from_another_model_are_refused(simulated):
+def test_data_made_from_another_model_are_refused(simulated):
     job = open_input(simulated, settings=["wave.order=8"])
-    with pytest.raises(InputError, match="made from another model or survey"):
+    with pytest.raises(InputError, match="of another model or survey"):
         job.observed()

@@ -1,9 +1,13 @@
-"""Inversions on several ranks: the same answer on any number, and whatever happens on the way."""
+"""Tests of inversions on several ranks, which must find the same bits on any number of them.
+
+The ranks run the programs of `tests.run.programs`.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +23,7 @@ from tests.inversion.optimizers.test_inversions import SEARCHING, changes
 from tests.ranks import long_form, make_env, run_ranks, warm_python
 from tests.run.test_stages import STAGES
 
-# As `hpcfwi migrate` has it
+# The keys that `hpcfwi migrate` sets
 MIGRATION = {
     "inversion.epochs": 3,
     "inversion.sampling": "all",
@@ -28,13 +32,13 @@ MIGRATION = {
     "inversion.precondition": {"illumination": 0.001},
     "output.every": 3,
 }
-# Tiles for every rank, and a denoiser that sees all of its own
+# Every rank has tiles, and denoises each with the samples around it
 DENOISED = {
     "inversion.epochs": 3,
     "inversion.prior": {"denoiser": "tv", "strength": 0.03, "patch": 16, "overlap": 4},
     "output.every": 3,
 }
-# Whose points are cut into four blocks, see `programs.optimizers`
+# `programs.optimizers` cuts its points into four blocks
 NETWORK = {
     "inversion.epochs": 3,
     "inversion.optimizer": {"name": "adam", "lr": 1e-3, "eps": 1e-22},
@@ -46,31 +50,73 @@ OTHERS_SHARDED = {
     "lbfgs": changes("lbfgs", 5),
     "network": {key: NETWORK[key] for key in ("model.network", "inversion.optimizer")},
 }
-# Of ranks, beside one and three: for long forms
+# Numbers of ranks of the long forms, in addition to one and three
 MORE_SIZES = (2, 5)
 TIMEOUT = 400.0  # s, on a busy machine
 
 
-def run_programs(n: int, folder: Path, *names: str):
+def run_programs(n: int, folder: Path, *names: str, timeout: float = TIMEOUT):
     programs = ["-m", "tests.run.programs", str(folder), *names]
-    return run_ranks(n, programs, timeout=TIMEOUT, warm=True)
+    return run_ranks(n, programs, timeout=timeout, warm=True)
 
 
-def said_by(name: str, output: str) -> list[list[str]]:
-    """The words of each line that a program has printed."""
+def printed_by(name: str, output: str) -> list[list[str]]:
+    """Return the words of each line that a program has printed."""
     lines = [line.split("\t") for line in output.splitlines()]
     return [words for program, *words in lines if program == name]
 
 
+class Jobs:
+    """Programs that share a job under `mpirun`, as starting the ranks takes most of the time.
+
+    A program that fails ends its job. Those after it then run in another job, so that only the
+    tests that ask for the failed program fail.
+    """
+
+    def __init__(self, folder: Path, errors: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.errors = errors or {}
+        self.output = ""
+
+    def run(self, n: int, *programs: str) -> None:
+        """Run programs, `NAME` or `NAME=SIZES`, on `n` ranks."""
+        deadline, left = time.monotonic() + TIMEOUT, list(programs)
+        while left:
+            try:
+                timeout = max(deadline - time.monotonic(), 1.0)
+                done = run_programs(n, self.folder, *left, timeout=timeout)
+                end, output, errors = f"exit code {done.returncode}", done.stdout, done.stderr
+            except subprocess.TimeoutExpired as late:
+                end, output, errors = "the time limit", str(late.stdout), str(late.stderr)
+            self.output += output + errors
+            finished = len(printed_by("finished", output))
+            if end == "exit code 0":
+                assert finished == len(left)
+                return
+            failed, left = left[min(finished, len(left) - 1)], left[finished + 1 :]
+            self.errors[failed.partition("=")[0]] = f"it ended with {end}:\n{errors}"
+
+    def directory(self, program: str) -> Path:
+        """Return the directory of a program, or fail if the program has failed."""
+        if program in self.errors:
+            pytest.fail(f"the program {program} has failed on its ranks, {self.errors[program]}")
+        return self.folder / program
+
+    def lines(self, program: str) -> list[list[str]]:
+        """Return the words of each line of a program, or fail if the program has failed."""
+        self.directory(program)
+        return printed_by(program, self.output)
+
+
 def misfits(run: Path, epochs: int = 5) -> list[float]:
-    """One for each epoch, each of which is there once."""
+    """Return the misfits of the epochs; the metrics must have each epoch once."""
     history = read_metrics(run / "metrics.jsonl")
     assert [entry["epoch"] for entry in history] == list(range(1, epochs + 1))
     return [entry["loss"] for entry in history]
 
 
 def assert_same_answer(run: Path, other: Path, epochs: int = 5) -> None:
-    """To the last bit."""
+    """Assert that two runs have the same misfits, models and pictures, to the last bit."""
     assert misfits(run, epochs) == misfits(other, epochs)
     for name in ("model.h5", "model_best.h5"):
         np.testing.assert_array_equal(read_model(run / name)["vp"], read_model(other / name)["vp"])
@@ -86,15 +132,14 @@ def traces(run: Path) -> bytes:
 
 
 @pytest.fixture
-def job(request, short_job) -> tuple[Path, str]:
-    """The folder and the output of jobs that have run several programs; starting costs most."""
-    if request.node.get_closest_marker("long"):
-        request.getfixturevalue("long_job")
-    return short_job
+def jobs(request, short_jobs) -> Jobs:
+    """The programs that have run, including those of the long forms for a long form."""
+    is_long = request.node.get_closest_marker("long")
+    return request.getfixturevalue("long_jobs") if is_long else short_jobs
 
 
 @pytest.fixture(scope="module")
-def short_job(tmp_path_factory) -> tuple[Path, str]:
+def short_jobs(tmp_path_factory) -> Jobs:
     folder = tmp_path_factory.mktemp("job")
     write_input(folder / "any_number")
     for bad in BAD_INPUTS:
@@ -112,8 +157,8 @@ def short_job(tmp_path_factory) -> tuple[Path, str]:
     write_input(folder / "optimizers" / "denoised", DENOISED)
     write_input(folder / "optimizers" / "network", NETWORK)
     write_input(folder / "sharded" / "adam", {"output.checkpoint": 2})
-    for name in ("whole", "slabs"):
-        write_sharded_stages(folder / "sharded_stages", name, sharded=name == "slabs")
+    for name in ("whole", "shards"):
+        write_sharded_stages(folder / "sharded_stages", name, sharded=name == "shards")
     write_input(folder / "slow_rank", {"inversion.batch": N_SHOTS, "inversion.epochs": 3})
     programs = (
         "any_number=1,3",
@@ -129,24 +174,24 @@ def short_job(tmp_path_factory) -> tuple[Path, str]:
         "sharded",
         "sharded_stages",
     )
-    done = run_programs(4, folder, *programs)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout + done.stderr
+    jobs = Jobs(folder)
+    jobs.run(4, *programs)
+    return jobs
 
 
 @pytest.fixture(scope="module")
-def long_job(short_job) -> None:
-    """What long forms compare with what is there."""
-    folder, _ = short_job
+def long_jobs(short_jobs) -> Jobs:
+    """Programs with more ranks and optimisers, whose results are compared with the short ones."""
     for name, keys in OTHERS_SHARDED.items():
-        write_input(folder / "others_sharded" / name, {**keys, "output.checkpoint": 2})
-    programs = "any_number=2,5", "stages=2,5", "optimizers=2", "others_sharded"
-    done = run_programs(max(MORE_SIZES), folder, *programs)
-    assert done.returncode == 0, done.stderr
+        folder = short_jobs.folder / "others_sharded" / name
+        write_input(folder, {**keys, "output.checkpoint": 2})
+    jobs = Jobs(short_jobs.folder, dict(short_jobs.errors))
+    jobs.run(max(MORE_SIZES), "any_number=2,5", "stages=2,5", "optimizers=2", "others_sharded")
+    return jobs
 
 
 def write_sharded_stages(folder: Path, name: str, sharded: bool) -> None:
-    """An input with two stages, each with an optimiser that keeps its state in slabs or not."""
+    """Write an input with two stages, whose optimisers keep their state in shards or whole."""
     adam, newton = {"name": "adam", "lr": 20.0}, {"name": "gauss-newton", "step": 40.0}
     stages = [
         {"inversion": {"epochs": epochs, "optimizer": {**optimizer, "sharded": sharded}}}
@@ -157,7 +202,7 @@ def write_sharded_stages(folder: Path, name: str, sharded: bool) -> None:
 
 
 def write_failures(folder: Path) -> None:
-    """An input with a sample of shot 4 that is not a number, and a good one."""
+    """Write an input with a NaN in shot 4 of its data, and a correct input."""
     write_input(folder)
     data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[4, 7, 99] = np.nan
@@ -167,7 +212,7 @@ def write_failures(folder: Path) -> None:
 
 
 def write_set_aside(folder: Path) -> None:
-    """An input with an infinite sample of shot 4, and the permission for one such shot."""
+    """Write an input with an infinite sample in shot 4 that allows one failed shot."""
     data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[4, 7, 99] = np.inf
     folder.mkdir()
@@ -177,10 +222,12 @@ def write_set_aside(folder: Path) -> None:
 
 
 @pytest.fixture
-def runs(job) -> Path:
-    """Run directories named after their number of ranks, "serial" and "dynamic"; three shots an
-    epoch, so that some ranks have none."""
-    return job[0] / "any_number"
+def runs(jobs) -> Path:
+    """The folder of runs with three shots an epoch, so that some ranks have none.
+
+    They are named after their number of ranks and what is special: "3", "dynamic_3", "serial".
+    """
+    return jobs.directory("any_number")
 
 
 @pytest.mark.parametrize(
@@ -190,12 +237,12 @@ def runs(job) -> Path:
         *(long_form(form.format(size)) for form in ("{}", "dynamic_{}") for size in MORE_SIZES),
     ],
 )
-def test_any_number_of_ranks_and_any_schedule_find_the_bits_of_one_rank(runs, name):
+def test_inversion_has_the_same_bits_on_any_ranks_and_schedule(runs, name):
     assert_same_answer(runs / name, runs / "1")
 
 
-def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
-    """So that the comparisons above can fail."""
+def test_plain_sum_depends_on_the_number_of_ranks(runs):
+    """This shows that the comparisons of bits can fail."""
     one, three = (read_model(runs / f"plain_{size}" / "model.h5")["vp"] for size in (1, 3))
     assert not np.array_equal(one, three)
     np.testing.assert_allclose(one, three, rtol=1e-4)
@@ -208,8 +255,8 @@ def test_a_plain_sum_finds_other_bits_with_another_number_of_ranks(runs):
         *(long_form(f"{s}_{n}") for s in ("static", "dynamic") for n in MORE_SIZES),
     ],
 )
-def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name):
-    found, expected = job[0] / "stages" / name, job[0] / "stages" / "static_1"
+def test_stages_have_the_same_bits_on_any_number_of_ranks(jobs, name):
+    found, expected = jobs.directory("stages") / name, jobs.directory("stages") / "static_1"
     assert_same_answer(found, expected, epochs=6)
     for stage in ("stage_1.h5", "stage_2.h5", "stage_3.h5"):
         assert (found / "epochs" / stage).read_bytes() == (expected / "epochs" / stage).read_bytes()
@@ -217,8 +264,8 @@ def test_any_number_of_ranks_finds_the_bits_of_one_through_all_stages(job, name)
 
 @pytest.mark.parametrize("size", ["3", long_form("2")])
 @pytest.mark.parametrize("name", SEARCHING)
-def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job, name, size):
-    folder = job[0] / "optimizers" / name
+def test_line_searches_have_the_same_bits_on_any_number_of_ranks(jobs, name, size):
+    folder = jobs.directory("optimizers") / name
     assert_same_answer(folder / size, folder / "1", epochs=3)
     one, other = (read_metrics(folder / run / "metrics.jsonl") for run in ("1", size))
     counts = [entry["simulations"] for entry in one]
@@ -228,9 +275,11 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_searches_along_a_line(job,
 
 @pytest.mark.parametrize("run", ["1", "2", "3", "4", "changing"])
 @pytest.mark.parametrize("name", ["adam", *map(long_form, OTHERS_SHARDED)])
-def test_with_slabs_of_the_optimisers_state_any_number_of_ranks_finds_the_same_bits(job, name, run):
-    """Also where it is cut off, and goes on with another number of them, in slabs or not."""
-    folder = job[0] / ("sharded" if name == "adam" else "others_sharded") / name
+def test_sharded_optimizer_has_the_same_bits_on_any_number_of_ranks(jobs, name, run):
+    """The run "changing" is interrupted twice and changes its ranks and shards."""
+    folder = jobs.directory("sharded") / name
+    if name != "adam":
+        folder = jobs.directory("others_sharded") / name
     assert_same_answer(folder / run, folder / "whole")
     vp, start = (read_model(folder / run / file)["vp"] for file in ("model.h5", "initial.h5"))
     assert np.abs(vp - start).max() > 20.0
@@ -239,23 +288,24 @@ def test_with_slabs_of_the_optimisers_state_any_number_of_ranks_finds_the_same_b
     assert gone_on == ([2, 4] if run == "changing" else [])
 
 
-def test_bits_are_the_same_through_stages_one_of_which_is_cut_off(job):
-    """On two ranks in the second stage's second epoch; on three from there on."""
-    folder = job[0] / "sharded_stages"
-    assert_same_answer(folder / "slabs", folder / "whole")
-    assert "Going on from the checkpoint of epoch 3" in (folder / "slabs" / "log.txt").read_text()
+def test_interrupted_sharded_stages_continue_to_the_same_bits(jobs):
+    """Two ranks are interrupted in stage 2, and three continue."""
+    folder = jobs.directory("sharded_stages")
+    assert_same_answer(folder / "shards", folder / "whole")
+    log = (folder / "shards" / "log.txt").read_text()
+    assert "Continuing from the checkpoint of epoch 3" in log
 
 
 @pytest.mark.parametrize("size", ["3", long_form("2")])
 @pytest.mark.parametrize("name", ["denoised", "network"])
-def test_any_number_of_ranks_finds_the_bits_of_one_with_tiles_and_with_a_network(job, name, size):
-    folder = job[0] / "optimizers" / name
+def test_denoiser_and_network_have_the_same_bits_on_any_number_of_ranks(jobs, name, size):
+    folder = jobs.directory("optimizers") / name
     assert_same_answer(folder / size, folder / "1", epochs=3)
 
 
 @pytest.mark.parametrize("size", ["3", long_form("2")])
-def test_any_number_of_ranks_finds_the_bits_of_one_in_a_migration(job, size):
-    folder = job[0] / "optimizers" / "cg"
+def test_migration_has_the_same_bits_on_any_number_of_ranks(jobs, size):
+    folder = jobs.directory("optimizers") / "cg"
     assert_same_answer(folder / size, folder / "1", epochs=3)
     one, other = (h5py.File(folder / run / "image.h5") for run in ("1", size))
     with one, other:
@@ -264,11 +314,11 @@ def test_any_number_of_ranks_finds_the_bits_of_one_in_a_migration(job, size):
 
 
 @pytest.mark.parametrize("size", [3, "serial", *map(long_form, MORE_SIZES)])
-def test_any_number_of_ranks_observes_the_bytes_of_one(runs, size):
+def test_observed_data_are_the_same_bytes_on_any_number_of_ranks(runs, size):
     assert traces(runs / str(size)) == traces(runs / "1")
 
 
-def test_the_model_has_changed_so_that_these_comparisons_say_something(runs):
+def test_compared_models_differ_from_the_initial_model(runs):
     vp, start = (
         read_model(runs / "1" / "model.h5")["vp"],
         read_model(runs / "1" / "initial.h5")["vp"],
@@ -276,15 +326,15 @@ def test_the_model_has_changed_so_that_these_comparisons_say_something(runs):
     assert np.abs(vp - start).max() > 50.0
 
 
-def test_a_volume_inverted_by_three_ranks_in_two_goes_is_that_of_one(job):
-    one, three = (job[0] / "volumes" / name for name in "13")
+def test_volume_has_the_same_bits_on_one_rank_and_on_three_restarted(jobs):
+    one, three = (jobs.directory("volumes") / name for name in "13")
     assert traces(three) == traces(one)
     assert_same_answer(three, one, epochs=2)
     vp, start = (read_model(three / name)["vp"] for name in ("model.h5", "initial.h5"))
     assert np.abs(vp - start).max() > 20.0
 
 
-def test_under_torchrun_it_is_the_same_too(runs):
+def test_torchrun_finds_the_same_bits_as_mpirun(runs):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     warm = warm_python()
     output = runs / "torchrun"
@@ -302,70 +352,72 @@ def test_under_torchrun_it_is_the_same_too(runs):
     assert_same_answer(output, runs / "1")
 
 
-def test_three_ranks_are_told_alike_what_is_wrong_with_an_input(job, tmp_path):
-    told = said_by("bad_inputs", job[1])
+def test_three_ranks_raise_the_same_error_for_a_bad_input(jobs, tmp_path):
+    told = jobs.lines("bad_inputs")
     assert len(told) == len(BAD_INPUTS)
     for (said, different, message), bad in zip(told, BAD_INPUTS, strict=True):
         assert (said, different) == ("3", "1"), bad.name
         for word in bad.words:
             assert word in message, bad.name
         bad.write(tmp_path / bad.name)
-        assert names_below(job[0] / "bad_inputs" / bad.name) == names_below(tmp_path / bad.name)
+        assert names_below(jobs.directory("bad_inputs") / bad.name) == names_below(
+            tmp_path / bad.name
+        )
 
 
 def names_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_three_ranks_stop_before_a_step_that_would_be_wrong(job):
-    of_nan, of_replicas = said_by("failures", job[1])
+def test_three_ranks_stop_before_a_wrong_step(jobs):
+    of_nan, of_replicas = jobs.lines("failures")
     assert of_nan[:2] == of_replicas[:2] == ["3", "1"]
     assert of_nan[2].startswith("1 of 10 shots, 4, gave a misfit or gradient that is not finite")
     assert of_replicas[2].startswith("after epoch 1 the models of ranks [2] differ")
-    for run in (job[0] / "failures" / "nan", job[0] / "failures" / "run"):
+    for run in (jobs.directory("failures") / "nan", jobs.directory("failures") / "run"):
         assert not (run / "model.h5").exists()
         assert not (run / "metrics.jsonl").read_text()
         assert not list((run / "checkpoints").iterdir())
 
 
-def test_a_shot_that_is_set_aside_is_listed_and_the_answer_is_the_same_on_any_number(job):
-    runs = [job[0] / "set_aside" / name for name in ("1", "3")]
+def test_shot_set_aside_is_listed_and_bits_are_the_same_on_any_ranks(jobs):
+    runs = [jobs.directory("set_aside") / name for name in ("1", "3")]
     assert_same_answer(*runs)
     for entry in read_metrics(runs[0] / "metrics.jsonl"):
         assert entry["failed"] == [4]
     log = (runs[1] / "log.txt").read_text()
-    assert "went on without shots [4], whose misfit or gradient is not finite" in log
-    assert "1 of 10 shots were set aside" in log.splitlines()[-2]
+    assert "left out shots [4], whose misfit or gradient is not finite" in log
+    assert "1 of 10 shots were left out" in log.splitlines()[-2]
 
 
-def test_where_a_rank_is_slow_the_dynamic_schedule_is_faster_with_the_same_bits(job):
-    """One of three, at a third of the others' speed, with the waits that are told each epoch."""
-    static, dynamic = (job[0] / "slow_rank" / name for name in ("static", "dynamic"))
+def test_dynamic_schedule_is_faster_with_a_slow_rank_and_has_the_same_bits(jobs):
+    """One of three ranks has a third of the speed of the others."""
+    static, dynamic = (jobs.directory("slow_rank") / name for name in ("static", "dynamic"))
     assert_same_answer(dynamic, static, epochs=3)
-    # The first epoch simulates a shot more, from which the resolution of the sums comes.
+    # The first epoch simulates one more shot, to choose the resolution of the exact sums.
     (one, two) = (read_metrics(run / "metrics.jsonl")[1:] for run in (static, dynamic))
     assert median(e["seconds"] for e in one) > 1.5 * median(e["seconds"] for e in two)
     assert median(e["wait"] for e in one) > 2.0 * median(e["wait"] for e in two)
 
 
-def test_windows_give_the_same_answer_on_one_and_on_three_ranks(job):
-    assert_same_answer(job[0] / "windows" / "3", job[0] / "windows" / "1")
+def test_windows_have_the_same_bits_on_one_and_on_three_ranks(jobs):
+    assert_same_answer(jobs.directory("windows") / "3", jobs.directory("windows") / "1")
 
 
-def test_a_rank_whose_memory_runs_out_takes_fewer_shots_and_the_answer_is_the_same(job):
-    folder, output = job
+def test_rank_out_of_memory_takes_fewer_shots_and_finds_the_same_bits(jobs):
+    folder, output = jobs.directory("memory"), jobs.output
     for size, most in (("1", 4), ("3", 3)):
-        assert [size, "1", size, "half", "nothing"] in said_by("memory", output)
-        runs = [read_model(folder / "memory" / f"{name}_{size}" / "model.h5")["vp"]
+        assert [size, "1", size, "half", "nothing"] in jobs.lines("memory")
+        runs = [read_model(folder / f"{name}_{size}" / "model.h5")["vp"]
                 for name in ("enough", "half")]  # fmt: skip
         np.testing.assert_array_equal(*runs)
-        said = f"ran out of memory with {most} shots at a time: going on with {most // 2}"
+        said = f"ran out of memory with {most} shots at a time: continuing with {most // 2}"
         assert output.count(said) >= 1
 
 
-def test_where_one_shot_is_too_much_all_ranks_end_with_the_same_message(job):
+def test_all_ranks_raise_the_same_error_if_one_shot_exceeds_the_memory(jobs):
     told = {(size, name): (number, different, message)
-            for number, different, size, name, message in said_by("memory", job[1])}  # fmt: skip
+            for number, different, size, name, message in jobs.lines("memory")}  # fmt: skip
     for size, last in (("1", 0), ("3", 2)):
         for name, begin, words in (
             ("none", f"InversionFailure rank {last} on ", "wave.memory"),
@@ -376,11 +428,11 @@ def test_where_one_shot_is_too_much_all_ranks_end_with_the_same_message(job):
             assert message.startswith(begin)
             assert words in message
         assert "one shot at a time (Unable to allocate 7 GiB)" in told[size, "none"][2]
-        assert not (job[0] / "memory" / f"none_{size}" / "model.h5").exists()
+        assert not (jobs.directory("memory") / f"none_{size}" / "model.h5").exists()
 
 
-def test_ranks_stopped_or_killed_and_started_again_find_the_same_bits_in_any_number(tmp_path):
-    """Killed as the wavelet is estimated, and within a search along a line."""
+def test_stopped_or_killed_ranks_continue_to_the_same_bits_on_any_number(tmp_path):
+    """Ranks are killed while the wavelet is estimated, and within a line search."""
     folder = tmp_path / "stop_and_die"
     estimated = {"name": "estimate", "every": 2}
     lbfgs = {"name": "lbfgs", "step": 40.0}
@@ -393,8 +445,8 @@ def test_ranks_stopped_or_killed_and_started_again_find_the_same_bits_in_any_num
     done = run_programs(2, tmp_path, "stop_and_die")
 
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
-    stop = "stopped by SIGTERM after epoch 3; the same command goes on from there"
-    assert sorted(said_by("stop_and_die", done.stdout)) == [["0", stop], ["1", stop]]
+    stop = "stopped by SIGTERM after epoch 3; the same command continues from there"
+    assert sorted(printed_by("stop_and_die", done.stdout)) == [["0", stop], ["1", stop]]
     run, whole = folder / "run", folder / "whole"
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["epoch_000002.ckpt"]
 
@@ -406,7 +458,7 @@ def test_ranks_stopped_or_killed_and_started_again_find_the_same_bits_in_any_num
     done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT, warm=True)
 
     assert done.returncode == 0, done.stderr
-    assert "Going on from the checkpoint of epoch 4" in done.stdout
+    assert "Continuing from the checkpoint of epoch 4" in done.stdout
     for interrupted in (run, folder / "stopped"):
         assert misfits(interrupted) == misfits(whole)
         for name in ("model.h5", "model_best.h5"):

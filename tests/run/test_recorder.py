@@ -1,4 +1,4 @@
-"""What is saved in a hurry, by one rank that can ask no other, and what ranks tell of an epoch."""
+"""Tests of the recorder: emergency checkpoints of one rank, and the metrics of an epoch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Times, Timings
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
-from hpcfwi.inversion.state import Numerics, State
+from hpcfwi.inversion.state import EngineChoice, State
 from hpcfwi.model import Grid, Model, rms_difference, squared_difference
 from hpcfwi.parallel import replicas
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import BLOCK
-from hpcfwi.parallel.shards import Slabs
+from hpcfwi.parallel.shards import Shards
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
@@ -33,22 +33,22 @@ SHAPE = (8, 9)
 ENTRY = {"loss": 1.0, "model_error": None}
 
 
-def test_a_state_of_which_others_have_parts_is_saved_when_it_is_whole_and_not_before(tmp_path):
+def test_sharded_state_is_saved_only_after_it_is_gathered(tmp_path):
     model = Model(Grid(SHAPE, (10.0, 10.0), (0.0, 0.0)), {"vp": torch.randn(SHAPE)})
     directory, large = RunDirectory(tmp_path), torch.randn(30, 40)
     directory.checkpoints.mkdir()
 
     def save(context: Context) -> str:
         state = State(
-            0, model, Slabs(context).divide({"pairs": [large]}), Numerics("cpu", Snapshots(1))
+            0, model, Shards(context).divide({"pairs": [large]}), EngineChoice("cpu", Snapshots(1))
         )
         recorder = Recorder(*cast(Any, (None, (), directory, context, state)))
-        recorder.state = replace(state, epoch=3, history=(ENTRY,))
+        recorder.state = replace(state, epoch=3, metrics=(ENTRY,))
         before = recorder.save() if context.is_root else ""
         recorder.state = recorder.state.gather(context)
         return f"{before}, {recorder.save()}" if context.is_root else before
 
-    assert on_ranks(1, save) == ["epoch 3, epoch 3"], "one rank has all of it"
+    assert on_ranks(1, save) == ["epoch 3, epoch 3"], "one rank has the whole state"
     for path in directory.checkpoints.iterdir():
         path.unlink()
     assert on_ranks(3, save)[0] == "epoch 0, epoch 3"
@@ -57,15 +57,18 @@ def test_a_state_of_which_others_have_parts_is_saved_when_it_is_whole_and_not_be
     assert torch.equal(found[1]["optimizer"]["pairs"][0], large)
 
 
+BATCH: Any = SimpleNamespace(shots=np.array([4, 0, 2]))
+
+
 class Kept(Model):
-    """One that stays where it is."""
+    """A model that must not be copied to the host."""
 
     def as_arrays(self):
-        pytest.fail("it was copied to the host")
+        pytest.fail("the model was copied to the host")
 
 
 def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
-    """Of an experiment of one parameter, of which nothing is kept."""
+    """Return a recorder of an experiment with one parameter in which every cell may change."""
     inversion = SimpleNamespace(linear=False, parameters=["vp"])
     experiment = SimpleNamespace(
         true=true,
@@ -74,7 +77,7 @@ def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
         config=SimpleNamespace(inversion=inversion),
     )
     stage = SimpleNamespace(name="one", section=SimpleNamespace(epochs=5))
-    state = State(0, cast(Any, None), {}, Numerics("cpu", Snapshots(1)))
+    state = State(0, cast(Any, None), {}, EngineChoice("cpu", Snapshots(1)))
     parts: Any = (experiment, (stage,), RunDirectory(folder), context, state)
     return Recorder(*parts)
 
@@ -82,22 +85,19 @@ def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
 def describe(recorder, model):
     timings = Timings(seconds=1.0, times=Times(), memory=1.0, simulations=3)
     evaluation: Any = SimpleNamespace(loss=2.0, failed=())
-    return recorder.describe(1, cast(Any, None), model, evaluation, timings)
+    return recorder.describe(1, BATCH, model, evaluation, timings)
 
 
-def test_a_model_stays_on_its_device_where_there_is_no_truth_to_compare_it_with(tmp_path):
+def test_model_stays_on_its_device_without_a_true_model(tmp_path):
     model = Kept(Grid(SHAPE, (10.0, 10.0), (0.0, 0.0)), {"vp": torch.zeros(SHAPE)})
     score, entry = describe(make_recorder(tmp_path, Context.alone()), model)
     assert score == 2.0
     assert entry["model_error"] is None
-    assert entry["shots"] is None
-    assert entry["planned"] == 5
+    assert entry["shots"] == [4, 0, 2]
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_with_a_truth_each_rank_fetches_the_blocks_that_it_measures_and_no_others(
-    size, tmp_path, monkeypatch
-):
+def test_ranks_fetch_each_block_of_the_model_once_to_measure_its_error(size, tmp_path, monkeypatch):
     shape, fetched = (3, BLOCK), []
     grid = Grid(shape, (10.0, 10.0), (0.0, 0.0))
     there = torch.linspace(1500.0, 2500.0, 3 * BLOCK).reshape(shape)
@@ -118,7 +118,7 @@ def test_with_a_truth_each_rank_fetches_the_blocks_that_it_measures_and_no_other
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_error_of_the_initial_model_is_measured_by_all_ranks_once(size, tmp_path, monkeypatch):
+def test_error_of_the_initial_model_is_measured_once_by_all_ranks(size, tmp_path, monkeypatch):
     shape, measured = (3, BLOCK), []
     grid = Grid(shape, (10.0, 10.0), (0.0, 0.0))
     true = Model(grid, {"vp": np.full(shape, 2000.0, np.float32)})
@@ -143,7 +143,7 @@ def test_the_error_of_the_initial_model_is_measured_by_all_ranks_once(size, tmp_
 
 
 def correlations(folder, size):
-    """What each of so many ranks says of the first epoch of a migration, or the error it raises."""
+    """Return the correlation that each rank finds in a migration's first epoch, or its error."""
     path = write_input(folder, {"migration": {"iterations": 1}})
     experiment = prepare(load_config(path, (), True), Context.alone())
     stages, found = (
@@ -154,9 +154,9 @@ def correlations(folder, size):
     timings = Timings(seconds=1.0, times=Times(), memory=1.0, simulations=3)
 
     def describe(context: Context) -> float | str:
-        state = State(0, found, {}, Numerics("cpu", Snapshots(1)))
+        state = State(0, found, {}, EngineChoice("cpu", Snapshots(1)))
         recorder = Recorder(*cast(Any, (experiment, stages, RunDirectory(folder), context, state)))
-        told: tuple[Any, ...] = (None, found, evaluation, timings)
+        told: tuple[Any, ...] = (BATCH, found, evaluation, timings)
         try:
             return recorder.describe(1, *told)[1]["correlation"]
         except InputError as error:
@@ -165,9 +165,7 @@ def correlations(folder, size):
     return on_ranks(size, describe)
 
 
-def test_one_rank_compares_the_image_with_the_truth_and_all_have_what_it_finds(
-    tmp_path, monkeypatch
-):
+def test_one_rank_correlates_the_image_and_all_ranks_get_the_value(tmp_path, monkeypatch):
     asked = []
 
     def image(_, model):
@@ -181,7 +179,7 @@ def test_one_rank_compares_the_image_with_the_truth_and_all_have_what_it_finds(
     assert found[0] != 0.0
 
 
-def test_where_it_fails_all_raise_what_it_has_raised(tmp_path, monkeypatch):
+def test_all_ranks_raise_the_error_of_the_rank_that_makes_the_image(tmp_path, monkeypatch):
     def fail(*_):
         raise InputError("image", "there is none", "Look.")
 
@@ -191,13 +189,13 @@ def test_where_it_fails_all_raise_what_it_has_raised(tmp_path, monkeypatch):
     assert "there is none" in found[0]
 
 
-def test_an_image_that_was_compared_with_the_truth_is_the_one_that_is_kept(tmp_path, monkeypatch):
+def test_image_made_for_the_correlation_is_reused_when_it_is_saved(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(Experiment, "image", lambda _, model: made.append(model) or np.ones(SHAPE))
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
     experiment = prepare(load_config(path, (), True), Context.alone())
     state = State(
-        0, experiment.initial.as_tensors(torch.device("cpu")), {}, Numerics("cpu", Snapshots(1))
+        0, experiment.initial.as_tensors(torch.device("cpu")), {}, EngineChoice("cpu", Snapshots(1))
     )
     parts: Any = (experiment, (), RunDirectory(tmp_path), Context.alone(), state)
     recorder = Recorder(*parts)

@@ -1,4 +1,4 @@
-"""What a run leaves to look at, and drawing it again."""
+"""Tests of the figures of a run and of `hpcfwi show`, which draws them again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIGURES = [
 
 @pytest.fixture
 def run(hpcfwi, tmp_path, monkeypatch):
-    """A run directory whose figures have gone, on a machine without known models."""
+    """A run directory without figures, on a machine without the published models."""
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
     path = write_input(tmp_path, {"inversion.epochs": 3, "output.every": 2})
     with monkeypatch.context() as patch:
@@ -44,7 +44,9 @@ def run(hpcfwi, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_show_draws_every_figure_of_a_run_without_computing(run, hpcfwi, monkeypatch, capsys):
+def test_show_draws_every_figure_of_a_run_without_computing_anything(
+    run, hpcfwi, monkeypatch, capsys
+):
     def compute(*_):
         raise AssertionError("show computes")
 
@@ -61,7 +63,7 @@ def test_show_draws_every_figure_of_a_run_without_computing(run, hpcfwi, monkeyp
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_show_quietly_prints_nothing(run, hpcfwi, monkeypatch, capsys):
+def test_quiet_show_prints_nothing(run, hpcfwi, monkeypatch, capsys):
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
     monkeypatch.setattr(records, "draw_fit", lambda *_: None)
@@ -69,7 +71,7 @@ def test_show_quietly_prints_nothing(run, hpcfwi, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_show_of_anything_else_than_a_run_is_told(hpcfwi, tmp_path, capsys):
+def test_show_refuses_a_directory_that_is_not_a_run(hpcfwi, tmp_path, capsys):
     assert hpcfwi("show", tmp_path) == 2
     assert capsys.readouterr().err == (
         f"hpcfwi: {tmp_path}: not a run directory. Name the directory of a run.\n"
@@ -77,9 +79,7 @@ def test_show_of_anything_else_than_a_run_is_told(hpcfwi, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_show_writes_figures_as_pdf_beside_the_others_where_asked_to(
-    run, hpcfwi, monkeypatch, capsys
-):
+def test_show_with_pdf_option_also_writes_figures_as_pdf(run, hpcfwi, monkeypatch, capsys):
     monkeypatch.setattr(records, "draw_survey", lambda *_: None)
     monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
     assert hpcfwi("show", run, "--pdf") == 0
@@ -92,7 +92,7 @@ PICTURES = {
     "section": examples.picture((40, 68)),
     "volume": examples.volume((12, 16, 21)),
     "volume, coarsened": examples.volume((40, 30, 50)),
-    "volume of which nothing is known": examples.volume((12, 16, 21), true=None, start=None),
+    "volume without true and initial model": examples.volume((12, 16, 21), true=None, start=None),
 }
 
 
@@ -102,13 +102,13 @@ def keep(folder, picture):
 
 
 def forget(picture):
-    """What `show` knows before it reads an epoch's file."""
+    """Return the picture as `show` has it before it reads the file of an epoch."""
     nothing = np.zeros(picture.grid.shape, np.float32)
     return replace(picture, epoch=0, **dict.fromkeys(CHANGING, nothing))
 
 
 def draw(picture):
-    """The figures that are drawn of it, as PNG."""
+    """Return the figures of a picture as PNG."""
     drawn = []
     for make in (figures.epoch_figure, figures.profiles_figure):
         make(picture).savefig(file := BytesIO(), format="png")
@@ -117,9 +117,7 @@ def draw(picture):
 
 
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
-def test_of_a_large_model_what_is_drawn_is_kept_and_drawn_again_alike(
-    picture, tmp_path, monkeypatch
-):
+def test_epoch_file_of_a_large_model_keeps_only_the_drawn_parts(picture, tmp_path, monkeypatch):
     monkeypatch.setattr(panels, "MOST_WHOLE", 100)
     monkeypatch.setattr(panels, "MOST_CELLS", 25)
     path, largest = keep(tmp_path, picture), []
@@ -132,9 +130,11 @@ def test_of_a_large_model_what_is_drawn_is_kept_and_drawn_again_alike(
     assert draw(again) == draw(picture)
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["whole", "whole, as it was before"])
+@pytest.mark.parametrize(
+    "older", [False, True], ids=["whole", "whole, without the attribute of new files"]
+)
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
-def test_of_others_whole_arrays_are_kept(picture, older, tmp_path):
+def test_epoch_file_of_a_small_model_keeps_whole_arrays(picture, older, tmp_path):
     path = keep(tmp_path, picture)
     if older:
         with h5py.File(path, "a") as file:
@@ -156,7 +156,7 @@ def test_of_others_whole_arrays_are_kept(picture, older, tmp_path):
         ("epoch", "three"),
     ],
 )
-def test_what_does_not_fit_the_model_is_told(key, value, tmp_path, monkeypatch):
+def test_epoch_file_that_does_not_fit_the_model_is_refused(key, value, tmp_path, monkeypatch):
     monkeypatch.setattr(panels, "MOST_WHOLE", 100)
     picture = PICTURES["volume"]
     path = keep(tmp_path, picture)

@@ -1,4 +1,4 @@
-"""`hpcfwi resolve`: J^T J of a perturbation, by itself and on several ranks."""
+"""Tests of `hpcfwi resolve`, which applies J^T J to a perturbation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(run):
 
 
 def make_jacobian(job):
-    """The derivative of all traces with respect to all cells, column by column, in float64."""
+    """Return the Jacobian of all traces with respect to all cells, by differences in float64."""
     survey, method = job.shots.survey, vars(job.experiment.simulator(job.experiment.initial).method)
     names = "order", "boundary", "free_surface", "boundary_frequency", "max_velocity"
     options = {name: method[name] for name in names}
@@ -73,7 +73,7 @@ def make_jacobian(job):
 
 
 @pytest.mark.parametrize("options", [("--points", 80), ("--checkerboard", 100)])
-def test_what_comes_back_is_that_of_the_dense_jacobian(hpcfwi, tmp_path, options):
+def test_response_equals_that_of_the_dense_jacobian(hpcfwi, tmp_path, options):
     path = write_tiny(tmp_path)
     assert hpcfwi("resolve", path, *options) == 0
     arrays, attributes = read(tmp_path / "run")
@@ -86,7 +86,7 @@ def test_what_comes_back_is_that_of_the_dense_jacobian(hpcfwi, tmp_path, options
     assert (tmp_path / "run" / "resolution.png").exists()
 
 
-def test_points_are_a_wavelength_apart_where_nothing_is_said(hpcfwi, tmp_path, capsys):
+def test_points_are_a_wavelength_apart_by_default(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path, {"model.initial": {"linear": [2000.0, 0.0]}})
     assert hpcfwi("resolve", path) == 0
     arrays, attributes = read(tmp_path / "run")
@@ -95,7 +95,7 @@ def test_points_are_a_wavelength_apart_where_nothing_is_said(hpcfwi, tmp_path, c
     assert "points" in capsys.readouterr().out
 
 
-def test_bits_are_the_same_on_any_number_of_ranks(tmp_path):
+def test_resolution_has_the_same_bits_on_any_number_of_ranks(tmp_path):
     path, found = write_input(tmp_path), []
     for size in (1, 2, 3):
         run = tmp_path / f"run{size}"
@@ -109,7 +109,7 @@ def test_bits_are_the_same_on_any_number_of_ranks(tmp_path):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_directory_is_resolved_in_its_result_and_a_model_file_in_that(hpcfwi, tmp_path):
+def test_resolve_uses_the_result_of_a_run_or_the_given_model_file(hpcfwi, tmp_path):
     path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
     assert hpcfwi("run", path, "--quiet") == 0
     speeds = {}
@@ -125,14 +125,14 @@ def test_a_run_directory_is_resolved_in_its_result_and_a_model_file_in_that(hpcf
     np.testing.assert_array_equal(speeds["file"], true_model()["vp"])
 
 
-def test_a_run_without_a_result_is_refused(hpcfwi, tmp_path, capsys):
+def test_resolve_of_a_run_without_a_result_is_refused(hpcfwi, tmp_path, capsys):
     path, run = write_input(tmp_path), tmp_path / "run"
     assert hpcfwi("forward", path, "--quiet") == 0
     assert hpcfwi("resolve", run) == 2
     assert "the run has no result yet" in capsys.readouterr().err
 
 
-def test_a_stage_is_resolved_with_its_band_on_its_grid(hpcfwi, tmp_path):
+def test_resolve_uses_the_band_and_grid_of_the_stage(hpcfwi, tmp_path):
     stages = [{"spacing": 40.0, "data": {"band": [0.0, 5.0]}}, {}]
     path, run = write_input(tmp_path, {"stage": stages}), tmp_path / "run"
     widths = []
@@ -145,7 +145,7 @@ def test_a_stage_is_resolved_with_its_band_on_its_grid(hpcfwi, tmp_path):
     assert widths[0] > 1.2 * widths[1]
 
 
-def test_show_draws_a_resolution_again_without_a_run(hpcfwi, tmp_path):
+def test_show_redraws_a_resolution_without_a_run(hpcfwi, tmp_path):
     path, run = write_tiny(tmp_path), tmp_path / "run"
     assert hpcfwi("resolve", path, "--points", 80, "--quiet") == 0
     before = (run / "resolution.png").read_bytes()
@@ -154,7 +154,7 @@ def test_show_draws_a_resolution_again_without_a_run(hpcfwi, tmp_path):
     assert (run / "resolution.png").read_bytes() == before
 
 
-def test_a_result_whose_arrays_do_not_fit_is_not_drawn(hpcfwi, tmp_path, capsys):
+def test_show_refuses_a_resolution_file_with_a_missing_array(hpcfwi, tmp_path, capsys):
     path, run = write_tiny(tmp_path), tmp_path / "run"
     assert hpcfwi("resolve", path, "--points", 80, "--quiet") == 0
     with h5py.File(run / "resolution.h5", "a") as file:
@@ -169,16 +169,16 @@ def test_a_result_whose_arrays_do_not_fit_is_not_drawn(hpcfwi, tmp_path, capsys)
         (["--points", "80", "--checkerboard", "80"], "exclude each other"),
         (["--points", "30"], "--points: found 30 m"),
         (["--checkerboard", "nan"], "--checkerboard: found nan m"),
-        (["--stage", "2"], "stage 2: there is none"),
+        (["--stage", "2"], "stage 2: there is no such stage"),
         (["--model", "nothing.h5"], "nothing.h5"),
     ],
 )
-def test_options_that_do_not_fit_end_with_2(hpcfwi, tmp_path, capsys, options, words):
+def test_wrong_options_of_resolve_end_with_exit_code_2(hpcfwi, tmp_path, capsys, options, words):
     assert hpcfwi("resolve", write_tiny(tmp_path), *options) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_volume_is_resolved_and_drawn(hpcfwi, tmp_path):
+def test_resolution_of_a_volume_is_computed_and_drawn(hpcfwi, tmp_path):
     from tests.inversion.examples import write_volume
 
     path, run = write_volume(tmp_path), tmp_path / "run"
@@ -190,20 +190,18 @@ def test_a_volume_is_resolved_and_drawn(hpcfwi, tmp_path):
         assert (run / "resolution.png").exists()
 
 
-def test_a_resolution_for_which_memory_does_not_suffice_ends_with_2(
+def test_resolve_with_too_little_memory_ends_with_exit_code_2(
     hpcfwi, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("hpcfwi.operators.batching.memory_at_hand", lambda _: 150_000_000)
+    monkeypatch.setattr("hpcfwi.operators.simulator.memory_at_hand", lambda _: 150_000_000)
     assert hpcfwi("resolve", write_tiny(tmp_path), "--points", 80) == 2
     told = capsys.readouterr().err
-    assert "a rank may take 0 B beside the 200 MB of engine, models" in told
+    assert "a rank may take only 0 B besides 200 MB for engine, models" in told
     assert " are free of the " in told
     assert not (tmp_path / "run").exists()
 
 
-def test_memory_that_runs_out_in_a_resolution_is_told_in_a_line(
-    hpcfwi, tmp_path, capsys, monkeypatch
-):
+def test_memory_error_during_resolve_is_reported_in_one_line(hpcfwi, tmp_path, capsys, monkeypatch):
     def fail(*_):
         raise MemoryError("Unable to allocate 7 TiB")
 
@@ -211,11 +209,11 @@ def test_memory_that_runs_out_in_a_resolution_is_told_in_a_line(
     assert hpcfwi("resolve", write_tiny(tmp_path), "--points", 80) == 1
     told = capsys.readouterr().err.splitlines()
     assert told == [
-        "hpcfwi: Unable to allocate 7 TiB. Give more memory, or start fewer ranks a node."
+        "hpcfwi: Unable to allocate 7 TiB. Give more memory, or start fewer ranks per node."
     ]
 
 
-def test_a_signal_ends_a_resolution_with_3_and_says_what_was_given_up(tmp_path):
+def test_signal_ends_resolve_with_exit_code_3(tmp_path):
     program = (
         "import os, signal, sys, time\n"
         "from hpcfwi.cli import main\n"
@@ -233,6 +231,6 @@ def test_a_signal_ends_a_resolution_with_3_and_says_what_was_given_up(tmp_path):
     )
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "hpcfwi: stopped by SIGTERM in the middle of the resolution, which is given up; "
-        "the same command goes on from the beginning"
+        "hpcfwi: stopped by SIGTERM in the middle of the resolution, which is lost; "
+        "the same command continues from the beginning"
     )

@@ -1,4 +1,4 @@
-"""`hpcfwi run --restarts`: an inversion whose process is killed goes on by itself."""
+"""Tests of `hpcfwi run --restarts`, which starts a killed inversion again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.inversion.examples import write_input
 from tests.ranks import ROOT, make_env, run_ranks, warm_python
 
 RUN = ["-m", "hpcfwi", "run"]
-EPOCHS = 40  # some seconds, of which the first is over when the kill comes
+EPOCHS = 40  # several seconds, so that the kill comes before the end
 
 
-def test_headway_is_the_newest_checkpoint_and_the_last_line_of_the_metrics(tmp_path):
+def test_progress_is_newest_checkpoint_and_last_line_of_metrics(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     assert measure_headway(directory) == Headway(0, 0)
     directory.checkpoints.mkdir(parents=True)
@@ -30,13 +30,13 @@ def test_headway_is_the_newest_checkpoint_and_the_last_line_of_the_metrics(tmp_p
         (directory.checkpoints / f"epoch_{epoch:06d}.ckpt").touch()
     directory.metrics.write_text('{"epoch": 11}\n{"epoch": 12}\n{"epo')
     assert measure_headway(directory) == Headway(10, 12)
-    assert str(Headway(10, 12)) == "after epoch 12, the checkpoint is of epoch 10"
+    assert str(Headway(10, 12)) == "after epoch 12, with the checkpoint of epoch 10"
 
 
 @pytest.mark.parametrize(
     "content", ['{"epoch": 1}\nrubbish\n{"epoch": 3}\n', '{"step": 1}\n', None]
 )
-def test_metrics_that_cannot_be_read_hinder_no_restart(tmp_path, content):
+def test_unreadable_metrics_do_not_prevent_a_restart(tmp_path, content):
     directory = RunDirectory(tmp_path / "run")
     directory.checkpoints.mkdir(parents=True)
     (directory.checkpoints / "epoch_000005.ckpt").touch()
@@ -46,12 +46,12 @@ def test_metrics_that_cannot_be_read_hinder_no_restart(tmp_path, content):
         directory.metrics.write_text(content)
     headway = measure_headway(directory)
     assert headway == Headway(5, None)
-    assert str(headway) == "after an unknown epoch, the checkpoint is of epoch 5"
+    assert str(headway) == "after an unknown epoch, with the checkpoint of epoch 5"
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """An inversion of one rank that may be started again once."""
+    """A running inversion on one rank with one restart."""
     changes = {"inversion.epochs": EPOCHS, "output.checkpoint": 1, "output.every": EPOCHS}
     process = subprocess.Popen(
         [sys.executable, *RUN, str(write_input(tmp_path, changes)), "--restarts", "1", "--quiet"],
@@ -65,7 +65,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_a_killed_inversion_goes_on_from_its_last_checkpoint(started, tmp_path):
+def test_killed_inversion_continues_from_its_last_checkpoint(started, tmp_path):
     run = RunDirectory(tmp_path / "run")
     deadline = time.monotonic() + 200.0
     while measure_headway(run).checkpoint == 0:
@@ -77,12 +77,12 @@ def test_a_killed_inversion_goes_on_from_its_last_checkpoint(started, tmp_path):
     assert started.returncode == 0, output
     assert "It ended with 137 (killed, probably for memory: " in output
     assert "restart 1 of 1" in run.log.read_text()
-    assert "Going on from the checkpoint of epoch " in run.log.read_text()
+    assert "Continuing from the checkpoint of epoch " in run.log.read_text()
     epochs = [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()]
     assert epochs == list(range(1, EPOCHS + 1))
 
 
-def test_a_signal_before_the_first_epoch_is_a_stop_on_request_as_well(tmp_path):
+def test_signal_before_the_first_epoch_stops_with_exit_code_3(tmp_path):
     job = subprocess.Popen(
         [*warm_python(), *RUN, str(write_input(tmp_path))],
         env=make_env(),
@@ -91,7 +91,7 @@ def test_a_signal_before_the_first_epoch_is_a_stop_on_request_as_well(tmp_path):
         text=True,
     )
     assert job.stdout is not None
-    assert job.stdout.readline(), "it has begun"
+    assert job.stdout.readline(), "the run has begun"
     job.send_signal(signal.SIGUSR1)
     _, errors = job.communicate(timeout=200)
     assert job.returncode == 3, errors
@@ -113,7 +113,7 @@ main()
 """
 
 
-def test_signal_is_obeyed_on_ranks_one_of_which_compiles_while_another_waits(tmp_path):
+def test_signal_ends_ranks_that_are_compiling(tmp_path):
     run = [*warm_python(), "-c", COMPILING, "run", str(write_input(tmp_path))]
     job = subprocess.Popen(
         ["mpirun", "--bind-to", "none", "-n", "2", *run],
@@ -127,7 +127,7 @@ def test_signal_is_obeyed_on_ranks_one_of_which_compiles_while_another_waits(tmp
     job.send_signal(signal.SIGUSR1)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 3, errors
-    assert "stopped by SIGUSR1 in the middle of the preparation, which is given up" in errors
+    assert "stopped by SIGUSR1 in the middle of the preparation, which is lost" in errors
     assert "MPI_ABORT" not in errors
 
 
@@ -146,7 +146,7 @@ main()
 """
 
 
-def test_a_signal_to_one_rank_while_they_find_each_other_ends_the_job(tmp_path):
+def test_signal_to_one_rank_during_rendezvous_ends_the_job(tmp_path):
     program = ["-c", STOPPED_WHILE_IT_STARTS, "run", str(write_input(tmp_path))]
     done = run_ranks(2, program, timeout=60, warm=True)
     assert done.returncode == 3, done.stderr
@@ -154,7 +154,7 @@ def test_a_signal_to_one_rank_while_they_find_each_other_ends_the_job(tmp_path):
     assert "stopped by SIGTERM before an epoch began" in done.stderr
 
 
-def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
+def test_command_returns_the_exit_code_of_its_launcher(tmp_path):
     options = ["--restarts", "2", "--output", str(tmp_path / "run"), "--launch", "bash -c 'exit 2'"]
     done = subprocess.run(
         [*warm_python(), *RUN, "inputs/small.toml", *options],
@@ -165,7 +165,7 @@ def test_the_exit_code_of_the_launcher_is_that_of_the_command(tmp_path):
     assert (done.returncode, done.stderr) == (2, b"")
 
 
-def test_a_launcher_that_ends_with_0_and_has_run_nothing_has_failed(tmp_path):
+def test_launcher_that_returns_0_without_running_anything_has_failed(tmp_path):
     options = ["--restarts", "1", "--launch", "true"]
     done = subprocess.run(
         [*warm_python(), *RUN, str(write_input(tmp_path)), *options],
@@ -174,10 +174,10 @@ def test_a_launcher_that_ends_with_0_and_has_run_nothing_has_failed(tmp_path):
         text=True,
     )
     assert done.returncode == 1
-    assert "It ended with 0 and is not done (after epoch 0, " in done.stdout
+    assert "It ended with 0, but not all epochs are done (after epoch 0, " in done.stdout
 
 
-def test_several_ranks_are_told_once_which_command_it_is():
+def test_restarts_under_mpirun_are_refused_with_one_message():
     done = run_ranks(2, [*RUN, "inputs/small.toml", "--restarts", "3"], warm=True)
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]

@@ -1,4 +1,4 @@
-"""The run on one rank: what it leaves, how it stops, and how it goes on."""
+"""Tests of an inversion on one rank: its files, how it stops and how it continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from hpcfwi.inversion import memory
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
-from hpcfwi.operators import batching
+from hpcfwi.operators import simulator
 from hpcfwi.report.page import read_metrics
 from hpcfwi.run import recorder, session
 from hpcfwi.storage import checkpoint
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 def after_epoch(n, act):
-    """An `evaluate` that acts once, in epoch n."""
+    """Return an `evaluate` that calls `act` before the evaluation of epoch n."""
     evaluate, calls = Objective.evaluate, []
 
     def acting(*args, **options):
@@ -45,7 +45,7 @@ def after_epoch(n, act):
 
 
 def write_clipped(folder, changes):
-    """An input whose initial model is the true one without its extremes: 1600 to 2300 m/s."""
+    """Write an input whose initial model is the true one clipped to 1600 to 2300 m/s."""
     start = Model(true_model().grid, {"vp": np.clip(true_model()["vp"], 1600.0, 2300.0)})
     write_model(folder / "start.h5", start)
     return write_input(folder, {**changes, "model.initial": {"file": "start.h5"}})
@@ -59,7 +59,7 @@ def model(run):
     return read_model(run / "model.h5")["vp"]
 
 
-def test_a_run_comes_nearer_to_the_truth_and_leaves_what_the_contract_says(hpcfwi, tmp_path):
+def test_run_reduces_the_model_error_and_writes_its_files(hpcfwi, tmp_path):
     path, run = write_input(tmp_path, {"output.every": 2}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
     history = read_metrics(run / "metrics.jsonl")
@@ -84,7 +84,7 @@ def test_a_run_comes_nearer_to_the_truth_and_leaves_what_the_contract_says(hpcfw
 
 
 @pytest.mark.parametrize("misfit", ["correlation", {"name": "huber", "width": 0.5}])
-def test_any_misfit_that_an_input_names_becomes_smaller(hpcfwi, tmp_path, misfit):
+def test_run_reduces_the_misfit_that_the_input_names(hpcfwi, tmp_path, misfit):
     changes = {"inversion.misfit": misfit, "inversion.batch": N_SHOTS, "inversion.epochs": 3}
     assert hpcfwi("run", write_input(tmp_path, changes)) == 0
     losses = [entry["loss"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")]
@@ -92,19 +92,19 @@ def test_any_misfit_that_an_input_names_becomes_smaller(hpcfwi, tmp_path, misfit
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_the_best_model_is_kept_beside_the_newest(hpcfwi, tmp_path):
+def test_best_model_is_kept_in_addition_to_the_newest(hpcfwi, tmp_path):
     path, run = write_clipped(tmp_path, {"inversion.optimizer.lr": 100.0}), tmp_path / "run"
     assert hpcfwi("run", path, "--quiet") == 0
     errors = [entry["model_error"] for entry in read_metrics(run / "metrics.jsonl")]
     best = int(np.argmin(errors)) + 1
-    assert best < 5, "steps this large lead away again"
+    assert best < 5, "steps this large increase the error again"
     with h5py.File(run / "model_best.h5") as file:
         assert file.attrs["epoch"] == best
     with h5py.File(run / "model.h5") as file:
         assert file.attrs["epoch"] == 5
 
 
-def test_velocities_go_as_far_as_their_bounds_and_no_further(hpcfwi, tmp_path):
+def test_velocities_reach_their_bounds_and_do_not_exceed_them(hpcfwi, tmp_path):
     bounds = {"inversion.bounds": [1590.0, 2310.0], "inversion.optimizer.lr": 400.0}
     assert hpcfwi("run", write_clipped(tmp_path, bounds)) == 0
     free = true_model().grid.coordinates(0) > WATER
@@ -113,7 +113,7 @@ def test_velocities_go_as_far_as_their_bounds_and_no_further(hpcfwi, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
-def test_a_signal_stops_after_the_step_with_3_and_the_same_command_goes_on(
+def test_signal_stops_after_the_step_with_exit_code_3_and_run_continues(
     name, hpcfwi, tmp_path, monkeypatch, capsys
 ):
     path, run = write_input(tmp_path), tmp_path / "run"
@@ -134,25 +134,28 @@ def shots(run):
     return [entry["shots"] for entry in read_metrics(run / "metrics.jsonl")]
 
 
-@pytest.mark.parametrize("batch", [4, [2, 6]])
-@pytest.mark.parametrize("sampling", ["sweep", "random"])
-def test_a_checkpoint_names_no_shots_and_they_stay_what_they_were_where_the_end_is_moved(
-    batch, sampling, hpcfwi, tmp_path
-):
-    changes = {"inversion.batch": batch, "inversion.sampling": sampling, "inversion.epochs": 3}
+def test_more_epochs_keep_the_recorded_shots_of_earlier_epochs(hpcfwi, tmp_path):
+    changes = {"inversion.batch": [2, 6], "inversion.epochs": 3}
     path, run = write_input(tmp_path, changes), tmp_path / "run"
     assert hpcfwi("run", path) == 0
     before = shots(run)
-    _, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
-    assert [entry["shots"] for entry in state["history"]] == [None] * 3
-    assert [entry["planned"] for entry in state["history"]] == [3] * 3, "batches grow until then"
-    (run / "metrics.jsonl").unlink()
     assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
     assert shots(run)[:3] == before
-    assert len(shots(run)[4]) == (4 if batch == 4 else 6)
+    assert len(shots(run)[4]) == 6
 
 
-def test_a_finished_run_says_so_and_more_epochs_go_on(hpcfwi, tmp_path, capsys):
+def test_lost_metrics_are_rewritten_with_the_shots_of_the_last_epoch(hpcfwi, tmp_path):
+    path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    before = read_metrics(run / "metrics.jsonl")
+    _, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
+    assert state["history"] == [*({**entry, "shots": None} for entry in before[:2]), before[2]]
+    (run / "metrics.jsonl").unlink()
+    assert hpcfwi("run", path, "--set", "inversion.epochs=4") == 0
+    assert read_metrics(run / "metrics.jsonl")[:3] == state["history"]
+
+
+def test_finished_run_is_left_alone_and_continues_with_more_epochs(hpcfwi, tmp_path, capsys):
     path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
     before = (run / "model.h5").read_bytes()
@@ -167,7 +170,7 @@ def test_a_finished_run_says_so_and_more_epochs_go_on(hpcfwi, tmp_path, capsys):
     np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
 
 
-def test_fewer_epochs_than_are_done_are_told_and_change_nothing(hpcfwi, tmp_path, capsys):
+def test_fewer_epochs_than_are_done_change_nothing(hpcfwi, tmp_path, capsys):
     path, run = write_input(tmp_path), tmp_path / "run"
     assert hpcfwi("run", path) == 0
     before = {file: (run / file).read_bytes() for file in ("config.toml", "model.h5")}
@@ -177,19 +180,19 @@ def test_fewer_epochs_than_are_done_are_told_and_change_nothing(hpcfwi, tmp_path
         assert before == {file: (run / file).read_bytes() for file in before}
         told = capsys.readouterr()
         if command == "run":
-            assert "Only 3 epochs are asked for: the run stays as it is" in told.out + told.err
+            assert "Only 3 epochs are requested: the run stays as it is" in told.out + told.err
             assert "All 5 epochs are done already" in told.out
     assert epochs(run) == [1, 2, 3, 4, 5]
 
 
-def test_a_run_directory_is_a_config_too(hpcfwi, tmp_path):
+def test_run_directory_can_be_given_as_the_input(hpcfwi, tmp_path):
     path, run = write_input(tmp_path), tmp_path / "run"
     assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 0
     assert hpcfwi("run", run, "--set", "inversion.epochs=4") == 0
     assert epochs(run) == [1, 2, 3, 4]
 
 
-def test_a_run_killed_while_it_writes_its_result_still_has_one_in_the_end(
+def test_run_killed_while_writing_its_result_writes_it_when_restarted(
     hpcfwi, tmp_path, monkeypatch
 ):
     path, run = write_input(tmp_path, {"output.checkpoint": 5}), tmp_path / "run"
@@ -210,7 +213,7 @@ def test_a_run_killed_while_it_writes_its_result_still_has_one_in_the_end(
 
 
 def contents(run):
-    """What is in the files of a run, but for those that say which jobs have come by."""
+    """Return the contents of a run's files, except the log and the lock, which each job changes."""
     return {
         path: path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes()
         for path in run.rglob("*")
@@ -218,7 +221,7 @@ def contents(run):
     }
 
 
-def test_a_checkpoint_that_cannot_be_read_stops_the_run_and_nothing_is_touched(
+def test_unreadable_checkpoint_stops_the_run_without_changing_a_file(
     hpcfwi, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(checkpoint, "PAUSES", (0.01,))
@@ -226,7 +229,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_run_and_nothing_is_touched(
     assert hpcfwi("run", path) == 0
     last = run / "checkpoints" / "epoch_000003.ckpt"
     good = last.rename(tmp_path / "elsewhere.ckpt")
-    last.symlink_to(last)  # root may read anything else
+    last.symlink_to(last)  # a file that root cannot read either
     (run / "model.h5.part").write_bytes(b"of a job that was killed")
     (run / "observed.h5").rename(tmp_path / "observed.h5")
     before = contents(run)
@@ -244,27 +247,29 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_run_and_nothing_is_touched(
     np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
 
 
-def hold(name, **values):
-    """A change of a table in a state, which then holds these values."""
+def set_values(name, **values):
+    """Return a function that sets values in a table of a state."""
     return lambda state: (state[name] if name else state).update(values)
 
 
 WRONG_STATES = {
     "no references": lambda state: state.pop("references"),
-    "an epoch in words": hold("", epoch="one"),
-    "the epoch of another file": hold("", epoch=7),
-    "a stage that is not there": hold("", stage=3),
+    "an epoch that is text": set_values("", epoch="one"),
+    "the epoch of another file": set_values("", epoch=7),
+    "a stage that does not exist": set_values("", stage=3),
     "an unknown history": lambda state: state["numerics"]["history"].update(kind="tape"),
-    "a history of no waves": lambda state: state["numerics"]["history"].update(frequency=1e-310),
-    "a history of numbers": hold("", history=[1]),
-    "an epoch of no stage": lambda state: state["history"][0].pop("planned"),
-    "a stage of words": lambda state: state["history"][0].update(planned="ten"),
+    "a history of too low a frequency": lambda state: state["numerics"]["history"].update(
+        frequency=1e-310
+    ),
+    "a history of numbers": set_values("", history=[1]),
+    "an entry without epoch": lambda state: state["history"][0].pop("epoch"),
+    "an entry whose epoch is text": lambda state: state["history"][0].update(epoch="ten"),
     "a model of another shape": lambda state: state["model"].update(vp=torch.ones(3, 4)),
     "a model of another parameter": lambda state: state["model"].update(vs=state["model"]["vp"]),
-    "no velocity of any rock": lambda state: state["model"]["vp"].flatten()[7].fill_(1e-30),
-    "a velocity that is no number": lambda state: state["model"]["vp"].flatten()[7].fill_(np.nan),
+    "an impossible velocity": lambda state: state["model"]["vp"].flatten()[7].fill_(1e-30),
+    "a velocity that is NaN": lambda state: state["model"]["vp"].flatten()[7].fill_(np.nan),
     "no mean of squares": lambda state: state["optimizer"]["state"][0].pop("exp_avg_sq"),
-    "a shot that is none": hold("", failed={"three": 1}),
+    "a shot that is text": set_values("", failed={"three": 1}),
 }
 
 
@@ -273,10 +278,10 @@ WRONG_SEARCHES = {
         vp=torch.ones(3)
     ),
     "half a pair": lambda state: state["optimizer"].update(pairs=[({},)]),
-    "a gradient of another shape": hold("evaluated", gradient={"vp": torch.ones(3)}),
-    "a misfit that is no number": hold("evaluated", misfit=np.nan),
-    "a misfit in words": hold("evaluated", misfit="small"),
-    "a sample of no shots": hold("evaluated", sample=("first",)),
+    "a gradient of another shape": set_values("evaluated", gradient={"vp": torch.ones(3)}),
+    "a misfit that is NaN": set_values("evaluated", misfit=np.nan),
+    "a misfit that is text": set_values("evaluated", misfit="small"),
+    "a sample of text": set_values("evaluated", sample=("first",)),
 }
 ADAM = {"inversion.epochs": 1}
 SEARCH = {
@@ -289,7 +294,7 @@ SEARCH = {
 @pytest.mark.parametrize(
     ("changes", "wrong"), [(ADAM, WRONG_STATES), (SEARCH, WRONG_SEARCHES)], ids=["adam", "lbfgs"]
 )
-def test_a_checkpoint_of_right_checksum_and_wrong_contents_is_named(
+def test_checkpoint_with_wrong_contents_and_right_checksum_is_refused(
     changes, wrong, hpcfwi, tmp_path, capsys
 ):
     path, run = write_input(tmp_path, changes), tmp_path / "run"
@@ -304,19 +309,18 @@ def test_a_checkpoint_of_right_checksum_and_wrong_contents_is_named(
         capsys.readouterr()
         assert hpcfwi("run", path, *more) == 2, name
         message = capsys.readouterr().err
-        assert f"{last}: its checksum is right, but it holds no state of this run" in message, name
+        refusal = f"{last}: its checksum is right, but it does not hold a state of this run"
+        assert refusal in message, name
         assert message.count("\n") == 1, name
         last.write_bytes(good)
-    # As the message advises
+    # The remedy of the message
     last.unlink()
     assert hpcfwi("run", path, *more) == 0
     assert epochs(run) == [*range(1, done + 2)]
 
 
 @pytest.mark.parametrize("target", ["not mounted", "observed.h5"])
-def test_observed_data_that_cannot_be_looked_at_are_not_simulated_anew(
-    target, hpcfwi, tmp_path, capsys
-):
+def test_inaccessible_observed_data_are_not_simulated_again(target, hpcfwi, tmp_path, capsys):
     path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
     (run / "observed.h5").unlink()
@@ -327,7 +331,7 @@ def test_observed_data_that_cannot_be_looked_at_are_not_simulated_anew(
     assert contents(run) == before
 
 
-def test_data_of_another_survey_that_come_before_the_first_epoch_are_refused(
+def test_data_of_another_survey_are_refused_before_the_first_epoch(
     hpcfwi, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "other").mkdir()
@@ -341,11 +345,11 @@ def test_data_of_another_survey_that_come_before_the_first_epoch_are_refused(
 
     monkeypatch.setattr(session, "choose_history_and_chunk", choose_and_exchange)
     assert hpcfwi("run", write_input(tmp_path)) == 2
-    assert "made from another model or survey" in capsys.readouterr().err
+    assert "of another model or survey" in capsys.readouterr().err
     assert not (tmp_path / "run" / "model.h5").exists()
 
 
-def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, capsys):
+def test_nan_in_the_data_stops_the_run_before_a_step(hpcfwi, tmp_path, capsys):
     data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[6, 0, 0] = np.nan
     write_given(tmp_path, data)
@@ -358,7 +362,7 @@ def test_data_that_are_not_numbers_stop_the_run_before_a_step(hpcfwi, tmp_path, 
     assert not (tmp_path / "run" / "model.h5").exists()
 
 
-def test_of_shots_that_are_set_aside_a_run_that_goes_on_still_knows(hpcfwi, tmp_path, capsys):
+def test_continued_run_remembers_the_shots_that_were_set_aside(hpcfwi, tmp_path, capsys):
     data = np.full((N_SHOTS, N_RECEIVERS, N_SAMPLES), 0.01, np.float32)
     data[6, 0, 0] = np.nan
     write_given(tmp_path, data)
@@ -375,43 +379,43 @@ def test_of_shots_that_are_set_aside_a_run_that_goes_on_still_knows(hpcfwi, tmp_
     assert "max_failed_shots = 0.0" in capsys.readouterr().err
     assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
     told = capsys.readouterr()
-    assert "1 of 10 shots were set aside in some epoch" in told.out + told.err
+    assert "1 of 10 shots were left out of some epochs" in told.out + told.err
 
 
-def test_another_engine_goes_on_with_a_warning(hpcfwi, tmp_path, capsys):
+def test_run_continued_with_another_engine_gives_a_warning(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path, {"inversion.epochs": 2})
     assert hpcfwi("run", path) == 0
     capsys.readouterr()
     assert hpcfwi("run", path, "--engine", "eager", "--set", "inversion.epochs=3") == 0
     told = capsys.readouterr()
-    assert "goes on with the eager engine, and was computed by cpu" in told.out + told.err
+    assert "continues with the eager engine, but was computed with cpu" in told.out + told.err
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_that_goes_on_keeps_to_its_history_whatever_memory_there_is(
-    hpcfwi, tmp_path, monkeypatch
-):
+def test_continued_run_keeps_its_history_when_memory_changes(hpcfwi, tmp_path, monkeypatch):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
-    monkeypatch.setattr(batching, "memory_at_hand", lambda _: 1_200_000)
+    monkeypatch.setattr(simulator, "memory_at_hand", lambda _: 1_200_000)
     for growth in ("ENGINE", "COMPILER", "FIGURES"):
         monkeypatch.setattr(memory, growth, 0)
     assert hpcfwi("run", path) == 0
     monkeypatch.undo()
     more = ("--set", "inversion.epochs=3")
     assert hpcfwi("run", path, *more) == 0
-    first, second = histories_told(run)
+    first, second = logged_histories(run)
     assert first == second
     assert hpcfwi("run", path, *more, "--output", tmp_path / "other") == 0
-    assert histories_told(tmp_path / "other") != [first], "with so much memory"
+    assert logged_histories(tmp_path / "other") != [first], (
+        "with more memory, the history is another"
+    )
 
 
-def histories_told(run):
-    """The kind, interval and format of each start of a run."""
+def logged_histories(run):
+    """Return the kind, interval and format of the history at each start of a run."""
     lines = [line for line in (run / "log.txt").read_text().splitlines() if "History" in line]
     return [line.partition("History: ")[2].split(", ")[:3] for line in lines]
 
 
-def test_a_step_into_the_impossible_is_told_without_a_traceback(hpcfwi, tmp_path, capsys):
+def test_step_to_impossible_velocities_is_an_input_error(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path, {"inversion.optimizer.lr": 1e5})
     assert hpcfwi("run", path) == 2
     error = capsys.readouterr().err
@@ -419,7 +423,7 @@ def test_a_step_into_the_impossible_is_told_without_a_traceback(hpcfwi, tmp_path
     assert "Traceback" not in error
 
 
-def test_without_the_truth_the_best_model_is_that_of_the_smallest_misfit(hpcfwi, tmp_path):
+def test_best_model_has_the_smallest_misfit_without_a_true_model(hpcfwi, tmp_path):
     write_given(tmp_path)
     path, run = write_input(tmp_path, FILE_INSTEAD), tmp_path / "run"
     assert hpcfwi("run", path) == 0
@@ -430,9 +434,7 @@ def test_without_the_truth_the_best_model_is_that_of_the_smallest_misfit(hpcfwi,
     assert not (run / "true.h5").exists()
 
 
-def test_memory_that_cannot_suffice_is_bad_input_and_a_run_may_go_on_with_more(
-    hpcfwi, tmp_path, capsys
-):
+def test_insufficient_memory_is_an_input_error_and_more_memory_works(hpcfwi, tmp_path, capsys):
     path, run = write_input(tmp_path, {"inversion.epochs": 1}), tmp_path / "run"
     assert hpcfwi("run", path, "--set", "wave.memory=10 kB") == 2
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Inversions in stages: frequency by frequency, each on a grid that fits, gone on with anywhere."""
+"""Tests of inversions in stages, each with a frequency band and a grid of its own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def draw_nothing(patch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An inversion in stages that nothing has interrupted."""
+    """The directory of an uninterrupted inversion in stages."""
     path = write_staged(tmp_path_factory.mktemp("staged"))
 
     def note(*_):
@@ -73,7 +73,7 @@ def whole(tmp_path_factory):
     return path.parent / "run"
 
 
-def test_stages_follow_each_other_and_the_metrics_name_them(whole):
+def test_stages_run_in_order_and_the_metrics_name_them(whole):
     told = metrics(whole)
     assert [entry["epoch"] for entry in told] == [1, 2, 3, 4, 5, 6]
     assert [entry["stage"] for entry in told] == ["low", "low", "2", "2", "2", "3"]
@@ -82,11 +82,11 @@ def test_stages_follow_each_other_and_the_metrics_name_them(whole):
     assert errors[-1] < errors[1] < errors[0]
 
 
-def test_the_survey_is_drawn_once(whole):
+def test_survey_is_drawn_once_for_all_stages(whole):
     assert (whole.parent / "drawn").read_text() == "survey\n"
 
 
-def test_the_model_stays_on_its_own_grid_and_changes_where_waves_were_coarse(whole):
+def test_model_keeps_its_grid_when_a_stage_uses_a_coarser_one(whole):
     initial = read_model(whole / "initial.h5")
     result = read_model(whole / "model.h5")
     assert result.grid == initial.grid
@@ -121,11 +121,13 @@ def test_stopped_stages_continue_to_the_same_bits_from_any_epoch(
     ("place", "call", "done"),
     [
         pytest.param("relate", 1, 0, id="before the first wavelet is estimated"),
-        pytest.param("estimate_each", 3, 4, id="before each shot's own is estimated again"),
-        pytest.param("evaluate", 7, 5, id="within a search along a line"),
+        pytest.param(
+            "estimate_each", 3, 4, id="before the wavelet of each shot is estimated again"
+        ),
+        pytest.param("evaluate", 7, 5, id="within a line search"),
     ],
 )
-def test_run_killed_in_the_middle_of_an_epoch_finds_the_same_bits(
+def test_run_killed_during_an_epoch_continues_to_the_same_bits(
     hpcfwi, tmp_path, whole, monkeypatch, place, call, done
 ):
     path, run, calls = write_staged(tmp_path), tmp_path / "run", []
@@ -143,7 +145,7 @@ def test_run_killed_in_the_middle_of_an_epoch_finds_the_same_bits(
             monkeypatch.setattr(Objective, place, die_in_time)
             hpcfwi("run", path)
         finally:
-            os._exit(1)  # whatever comes: or it would go on with the other tests
+            os._exit(1)  # else the child would continue with the other tests
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert (len(metrics(run)) if done else 0) == done
@@ -152,7 +154,7 @@ def test_run_killed_in_the_middle_of_an_epoch_finds_the_same_bits(
     assert [entry["loss"] for entry in metrics(run)] == [entry["loss"] for entry in metrics(whole)]
 
 
-def test_stages_may_be_added_at_the_end_and_nothing_else_may_change(hpcfwi, tmp_path, whole, capfd):
+def test_stages_can_only_be_added_at_the_end(hpcfwi, tmp_path, whole, capfd):
     for count in (1, 2, 3):
         assert hpcfwi("run", write_staged(tmp_path, STAGES[:count])) == 0
     np.testing.assert_array_equal(model(tmp_path / "run"), model(whole))
@@ -163,7 +165,7 @@ def test_stages_may_be_added_at_the_end_and_nothing_else_may_change(hpcfwi, tmp_
     assert "in stage 1 inversion.epochs = 2" in capfd.readouterr().err
 
 
-def test_a_run_without_stages_is_the_first_of_one_that_has_some(hpcfwi, tmp_path):
+def test_run_without_stages_continues_as_the_first_stage(hpcfwi, tmp_path):
     assert hpcfwi("run", write_input(tmp_path, {"inversion.epochs": 2})) == 0
     stages = ({"inversion": {"epochs": 2}}, {"inversion": {"epochs": 1}})
     assert hpcfwi("run", write_staged(tmp_path, stages)) == 0
@@ -184,13 +186,13 @@ def test_a_run_without_stages_is_the_first_of_one_that_has_some(hpcfwi, tmp_path
         ),
     ],
 )
-def test_what_a_stage_cannot_have_is_told_with_its_number(hpcfwi, tmp_path, capfd, stage, told):
+def test_error_in_a_stage_names_its_number(hpcfwi, tmp_path, capfd, stage, told):
     assert hpcfwi("run", write_staged(tmp_path, (stage,))) == 2
     assert told in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_config_is_written_with_its_stages(whole):
+def test_saved_config_contains_its_stages(whole):
     text = (whole / "config.toml").read_text()
     assert text.count("[[stage]]") == 3
     assert json.dumps("low") in text

@@ -1,4 +1,4 @@
-"""What a run imports: all ranks read the same files, and nothing that they do not use."""
+"""Tests of what the commands import and start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from tests.inversion.examples import write_input
 from tests.ranks import make_env, run_ranks
 
-# Torch's compiler, what it computes symbols with, and what other inputs and commands need.
-NOBODY = (
+# Modules that this run needs on no rank: torch's compiler and those of other inputs and commands
+UNUSED = (
     *("torch._dynamo", "torch._inductor", "sympy", "scipy.optimize", "scipy.interpolate"),
     *("skimage", "segyio", "triton", "deepinv", "pylops", "matplotlib.pyplot"),
 )
-# Rank 0 draws; only who has a terminal shows a bar.
-NO_OTHER = ("matplotlib", "rich")
+# Modules for figures and progress bars, which only rank 0 may import
+ROOT_ONLY = ("matplotlib", "rich")
 
 PROGRAM = """
 import gc, os, sys
@@ -37,9 +37,9 @@ NETWORK = {
 
 
 @pytest.mark.parametrize(("size", "keys"), [(1, {}), (2, NETWORK)])
-def test_a_run_imports_nothing_that_it_does_not_use(size, keys, tmp_path):
+def test_run_does_not_import_modules_that_it_does_not_use(size, keys, tmp_path):
     path = write_input(tmp_path, {**keys, "inversion.epochs": 1})
-    words = " ".join([*NOBODY, *NO_OTHER])
+    words = " ".join([*UNUSED, *ROOT_ONLY])
     arguments = ["run", str(path), "--quiet"]
     done = run_ranks(size, ["-c", PROGRAM.format(words=words), *arguments])
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ print("MPI", MPI.Is_initialized())
 """
 
 
-def test_alone_commands_that_invert_nothing_do_not_start_mpi(tmp_path):
+def test_plan_convert_and_dataset_do_not_start_mpi(tmp_path):
     path = write_input(tmp_path)
     words = [sys.executable, "-c", ALONE, str(path), str(tmp_path)]
     done = subprocess.run(

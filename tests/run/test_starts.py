@@ -1,4 +1,4 @@
-"""Runs that start from other runs and files, and those that know an own truth."""
+"""Tests of runs that start from other runs, and of runs with a true model for comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def vp(path):
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A run of two epochs, with its observed data."""
+    """The directory of a run of two epochs, with its observed data."""
     from tests.run.test_stages import draw_nothing
 
     path = write_input(tmp_path_factory.mktemp("first"), SHORT)
@@ -37,19 +37,19 @@ def first(tmp_path_factory):
 
 
 def write_after(folder, first, changes=None):
-    """An input that goes on from a copy of the first run."""
+    """Write an input that starts from a copy of the first run."""
     shutil.copytree(first, folder / "first")
     start = {"model.initial": {"run": "first"}}
     return write_input(folder, {**SHORT, **start, **(changes or {})})
 
 
-def test_a_run_starts_from_the_result_of_another(hpcfwi, tmp_path, first):
+def test_run_starts_from_the_result_of_another(hpcfwi, tmp_path, first):
     path = write_after(tmp_path, first)
     assert hpcfwi("run", path, "--quiet") == 0
     np.testing.assert_array_equal(vp(tmp_path / "run" / "initial.h5"), vp(first / "model.h5"))
 
 
-def test_the_result_of_another_run_is_resampled_where_its_grid_differs(hpcfwi, tmp_path, first):
+def test_start_from_a_run_on_another_grid_is_resampled(hpcfwi, tmp_path, first):
     path = write_after(tmp_path, first, {"model.spacing": 40.0})
     assert hpcfwi("run", path, "--quiet") == 0
     start = read_model(tmp_path / "run" / "initial.h5")
@@ -60,7 +60,7 @@ def test_the_result_of_another_run_is_resampled_where_its_grid_differs(hpcfwi, t
 
 @pytest.mark.parametrize("becomes", ["another", "gone"])
 @pytest.mark.parametrize("key", ["run", "file"])
-def test_a_run_goes_on_with_the_start_that_it_began_with(hpcfwi, tmp_path, first, becomes, key):
+def test_continued_run_keeps_its_original_starting_model(hpcfwi, tmp_path, first, becomes, key):
     start = {"run": {"run": "first"}, "file": {"file": "first/model.h5"}}[key]
     changes = {
         "model.initial": start,
@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_the_start_that_it_began_with(hpcfwi, tmp_path, first
     np.testing.assert_array_equal(vp(tmp_path / "run" / "initial.h5"), vp(first / "model.h5"))
 
 
-def test_a_start_that_has_changed_counts_until_there_is_a_checkpoint(hpcfwi, tmp_path, first):
+def test_changed_starting_model_is_used_before_the_first_checkpoint(hpcfwi, tmp_path, first):
     path = write_after(tmp_path, first)
     (tmp_path / "run").mkdir()
     shutil.copy(tmp_path / "true.h5", tmp_path / "run" / "initial.h5")
@@ -93,25 +93,25 @@ def test_a_start_that_has_changed_counts_until_there_is_a_checkpoint(hpcfwi, tmp
     ("spoil", "words"),
     [
         (lambda run: shutil.rmtree(run), "not a run directory. Name the output.directory"),
-        (lambda run: (run / "model.h5").unlink(), "no result yet. Go on with `hpcfwi run` there"),
+        (lambda run: (run / "model.h5").unlink(), "no result yet. Continue it with `hpcfwi run`"),
         (lambda run: (run / "model.h5").write_bytes(b"no"), "model.h5"),
     ],
 )
-def test_a_run_without_a_result_is_no_start(hpcfwi, tmp_path, first, capsys, spoil, words):
+def test_run_without_a_result_cannot_be_a_start(hpcfwi, tmp_path, first, capsys, spoil, words):
     path = write_after(tmp_path, first)
     spoil(tmp_path / "first")
     assert hpcfwi("run", path) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_run_does_not_start_from_itself(hpcfwi, tmp_path, first, capsys):
+def test_run_cannot_start_from_itself(hpcfwi, tmp_path, first, capsys):
     path = write_after(tmp_path, first)
     assert hpcfwi("run", path, "--output", tmp_path / "first") == 2
-    assert "Choose another output.directory" in capsys.readouterr().err
+    assert "Choose another directory with --output" in capsys.readouterr().err
 
 
 def write_given(folder, first, changes=None):
-    """An input of data from elsewhere, whose model file is not the truth."""
+    """Write an input with given data, whose model file is not the true model."""
     path = write_input(folder, {**SHORT, **FILE_INSTEAD, **(changes or {})})
     shutil.copy(first / "observed.h5", folder / "given.h5")
     grid = true_model().grid
@@ -123,7 +123,7 @@ def write_given(folder, first, changes=None):
 GIVEN = {"model.file": "grid.h5", "model.initial": {"linear": [1600.0, 1.5]}}
 
 
-def test_an_own_truth_gives_the_model_error_and_changes_nothing_else(hpcfwi, tmp_path, first):
+def test_true_model_adds_the_model_error_and_changes_nothing_else(hpcfwi, tmp_path, first):
     known = write_given(tmp_path, first, {**GIVEN, "model.true": "true.h5"})
     assert hpcfwi("run", known, "--quiet") == 0
     unknown = write_given(tmp_path, first, GIVEN)
@@ -139,7 +139,7 @@ def test_an_own_truth_gives_the_model_error_and_changes_nothing_else(hpcfwi, tmp
     assert [entry["loss"] for entry in told] == [entry["loss"] for entry in untold]
 
 
-def test_an_own_truth_is_resampled_and_must_cover_the_grid(hpcfwi, tmp_path, first, capsys):
+def test_true_model_is_resampled_and_must_cover_the_grid(hpcfwi, tmp_path, first, capsys):
     path = write_given(tmp_path, first, {**GIVEN, "model.true": "other.h5"})
     grid = Grid((60, 120), (10.0, 10.0), (0.0, 0.0))
     fine = resample_onto(true_model(), grid)
@@ -157,11 +157,11 @@ def test_an_own_truth_is_resampled_and_must_cover_the_grid(hpcfwi, tmp_path, fir
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model.true": "true.h5"}, "model.file is the truth"),
+        ({"model.true": "true.h5"}, "model.file is the true model"),
         ({"model.dataset": "dome-section", "model.file": None}, "model.dataset and model.true"),
     ],
 )
-def test_a_truth_that_is_known_already_is_refused(hpcfwi, tmp_path, capsys, changes, words):
+def test_second_true_model_is_refused(hpcfwi, tmp_path, capsys, changes, words):
     path = write_input(tmp_path, {"model.true": "true.h5", **changes})
     assert hpcfwi("run", path) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`hpcfwi status`: whether a run is complete is told by its directory, and by nothing else."""
+"""Tests of `hpcfwi status`, which finds from its directory alone if a run is complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ main()
 
 @pytest.fixture
 def path(hpcfwi, tmp_path, capsys):
-    """The input of a run of five epochs, which are done."""
+    """The input of a completed run of five epochs."""
     path = write_input(tmp_path)
     assert hpcfwi("run", path, "--quiet") == 0
     capsys.readouterr()
@@ -41,7 +41,7 @@ def run(path):
     return path.parent / "run"
 
 
-def test_a_run_is_complete_when_all_its_epochs_and_the_model_are_on_disk(path, run, hpcfwi, capsys):
+def test_run_is_complete_when_all_its_epochs_and_the_model_are_on_disk(path, run, hpcfwi, capsys):
     assert hpcfwi("status", path) == 0
     assert capsys.readouterr().out == (
         f"All 5 epochs are done in {run}: the result is {run / 'model.h5'}\n"
@@ -50,13 +50,13 @@ def test_a_run_is_complete_when_all_its_epochs_and_the_model_are_on_disk(path, r
     assert capsys.readouterr().out == ""
 
 
-def test_epochs_that_are_asked_for_and_not_done_make_it_incomplete(path, run, hpcfwi, capsys):
+def test_run_is_incomplete_if_more_epochs_are_asked_for(path, run, hpcfwi, capsys):
     assert hpcfwi("status", path, "--set", "inversion.epochs=9") == 1
-    assert capsys.readouterr().out.startswith(f"5 of 9 epochs are done in {run}: ")
+    assert capsys.readouterr().out == f"5 of 9 epochs are done in {run}\n"
     assert hpcfwi("status", path, "--set", "inversion.epochs=3") == 0
 
 
-def test_a_run_that_has_not_begun_is_incomplete_and_nothing_is_written(hpcfwi, tmp_path, capsys):
+def test_status_of_a_run_not_begun_is_incomplete_and_writes_nothing(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     before = sorted(tmp_path.iterdir())
     assert hpcfwi("status", path) == 1
@@ -64,16 +64,14 @@ def test_a_run_that_has_not_begun_is_incomplete_and_nothing_is_written(hpcfwi, t
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_damaged_checkpoint_proves_nothing(path, run, hpcfwi, capsys):
+def test_damaged_checkpoint_does_not_count_as_an_epoch(path, run, hpcfwi, capsys):
     with (run / "checkpoints" / "epoch_000005.ckpt").open("ab") as file:
         file.write(b"?")
     assert hpcfwi("status", path) == 1
     assert "\n4 of 5 epochs are done in " in capsys.readouterr().out
 
 
-def test_run_whose_model_is_gone_is_not_complete_and_the_same_command_writes_it(
-    path, run, hpcfwi, capsys
-):
+def test_run_without_its_model_is_incomplete_until_run_writes_it(path, run, hpcfwi, capsys):
     result = read_model(run / "model.h5")["vp"]
     (run / "model.h5").unlink()
     assert hpcfwi("status", path) == 1
@@ -83,7 +81,7 @@ def test_run_whose_model_is_gone_is_not_complete_and_the_same_command_writes_it(
     assert (read_model(run / "model.h5")["vp"] == result).all()
 
 
-def test_run_whose_model_is_older_than_its_checkpoint_is_not_complete(
+def test_run_with_a_model_older_than_its_checkpoint_is_incomplete(
     hpcfwi, tmp_path, monkeypatch, capsys
 ):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
@@ -100,12 +98,12 @@ def test_run_whose_model_is_older_than_its_checkpoint_is_not_complete(
     assert hpcfwi("status", run) == 0
 
 
-def test_the_directory_of_another_run_is_bad_input(path, hpcfwi, capsys):
+def test_status_in_the_directory_of_another_run_is_an_input_error(path, hpcfwi, capsys):
     assert hpcfwi("status", path, "--set", "inversion.seed=7") == 2
     assert "has other values: inversion.seed = 0" in capsys.readouterr().err
 
 
-def test_status_takes_the_options_of_run_and_joins_no_mpi(path):
+def test_status_takes_the_options_of_run_and_does_not_start_mpi(path):
     options = ["--restarts", "2", "--launch", "mpirun -n 2", "--engine", "cpu", "--device", "cpu"]
     done = subprocess.run(
         [*warm_python(), "-c", WITHOUT_MPI, "status", str(path), *options],
@@ -117,7 +115,7 @@ def test_status_takes_the_options_of_run_and_joins_no_mpi(path):
     assert done.stdout.endswith("MPI False\n")
 
 
-def test_a_model_that_no_run_has_made_is_of_no_epoch(tmp_path, run):
+def test_epoch_of_a_model_that_no_run_has_written_is_0(tmp_path, run):
     model = read_model(run / "model.h5")
     write_model(tmp_path / "other.h5", model)
     (tmp_path / "torn.h5").write_bytes((run / "model.h5").read_bytes()[:1000])
@@ -143,7 +141,7 @@ class Net:
     ],
 )
 @pytest.mark.parametrize("command", ["status", "show", "plan", "check"])
-def test_commands_that_read_import_nothing_that_a_run_names(
+def test_read_only_commands_do_not_import_modules_named_by_the_input(
     command, keys, hpcfwi, run, tmp_path, monkeypatch, capsys
 ):
     mark = tmp_path / "mark"

@@ -1,4 +1,4 @@
-"""One page of a run that needs no other file."""
+"""Tests of the report of a run, a page that needs no other file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from html.parser import HTMLParser
 
 from hpcfwi.inversion import shot_qc
-from hpcfwi.report.painter import Painter
+from hpcfwi.run.recorder import Painter
 from tests.inversion.examples import write_input
 
 
 class Outline(HTMLParser):
-    """What a browser would see: headings, pictures, the table's cells."""
+    """A parser that collects the headings, pictures and table cells of a page."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Outline(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag, "what was opened last is closed first"
+        assert self.open.pop() == tag, "tags are nested"
 
     def handle_data(self, data):
         if self.open and self.open[-1] in ("h1", "h2"):
@@ -33,7 +33,7 @@ class Outline(HTMLParser):
             self.cells.append(data)
 
 
-def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, monkeypatch, capfd):
+def test_page_has_figures_numbers_input_and_citation(hpcfwi, tmp_path, monkeypatch, capfd):
     stages = [{"name": "<low>", "data": {"band": [0.0, 8.0]}}, {"inversion": {"epochs": 1}}]
     path = write_input(tmp_path, {"inversion.epochs": 2, "stage": stages})
     with monkeypatch.context() as patch:
@@ -45,19 +45,19 @@ def test_a_page_has_figures_numbers_input_and_how_to_cite(hpcfwi, tmp_path, monk
     outline = Outline()
     outline.feed(text)
     assert outline.open == []
-    assert outline.headings == ["run", "Stages", "Data", "Figures", "Input", "Made with"]
+    assert outline.headings == ["run", "Stages", "Data", "Figures", "Input", "Software"]
     assert outline.cells[:2] == ["<low>", "2"]
     assert "(m/s)" in text
     for stage in (1, 2):
-        assert f"fitted at the end, stage {stage}<" in text
+        assert f"Data fit at the end, stage {stage}<" in text
     assert outline.cells[5:7] == ["2", "3"]
     assert len(outline.sources) >= 7
     assert all(source.startswith("data:image/png;base64,") for source in outline.sources)
-    assert "http" not in text.replace("http-equiv", ""), "nothing is fetched"
+    assert "http" not in text.replace("http-equiv", ""), "the page loads nothing from elsewhere"
     assert "How to cite" in text
 
 
-def test_warnings_of_check_and_of_a_poor_fit_are_on_the_page(hpcfwi, tmp_path, monkeypatch, capfd):
+def test_page_shows_warnings_of_check_and_of_a_poor_fit(hpcfwi, tmp_path, monkeypatch, capfd):
     path = write_input(tmp_path, {"inversion.epochs": 1, "inversion.optimizer.lr": 1e-3})
     monkeypatch.setattr(Painter, "submit", lambda *_: None)
     monkeypatch.setattr(shot_qc, "FEW_CLOSE", 1.1)
@@ -72,10 +72,10 @@ def test_warnings_of_check_and_of_a_poor_fit_are_on_the_page(hpcfwi, tmp_path, m
     assert hpcfwi("show", run, "--report") == 0
     page = (run / "report.html").read_text()
     for words in (
-        "<h3>Observed data against the starting model, stage &lt;low&gt;</h3>",
+        "<h3>Observed data and data of the starting model, stage &lt;low&gt;</h3>",
         '<p class="warning">WARNING: a &amp; b. Do c.</p>',
         '<p class="warning">WARNING: data fit after epoch 1: ',
-        "shots the residual is",
+        "the residual of ",
     ):
         assert words in page
     for damage in ("[", "[1]", "[" * 100_000, '[{"label": ""}]'):
@@ -84,7 +84,7 @@ def test_warnings_of_check_and_of_a_poor_fit_are_on_the_page(hpcfwi, tmp_path, m
         assert "check.json" in capfd.readouterr().err
 
 
-def test_a_run_without_stages_has_a_table_without_a_column_of_stages(hpcfwi, tmp_path, monkeypatch):
+def test_table_of_a_run_without_stages_has_no_stage_column(hpcfwi, tmp_path, monkeypatch):
     path = write_input(tmp_path, {"inversion.epochs": 2})
     monkeypatch.setattr(Painter, "submit", lambda *_: None)
     assert hpcfwi("run", path, "--quiet") == 0
@@ -96,6 +96,6 @@ def test_a_run_without_stages_has_a_table_without_a_column_of_stages(hpcfwi, tmp
     assert outline.cells[0] == "2", "the last epoch"
 
 
-def test_what_is_no_run_directory_has_none(hpcfwi, tmp_path):
+def test_report_of_a_directory_without_a_run_is_refused(hpcfwi, tmp_path):
     assert hpcfwi("show", tmp_path, "--report") == 2
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Inversions that go on without ranks that were killed, to the same bits."""
+"""Tests of inversions that continue without killed ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import long_form, run_ranks
 
 EPOCHS = 6
-LONGEST = 0.15  # s, about an epoch, so that deaths fall anywhere into one
+LONGEST = 0.15  # s, about the length of an epoch, so that ranks die anywhere in one
 
 
 def run_with_deaths(folder, n, deaths, schedule, sharded=False):
-    """The run directory of an inversion in which ranks die, and what was printed."""
+    """Run an inversion in which ranks die; return its directory, output and error output."""
     changes = {
         "inversion.epochs": EPOCHS,
         "inversion.batch": 10,
@@ -52,10 +52,10 @@ def undisturbed(tmp_path_factory):
     ids=[
         "one after the other, rank 0 among them",
         "two at once, rank 0 among them",
-        "with the state of the optimiser in slabs, of which theirs are lost",
+        "with shards of the optimiser's state, some of which are lost",
     ],
 )
-def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
+def test_inversion_continues_without_killed_ranks_to_the_same_bits(
     tmp_path, undisturbed, victims, schedule, sharded
 ):
     epochs = sorted(random.sample(range(1, EPOCHS - 1), len(victims)))
@@ -80,5 +80,5 @@ def test_an_inversion_goes_on_without_ranks_that_were_killed_to_the_same_bits(
     ), deaths
     log = (run / "log.txt").read_text()
     assert "is rank 0 now" in log
-    assert ("part of the optimiser's state is lost" in log) == sharded
+    assert ("state of a dead rank is lost" in log) == sharded
     assert f"epoch {EPOCHS}/{EPOCHS}" in log

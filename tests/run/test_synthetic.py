@@ -1,4 +1,4 @@
-"""`hpcfwi forward --to`: shots simulated into a file of their own, at the positions of a survey."""
+"""Tests of `hpcfwi forward --to`, which simulates the shots of a survey file into another file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
 from tests.ranks import run_ranks
 
-# Receivers that move with the source, some of them beyond an end of the model
+# Receivers that move with the source; some of them are outside the model
 SPREAD = {"count": 12, "depth": 40.0, "offset": -40.0, "spacing": 40.0}
 NO_KEYS = dict.fromkeys(
     f"survey.{key}" for key in ("sources", "receivers", "wavelet", "dt", "duration")
@@ -31,7 +31,7 @@ def traces_of(path):
 
 @pytest.fixture(scope="module")
 def field(tmp_path_factory):
-    """A survey that was simulated by its keys, with uneven spreads, and an input that names it."""
+    """A folder and the file of a survey simulated from keys, with spreads of different lengths."""
     folder = tmp_path_factory.mktemp("field")
     path = write_input(folder, {"survey.receivers": SPREAD}, "keys")
     done = run_ranks(1, ["-m", "hpcfwi", "forward", str(path)], warm=True)
@@ -44,7 +44,7 @@ def name_survey(folder, observed, changes=None, name="file"):
     return write_input(folder, {**given, **(changes or {})}, name)
 
 
-def test_shots_at_the_positions_of_a_file_have_the_bits_of_those_at_the_same_keys(hpcfwi, field):
+def test_survey_from_a_file_gives_the_same_bits_as_from_keys(hpcfwi, field):
     folder, observed = field
     before = observed.read_bytes()
     assert hpcfwi("forward", name_survey(folder, observed), "--to", folder / "again.h5") == 0
@@ -55,9 +55,7 @@ def test_shots_at_the_positions_of_a_file_have_the_bits_of_those_at_the_same_key
     assert observed.read_bytes() == before
 
 
-def test_the_same_command_on_other_ranks_after_a_stop_goes_on_with_the_same_bits(
-    hpcfwi, field, monkeypatch
-):
+def test_stopped_simulation_continues_on_other_ranks_to_the_same_bits(hpcfwi, field, monkeypatch):
     folder, observed = field
     path, target, simulate = name_survey(folder, observed), folder / "late.h5", Simulator.simulate
 
@@ -72,23 +70,23 @@ def test_the_same_command_on_other_ranks_after_a_stop_goes_on_with_the_same_bits
     words = ["-m", "hpcfwi", "forward", str(path), "--to", str(target)]
     done = run_ranks(2, words, warm=True)
     assert done.returncode == 0, done.stderr
-    assert "Going on with the simulation: " in done.stdout
+    assert "Continuing with the simulation: " in done.stdout
     np.testing.assert_array_equal(traces_of(target), traces_of(observed))
-    assert hpcfwi("forward", path, "--to", target) == 0, "it is there already"
+    assert hpcfwi("forward", path, "--to", target) == 0, "the file exists already"
 
 
-def test_a_file_of_other_data_is_never_written_over(hpcfwi, field, capsys):
+def test_file_of_other_data_is_not_overwritten(hpcfwi, field, capsys):
     folder, observed = field
     before = observed.read_bytes()
     faster = write_input(folder, {**NO_KEYS, "survey.file": str(observed)}, "faster")
     write_model(folder / "faster.h5", true_model().map(lambda vp: 1.1 * vp))
     words = ("--model", folder / "faster.h5", "--to", observed)
     assert hpcfwi("forward", faster, *words) == 2
-    assert "these data were made from another model or survey" in capsys.readouterr().err
+    assert "these data are of another model or survey" in capsys.readouterr().err
     assert observed.read_bytes() == before
 
 
-def test_a_model_of_the_command_takes_the_place_of_the_inputs(hpcfwi, field):
+def test_model_option_replaces_the_model_of_the_input(hpcfwi, field):
     folder, observed = field
     path, target = name_survey(folder, observed), folder / "other.h5"
     assert hpcfwi("forward", path, "--model", folder / "run" / "none.h5", "--to", target) == 2
@@ -101,7 +99,7 @@ def test_a_model_of_the_command_takes_the_place_of_the_inputs(hpcfwi, field):
     assert not np.array_equal(traces_of(target), traces_of(observed))
 
 
-def test_the_starting_model_and_the_run_directory_take_no_part(hpcfwi, field):
+def test_starting_model_and_run_directory_are_not_used(hpcfwi, field):
     folder, observed = field
     changes = {"model.initial": {"file": "nowhere.h5"}, "output.directory": str(folder / "unused")}
     path = name_survey(folder, observed, changes, "apart")
@@ -126,7 +124,7 @@ def test_simulated_traces_can_be_written_as_seg_y(hpcfwi, field):
     assert hpcfwi("forward", name_survey(folder, observed), "--to", target) == 2
 
 
-def test_an_own_wavelet_and_time_axis_take_the_place_of_the_files(hpcfwi, field):
+def test_wavelet_and_time_axis_of_the_input_replace_those_of_the_file(hpcfwi, field):
     folder, observed = field
     changes = {"survey.wavelet": RICKER, "survey.dt": 0.002, "survey.duration": 0.3}
     path = name_survey(folder, observed, changes, "own")
@@ -139,18 +137,18 @@ def test_an_own_wavelet_and_time_axis_take_the_place_of_the_files(hpcfwi, field)
 
 
 @pytest.mark.parametrize("changes", [{"survey.dt": 0.002}, {"survey.duration": 0.3}])
-def test_data_that_are_there_keep_their_time_axis(changes, hpcfwi, field, capsys):
+def test_time_axis_of_existing_data_cannot_be_changed(changes, hpcfwi, field, capsys):
     folder, observed = field
     given = {"survey.wavelet": RICKER, **changes}
     assert hpcfwi("check", name_survey(folder, observed, given, "axis")) == 2
     (key,) = changes
     assert f"hpcfwi: {key}: found" in capsys.readouterr().err
     assert hpcfwi("check", name_survey(folder, observed, changes, "alone")) == 2
-    assert "beside file is that of a wavelet" in capsys.readouterr().err
+    assert "belongs to a wavelet: give wavelet too" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_inversion_of_a_file_without_a_wavelet_takes_that_of_the_input(hpcfwi, tmp_path):
+def test_inversion_of_a_file_without_a_wavelet_uses_that_of_the_input(hpcfwi, tmp_path):
     keys = write_input(tmp_path, {"inversion.epochs": 1})
     assert hpcfwi("run", keys) == 0
     with h5py.File(tmp_path / "run" / "observed.h5", "a") as file:
@@ -163,7 +161,7 @@ def test_an_inversion_of_a_file_without_a_wavelet_takes_that_of_the_input(hpcfwi
     np.testing.assert_array_equal(found, expected)
 
 
-def test_seg_y_as_the_survey_is_refused_with_the_command_that_converts_it(hpcfwi, tmp_path, capsys):
+def test_seg_y_as_the_survey_is_refused_with_the_command_to_convert_it(hpcfwi, tmp_path, capsys):
     keys = write_input(tmp_path)
     assert hpcfwi("forward", keys) == 0
     line, gathers = tmp_path / "line.sgy", tmp_path / "line.h5"
@@ -183,18 +181,25 @@ def test_seg_y_as_the_survey_is_refused_with_the_command_that_converts_it(hpcfwi
     np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
 
 
-def test_a_survey_of_a_file_without_a_target_says_how_to_give_one(hpcfwi, field, capsys):
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("", "", "--to synthetic.h5"),
+        ("--model", "true.h5", "--model: given without --to"),
+        ("--to", "a.npy", "gathers file (.h5) or a SEG-Y file (.sgy)"),
+    ],
+    ids=["no target", "model without target", "target of another format"],
+)
+def test_forward_of_a_survey_file_needs_a_valid_target(
+    option, name, message, hpcfwi, field, capsys
+):
     folder, observed = field
-    path = name_survey(folder, observed)
-    assert hpcfwi("forward", path) == 2
-    assert "--to synthetic.h5" in capsys.readouterr().err
-    assert hpcfwi("forward", path, "--model", folder / "true.h5") == 2
-    assert "--model: given without --to" in capsys.readouterr().err
-    assert hpcfwi("forward", path, "--to", folder / "a.npy") == 2
-    assert "gathers (.h5) or SEG-Y (.sgy)" in capsys.readouterr().err
+    words = (option, folder / name) if option else ()
+    assert hpcfwi("forward", name_survey(folder, observed), *words) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_traces_that_seg_y_cannot_hold_are_refused_before_they_are_simulated(hpcfwi, field, capsys):
+def test_traces_that_seg_y_cannot_hold_are_refused_before_simulating(hpcfwi, field, capsys):
     folder, observed = field
     changes = {"survey.wavelet": RICKER, "survey.dt": 0.0035555, "survey.duration": 0.3}
     path = name_survey(folder, observed, changes, "odd")
@@ -203,9 +208,7 @@ def test_traces_that_seg_y_cannot_hold_are_refused_before_they_are_simulated(hpc
     assert not list(folder.glob("odd.sgy*"))
 
 
-def test_shots_at_the_positions_of_a_map_are_written_with_its_numbers_and_coordinates(
-    hpcfwi, field, tmp_path
-):
+def test_seg_y_output_has_the_record_numbers_and_map_coordinates(hpcfwi, field, tmp_path):
     _, observed = field
     with h5py.File(observed) as file:
         heard, x, start = file["mask"].shape, file["receivers"][..., 1], file["sources"][:, 1]

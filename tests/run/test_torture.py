@@ -9,6 +9,6 @@ from tests.torture import main
 
 
 @pytest.mark.long
-def test_a_few_blows_at_random_moments_do_not_change_a_bit(capsys):
+def test_kills_at_random_moments_do_not_change_a_bit(capsys):
     assert main(blows=5, seed=4, python=warm_python()) == 0, capsys.readouterr().out
     assert "The bits of the undisturbed run, after 5 blows" in capsys.readouterr().out

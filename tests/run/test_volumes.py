@@ -1,4 +1,4 @@
-"""Commands with a 3-D model: the same as in 2-D, with pairs of numbers and three slices."""
+"""Tests of commands with a 3-D model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def survey(folder, changes=None):
     return prepare(load_config(write_volume(folder, changes)), Context.alone()).survey
 
 
-def test_points_fill_the_area_of_the_model_with_x_running_fastest(tmp_path):
+def test_points_cover_the_area_of_the_model_with_x_running_fastest(tmp_path):
     (z, y, x), grid = survey(tmp_path).sources.T, true_volume().grid
     assert set(z) == {40.0}
     np.testing.assert_allclose(y, np.repeat([0.0, grid.last[1]], 3))
@@ -35,7 +35,7 @@ def test_points_fill_the_area_of_the_model_with_x_running_fastest(tmp_path):
     assert survey(tmp_path).receivers.shape == (35, 3)
 
 
-def test_points_may_fill_a_part_of_it_or_be_a_line_in_the_middle(tmp_path):
+def test_points_can_cover_a_part_of_the_area_or_form_a_line(tmp_path):
     part = {"count": [2, 2], "depth": 40.0, "first": [80.0, 120.0], "last": [160.0, 240.0]}
     sources = survey(tmp_path, {"survey.sources": part}).sources[:, 1:]
     assert sources.tolist() == [[80.0, 120.0], [80.0, 240.0], [160.0, 120.0], [160.0, 240.0]]
@@ -43,7 +43,7 @@ def test_points_may_fill_a_part_of_it_or_be_a_line_in_the_middle(tmp_path):
     np.testing.assert_array_equal(line[:, 1], true_volume().grid.last[1] / 2)
 
 
-def test_an_input_for_a_volume_is_inverted_and_shown(hpcfwi, tmp_path, monkeypatch, capsys):
+def test_volume_is_inverted_and_its_figures_are_drawn(hpcfwi, tmp_path, monkeypatch, capsys):
     path, run = write_volume(tmp_path), tmp_path / "run"
 
     with monkeypatch.context() as patch:
@@ -56,7 +56,7 @@ def test_an_input_for_a_volume_is_inverted_and_shown(hpcfwi, tmp_path, monkeypat
     assert errors[1] < errors[0]
     result, true = read_model(run / "model.h5"), true_volume()
     assert result.grid == true.grid
-    np.testing.assert_array_equal(result["vp"][:2], true["vp"][:2], "the water is known")
+    np.testing.assert_array_equal(result["vp"][:2], true["vp"][:2], "the water is fixed")
     with h5py.File(run / "observed.h5") as file:
         assert (file["data"].shape, file["sources"].shape) == ((6, 35, 60), (6, 3))
 
@@ -66,7 +66,7 @@ def test_an_input_for_a_volume_is_inverted_and_shown(hpcfwi, tmp_path, monkeypat
     assert all((run / name).read_bytes().startswith(b"\x89PNG") for name in FIGURES)
 
 
-def test_a_coarser_grid_is_the_same_earth(tmp_path):
+def test_coarser_grid_covers_the_same_volume(tmp_path):
     coarse = {"model.spacing": 60.0, "inversion.fixed_above": None}
     experiment = prepare(load_config(write_volume(tmp_path, coarse)), Context.alone())
     assert experiment.initial.grid.shape == (8, 9, 9)

@@ -1,10 +1,9 @@
-"""A Slurm cluster of one node, made of ordinary processes, for as long as the tests need it.
+"""A Slurm cluster of one node, made of ordinary processes, for the duration of the tests.
 
-munged, slurmctld and slurmd run from a folder under pytest's temporary one, on free ports; they
-read nothing from /etc and leave nothing behind. The node claims four GPUs, which are copies of
-/dev/null, and more cores than the machine has, so that the job scripts' requests are met. A job
-that is put back in the queue starts again when its old credential has expired: here after 5 s,
-the least that Slurm takes.
+munged, slurmctld and slurmd run from a temporary folder of pytest on free ports. They read nothing
+from /etc and leave no files. The node claims four GPUs, which are copies of /dev/null, and more
+cores than the machine has, as the job scripts request them. A requeued job starts again after its
+old credential has expired: here after 5 s, the least value of Slurm.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GPUS, CORES = 4, 64
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 NULL_DEVICE = os.makedev(1, 3)
 
-# The job scripts, and the words for sbatch that fit them into the cluster.
+# The job scripts, and the options of sbatch with which they fit into the cluster
 ONE_NODE = {
     "marmousi_4gpu.sh": (),
     "marmousi_nodes.sh": ("--nodes=1",),
@@ -67,11 +66,11 @@ PartitionName=tests Nodes=ALL Default=YES DefaultTime=5 MaxTime=INFINITE State=U
 
 
 def make_checkout(folder: Path, program: str) -> Path:
-    """A checkout in this folder, from which jobs are submitted; its `hpcfwi` is a Bash program."""
+    """Make a checkout for submitting jobs, in which `hpcfwi` is a Bash program."""
     commands = folder / ".venv" / "bin"
     commands.mkdir(parents=True)
     shutil.copytree(ROOT / "slurm", folder / "slurm")
-    (folder / "hpcfwi").mkdir()  # the package, which has the command's name
+    (folder / "hpcfwi").mkdir()  # the package has the name of the command
     for name, body in {"python": f'exec {sys.executable} "$@"', "hpcfwi": program}.items():
         (commands / name).write_text(f"#!/bin/bash\n{body}\n")
         (commands / name).chmod(0o755)
@@ -79,7 +78,7 @@ def make_checkout(folder: Path, program: str) -> Path:
 
 
 def use_launcher(folder: Path, name: str) -> None:
-    """Let a checkout start its ranks as the first example with this word in environment.sh does."""
+    """Let a checkout start ranks by the first example with this launcher in environment.sh."""
     script = folder / "slurm" / "environment.sh"
     text = script.read_text()
     examples = re.findall(r"^#? ?launch=\(.*\n(?:.+\n)*", text, re.MULTILINE)
@@ -89,7 +88,7 @@ def use_launcher(folder: Path, name: str) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """What became of a batch job."""
+    """The outcome of a batch job."""
 
     state: str
     exit_code: int
@@ -99,15 +98,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Slurm's commands, pointed at the cluster under `folder`."""
+    """The commands of Slurm for the cluster in `folder`."""
 
     folder: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to speak to this cluster, and nothing of an outer job.
+        """The environment of commands and jobs, without variables of an outer job.
 
-        Jobs count their threads themselves.
+        OMP_NUM_THREADS is removed, since jobs count their threads themselves.
         """
         outer = {
             name: value
@@ -133,22 +132,22 @@ class Cluster:
         return done
 
     def submit(self, *command: str | Path, cwd: Path = ROOT) -> int:
-        """`sbatch` with these words from the folder `cwd`; the job's number."""
+        """Run `sbatch` with these arguments in the folder `cwd`; return the number of the job."""
         log = f"--output={self.folder}/%j.log"
         return int(self.call("sbatch", "--parsable", log, *command, cwd=cwd).stdout)
 
     def log(self, job: int) -> str:
-        """What the job has printed so far, on all its tries."""
+        """Return the output of the job so far, including that of earlier tries."""
         path = self.folder / f"{job}.log"
         return path.read_text() if path.exists() else ""
 
     def describe(self, job: int) -> dict[str, str]:
-        """Slurm's record of a job: JobState, ExitCode, Restarts, ..."""
+        """Return Slurm's record of a job: JobState, ExitCode, Restarts, ..."""
         record = self.call("scontrol", "show", "job", "--oneliner", str(job)).stdout
         return dict(word.split("=", 1) for word in record.split() if "=" in word)
 
     def wait(self, job: int, timeout: float = 60.0) -> Job:
-        """Wait until the job has ended for good: not one that was put back in the queue."""
+        """Wait until the job has ended and is not requeued."""
         for _ in seconds(timeout, lambda: f"job {job} did not end: {self.log(job)}"):
             record = self.describe(job)
             if record["JobState"] in ENDED:
@@ -157,7 +156,7 @@ class Cluster:
         raise AssertionError  # `seconds` never ends by itself
 
     def clear(self) -> None:
-        """End what failed tests have left: a job's processes outlive the daemons."""
+        """Cancel the jobs of failed tests, since their processes outlive the daemons."""
         self.call("scancel", "--user=root", check=False)
         for _ in seconds(20.0, lambda: "a job would not end"):
             if not self.call("squeue", "--noheader").stdout:
@@ -171,7 +170,7 @@ class Cluster:
 
 
 def seconds(timeout: float, complaint: Callable[[], str], pause: float = 0.1) -> Iterator[None]:
-    """Come back every `pause` seconds; fail with `complaint()` after `timeout` seconds."""
+    """Yield every `pause` seconds; fail with `complaint()` after `timeout` seconds."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         yield
@@ -211,7 +210,7 @@ def stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def bring_up(stack: ExitStack, folder: Path) -> Cluster:
-    """Write the configuration, start the daemons, and wait until the node takes jobs."""
+    """Write the configuration, start the daemons, and wait until the node accepts jobs."""
     for name in ("munge", "state", "spool", "devices", "pmix"):
         (folder / name).mkdir()
     folder.chmod(0o755)  # munged refuses a socket in a folder that others cannot enter
@@ -223,7 +222,7 @@ def bring_up(stack: ExitStack, folder: Path) -> Cluster:
     for number in range(GPUS):
         os.mknod(folder / "devices" / f"gpu{number}", 0o020666, NULL_DEVICE)
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/devices/gpu[0-{GPUS - 1}]\n")
-    # By default in /tmp, under names that another cluster's jobs would have, too.
+    # The default is in /tmp, where jobs of another cluster have the same names
     (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n")
     (folder / "slurm.conf").write_text(
         SLURM_CONF.format(
@@ -262,7 +261,7 @@ def bring_up(stack: ExitStack, folder: Path) -> Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A running cluster; the tests are skipped where it cannot be had."""
+    """A running cluster; the tests are skipped if it cannot be started."""
     missing = [name for name in DAEMONS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: Slurm's daemons are needed for this test")

@@ -1,4 +1,4 @@
-"""Real inversions as batch jobs: the scripts, a small input, the CPU engine, the results."""
+"""Tests of inversions as batch jobs with the job scripts, a small input and the CPU engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, Job, make_checkout
 
 SMALL = (str(ROOT / "inputs/small.toml"), "--device", "cpu")
 
-# hpcfwi with two accidents: rank 1 is killed after its third epoch, once, and then epochs take so
-# long that the time limit comes before the last of them, until it has come.
+# hpcfwi with two faults: first, rank 1 is killed after its third epoch; then epochs are so slow
+# that the time limit comes before the last one.
 TROUBLED = f"""\
 export PYTHONPATH={ROOT}
 exec {sys.executable} - "$@" << 'END'
@@ -27,7 +27,7 @@ import os, pathlib, signal, time
 from hpcfwi.cli import main
 from hpcfwi.parallel.watch import StopRequest
 
-agreed = StopRequest.agreed
+agreed = StopRequest.agree_to_stop
 killed, stopped = pathlib.Path("killed"), pathlib.Path("stopped")
 
 def agree_slowly(self):
@@ -45,21 +45,21 @@ def agree_slowly(self):
         stopped.touch()
     return name
 
-StopRequest.agreed = agree_slowly
+StopRequest.agree_to_stop = agree_slowly
 main()
 END
 """
 
 
 def epochs_done(run: Path) -> list[int]:
-    """The numbers of the epochs in a run's metrics, whole lines only."""
+    """Return the epochs in the whole lines of a run's metrics."""
     path = run / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line)["epoch"] for line in text.splitlines(True) if line.endswith("\n")]
 
 
 def assert_complete(run: Path) -> None:
-    """Every epoch once, in order; a model that can be; the figures."""
+    """Assert that a run has every epoch once, a valid model, and its figures."""
     epochs = tomllib.loads((run / "config.toml").read_text())["inversion"]["epochs"]
     assert epochs_done(run) == list(range(1, epochs + 1))
     with h5py.File(run / "model.h5") as file:
@@ -89,7 +89,7 @@ def invert(cluster: Cluster, script: str, run: Path, settings: tuple[str, ...] =
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of the script for CPUs."""
+    """The directory of a run by the script for CPUs."""
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     job = invert(cluster, "marmousi_cpu.sh", run)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
@@ -97,39 +97,39 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> P
     return run
 
 
-def test_the_script_for_cpus_inverts_from_start_to_figures(undisturbed: Path) -> None:
+def test_cpu_script_runs_an_inversion_with_all_epochs_and_figures(undisturbed: Path) -> None:
     assert_complete(undisturbed)
 
 
 @pytest.mark.parametrize("script", ["marmousi_4gpu.sh", "marmousi_nodes.sh"])
 def test_other_job_scripts_run_to_the_end(script: str, cluster: Cluster, tmp_path: Path) -> None:
-    # The script is what is tried here, the inversion is the same
+    # This tests the script; the inversion is the same
     job = invert(cluster, script, tmp_path / "run", settings=("--set", "inversion.epochs=3"))
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
     assert_complete(tmp_path / "run")
 
 
-def test_a_job_with_a_killed_rank_and_too_little_time_finds_the_same_bits(
+def test_job_with_a_killed_rank_and_too_little_time_finds_the_same_bits(
     undisturbed: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     folder, run = make_checkout(tmp_path, TROUBLED), tmp_path / "run"
     number = submit(cluster, "marmousi_cpu.sh", run, "--signal=B:USR1@30", cwd=folder)
     cluster.wait_for_line(number, "starts again from the last checkpoint", timeout=200)
     cluster.wait_for_line(number, "epoch  4/20", timeout=200)
-    # However fast the machine is: Slurm, which looks twice a minute, signals before half of the
-    # other epochs are done, and half a minute and more before it would kill.
+    # Slurm checks limits twice a minute. On any machine, it sends the signal before half of the
+    # other epochs are done, and at least half a minute before it kills the job.
     end = datetime.now() + timedelta(seconds=60)
     cluster.call("scontrol", "update", f"JobId={number}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}")
     job = cluster.wait(number, timeout=400)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
     assert job.restarts >= 1
-    assert "hpcfwi ended with 137" in job.log, "and it starts again, now or in the next try"
+    assert "hpcfwi ended with 137" in job.log, "the ranks start again, in this try or the next"
     assert "stopped by SIGUSR1 after epoch " in job.log
     assert_complete(run)
     assert vp_digest(run) == vp_digest(undisturbed)
 
 
-def test_a_job_that_cannot_read_its_checkpoint_ends_with_2_and_goes_on_when_it_can(
+def test_job_with_an_unreadable_checkpoint_ends_with_2_and_continues_later(
     undisturbed: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -137,19 +137,19 @@ def test_a_job_that_cannot_read_its_checkpoint_ends_with_2_and_goes_on_when_it_c
     *_, before, last = sorted((run / "checkpoints").iterdir())
     last.unlink()
     good = before.rename(tmp_path / "elsewhere.ckpt")
-    before.symlink_to(before)  # the jobs are root's, who may read anything else
+    before.symlink_to(before)  # a file that root cannot read either
     job = invert(cluster, "marmousi_cpu.sh", run)
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 2, 0), job.log
     assert f"{before}: it cannot be read" in job.log
     good.replace(before)
     job = invert(cluster, "marmousi_cpu.sh", run)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
-    assert "Going on from the checkpoint of epoch " in job.log
+    assert "Continuing from the checkpoint of epoch " in job.log
     assert_complete(run)
     assert vp_digest(run) == vp_digest(undisturbed)
 
 
 def vp_digest(run: Path) -> str:
-    """The SHA-256 of the model's bytes."""
+    """Return the SHA-256 of the model's bytes."""
     with h5py.File(run / "model.h5") as file:
         return hashlib.sha256(file["vp"][...].tobytes()).hexdigest()

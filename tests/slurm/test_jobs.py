@@ -1,6 +1,6 @@
-"""The job scripts, with a small program in hpcfwi's place: what they ask for, and how they end.
+"""Tests of the job scripts with a small program in place of hpcfwi.
 
-The program has done all its epochs when its rank 0 has ended with 0: there is a file `done` then.
+All epochs of the program are done when its rank 0 has ended with 0; then there is a file `done`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import pytest
 from tests.ranks import make_env
 from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, make_checkout, seconds, use_launcher
 
-# What a job sees of the environment, without a cluster
+# Prints the PYTHONPATH of a job, without a cluster
 ENVIRONMENT = "source slurm/environment.sh; printf '[%s]' \"$PYTHONPATH\""
 
 GPU_SCRIPTS = ["marmousi_4gpu.sh", "marmousi_nodes.sh"]
 
-# Bash calls the EXIT trap of a program that a signal ends with what was there before: often a 0.
+# When a signal ends a program, Bash calls the EXIT trap with the previous status, often 0.
 STATUS = """\
 [[ $1 != status ]] || exec test -e done
 trap 'exit 143' TERM
 trap '[[ $?:$SLURM_PROCID != 0:0 ]] || touch done' EXIT
 """
 
-# Waits for a signal on the first try of a job, and is done at once on the next. The ranks leave one
-# after the other, as those do whose interpreters take their time to end.
+# Waits for a signal in the first try of a job, and ends at once in the next. The ranks exit one
+# after the other, like interpreters that need time to end.
 INTERRUPTIBLE = """\
 [[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || { echo "rank $SLURM_PROCID continues"; exit 0; }
 trap 'trap - TERM; echo "rank $SLURM_PROCID saves"; sleep 0.$((3 * SLURM_PROCID)); exit 3' USR1 TERM
@@ -52,7 +52,7 @@ def submit(cluster: Cluster, script: str, folder: Path, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize("script", ONE_NODE)
-def test_a_script_inverts_marmousi_unless_told_otherwise(
+def test_script_runs_marmousi_unless_given_another_input(
     script: str, cluster: Cluster, checkout: Checkout
 ) -> None:
     folder = checkout('echo "arguments: $*"')
@@ -66,7 +66,7 @@ def test_a_script_inverts_marmousi_unless_told_otherwise(
     assert "arguments: run inputs/small.toml --set inversion.epochs=3\n" in log
 
 
-def test_a_script_is_submitted_from_anywhere_where_it_is_told_where_hpcfwi_is(
+def test_script_can_be_submitted_from_any_directory_with_hpcfwi_root(
     cluster: Cluster, checkout: Checkout, tmp_path: Path
 ) -> None:
     folder, elsewhere = checkout('echo "$PWD: $*"'), tmp_path / "else where"
@@ -87,7 +87,7 @@ def test_each_of_four_ranks_sees_the_four_gpus_of_its_node(
         assert f"rank {rank} of 4 sees 0,1,2,3\n" in job.log
 
 
-def test_the_script_for_cpus_asks_for_no_gpus(cluster: Cluster, checkout: Checkout) -> None:
+def test_cpu_script_requests_no_gpus(cluster: Cluster, checkout: Checkout) -> None:
     folder = checkout('echo "rank $SLURM_PROCID sees ${CUDA_VISIBLE_DEVICES-nothing}"')
     job = cluster.wait(submit(cluster, "marmousi_cpu.sh", folder))
     assert sorted(line for line in job.log.splitlines() if "sees" in line) == [
@@ -96,9 +96,7 @@ def test_the_script_for_cpus_asks_for_no_gpus(cluster: Cluster, checkout: Checko
     ]
 
 
-def test_the_ranks_of_a_job_find_each_other_through_mpi(
-    cluster: Cluster, checkout: Checkout
-) -> None:
+def test_ranks_of_a_job_are_connected_by_mpi(cluster: Cluster, checkout: Checkout) -> None:
     folder = checkout(
         "python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), \"ranks\")'"
     )
@@ -106,18 +104,14 @@ def test_the_ranks_of_a_job_find_each_other_through_mpi(
     assert job.log.count("4 ranks\n") == 4
 
 
-def test_an_error_of_all_ranks_is_the_exit_code_of_the_job(
-    cluster: Cluster, checkout: Checkout
-) -> None:
+def test_exit_code_of_the_job_is_that_of_its_ranks(cluster: Cluster, checkout: Checkout) -> None:
     folder = checkout("echo bad input; exit 2")
     job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder))
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 2, 0)
     assert "hpcfwi ended with 2" in job.log
 
 
-def test_a_failed_rank_ends_the_others_and_the_job_for_good(
-    cluster: Cluster, checkout: Checkout
-) -> None:
+def test_failed_rank_ends_the_job_without_restarts(cluster: Cluster, checkout: Checkout) -> None:
     # Not `sleep 100 & wait`: the signal may end the sleep first, and so the wait, with 0
     folder = checkout(
         "[[ $SLURM_PROCID != 2 ]] || exit 1; trap 'exit 3' TERM; while :; do sleep 0.1; done"
@@ -127,25 +121,25 @@ def test_a_failed_rank_ends_the_others_and_the_job_for_good(
     assert (job.state, job.restarts) == ("FAILED", 0)
 
 
-def test_after_a_failure_the_ranks_start_again_within_the_job(
-    cluster: Cluster, checkout: Checkout
-) -> None:
+def test_failed_ranks_are_restarted_within_the_job(cluster: Cluster, checkout: Checkout) -> None:
     folder = checkout(
         "[[ $SLURM_PROCID != 0 || -e failed ]] || { touch failed; sleep 0.5; kill -9 $$; }"
     )
     job = cluster.wait(submit(cluster, "marmousi_4gpu.sh", folder), timeout=40)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
     assert job.log.count("it starts again from the last checkpoint") == 1
-    assert job.log.count("(srun --mpi=") == 1, "one try of the job"
+    assert job.log.count("(srun --mpi=") == 1, "the job has one try"
 
 
-def test_job_is_not_requeued_for_ever(cluster: Cluster, checkout: Checkout) -> None:
+def test_job_that_always_fails_ends_after_its_restarts(
+    cluster: Cluster, checkout: Checkout
+) -> None:
     job = cluster.wait(submit(cluster, "marmousi_cpu.sh", checkout("exit 1")))
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 1, 0), job.log
     assert job.log.count("it starts again from the last checkpoint") == 2
 
 
-def test_a_failure_after_the_last_epoch_is_told_and_the_job_is_a_success(
+def test_failure_after_the_last_epoch_does_not_fail_the_job(
     cluster: Cluster, checkout: Checkout
 ) -> None:
     job = cluster.wait(submit(cluster, "marmousi_cpu.sh", checkout("touch done; exit 1")))
@@ -155,9 +149,9 @@ def test_a_failure_after_the_last_epoch_is_told_and_the_job_is_a_success(
 
 
 def submit_with_stale_socket(cluster: Cluster, folder: Path, *options: str) -> tuple[int, int]:
-    """A job whose first step cannot be launched, and one that waits for its success.
+    """Submit a job whose first step cannot be launched, and one that depends on its success.
 
-    An earlier try of the job has left its socket, whereupon Slurm's PMIx plugin gives up.
+    The PMIx plugin of Slurm fails if an earlier try of the job has left its socket.
     """
     words = (*options, "--hold", *ONE_NODE["marmousi_cpu.sh"], "slurm/marmousi_cpu.sh")
     job = cluster.submit(*words, cwd=folder)
@@ -167,18 +161,16 @@ def submit_with_stale_socket(cluster: Cluster, folder: Path, *options: str) -> t
     return job, follower
 
 
-def test_a_step_that_could_not_be_launched_is_started_again(
-    cluster: Cluster, checkout: Checkout
-) -> None:
+def test_step_that_could_not_be_launched_is_restarted(cluster: Cluster, checkout: Checkout) -> None:
     first, follower = submit_with_stale_socket(cluster, checkout('echo "rank $SLURM_PROCID runs"'))
     job = cluster.wait(first)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0), job.log
     assert job.log.count("srun ended with 0, but not all epochs are done; it starts again") == 1
-    assert job.log.count("rank 0 runs\n") == 1, "the next step has a number of its own"
+    assert job.log.count("rank 0 runs\n") == 1, "the next step has another number"
     assert cluster.wait(follower).state == "COMPLETED"
 
 
-def test_job_that_may_not_be_requeued_fails_and_dependent_jobs_never_start(
+def test_failed_job_without_restarts_blocks_its_dependent_jobs(
     cluster: Cluster, checkout: Checkout
 ) -> None:
     first, follower = submit_with_stale_socket(
@@ -195,7 +187,9 @@ def test_job_that_may_not_be_requeued_fails_and_dependent_jobs_never_start(
 
 
 @pytest.mark.parametrize("name", ["srun", "mpirun", "torchrun"])
-def test_no_launcher_is_believed(name: str, cluster: Cluster, checkout: Checkout) -> None:
+def test_launcher_that_returns_0_before_the_last_epoch_has_failed(
+    name: str, cluster: Cluster, checkout: Checkout
+) -> None:
     folder = checkout("echo never runs")
     use_launcher(folder, name)
     put_command(folder, name, "exit 0")
@@ -205,7 +199,7 @@ def test_no_launcher_is_believed(name: str, cluster: Cluster, checkout: Checkout
 
 
 @pytest.mark.parametrize("name", ["mpirun", "torchrun"])
-def test_the_other_launchers_pass_the_signal_on_and_the_job_continues_later(
+def test_mpirun_and_torchrun_forward_the_signal_and_the_job_continues(
     name: str, cluster: Cluster, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "mpirun" and shutil.which("mpirun") is None:
@@ -215,8 +209,8 @@ def test_the_other_launchers_pass_the_signal_on_and_the_job_continues_later(
             monkeypatch.setenv(variable, value)
     folder = checkout(
         "[[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || exit 0\n"
-        "said='stopped after epoch 2; the same command goes on from there'\n"
-        # torchrun passes on what Slurm may have told the ranks already.
+        "said='stopped after epoch 2; the same command continues from there'\n"
+        # torchrun forwards a signal that Slurm may have sent to the ranks already.
         "trap 'trap : USR1; echo $said; sleep 0.5; exit 3' USR1\n"
         "echo works; while :; do sleep 0.1; done"
     )
@@ -229,17 +223,17 @@ def test_the_other_launchers_pass_the_signal_on_and_the_job_continues_later(
     cluster.call("scancel", "--signal=USR1", "--batch", str(number))
     job = cluster.wait(number)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), job.log
-    assert job.log.count("stopped after epoch 2") == 2, "every rank has got it"
+    assert job.log.count("stopped after epoch 2") == 2, "every rank has received the signal"
 
 
 def put_command(folder: Path, name: str, body: str) -> None:
-    """Put a Bash program of this name before all others that a checkout's jobs find."""
+    """Add a Bash program that the jobs of a checkout find before others of the same name."""
     path = folder / ".venv" / "bin" / name
     path.write_text(f"#!/bin/bash\n{body}\n")
     path.chmod(0o755)
 
 
-def test_bad_input_that_a_launcher_made_a_1_of_is_not_tried_again(
+def test_bad_input_reported_as_1_by_the_launcher_is_not_restarted(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     folder = make_checkout(tmp_path, "[[ $1 == run ]] && exit 1; echo no such config; exit 2")
@@ -249,13 +243,13 @@ def test_bad_input_that_a_launcher_made_a_1_of_is_not_tried_again(
 
 
 @pytest.mark.parametrize("places", [("epoch 4", "epoch 4"), ("shot 30", "shot 51", "shot 51")])
-def test_a_job_that_stops_twice_at_the_same_place_is_not_put_back_in_the_queue(
+def test_job_that_stops_twice_at_the_same_place_is_not_requeued(
     places: Sequence[str], cluster: Cluster, checkout: Checkout
 ) -> None:
     folder = checkout(
         f"places=({' '.join(map(repr, places))})\n"
         "place=${places[${SLURM_RESTART_COUNT:-0}]}\n"
-        "trap 'echo \"stopped, the same command goes on from $place\"; exit 3' USR1\n"
+        "trap 'echo \"stopped, the same command continues from $place\"; exit 3' USR1\n"
         'echo "works $SLURM_PROCID"; while :; do sleep 0.1; done'
     )
     number = submit(cluster, "marmousi_cpu.sh", folder)
@@ -269,7 +263,7 @@ def test_a_job_that_stops_twice_at_the_same_place_is_not_put_back_in_the_queue(
     assert "Stopped where the try before did: give the job more time" in job.log
 
 
-def test_before_the_time_limit_every_rank_saves_and_the_job_continues_later(
+def test_ranks_save_before_the_time_limit_and_the_job_continues(
     cluster: Cluster, checkout: Checkout
 ) -> None:
     number = submit(cluster, "marmousi_4gpu.sh", checkout(INTERRUPTIBLE))
@@ -283,7 +277,7 @@ def test_before_the_time_limit_every_rank_saves_and_the_job_continues_later(
         assert f"rank {rank} continues\n" in job.log
 
 
-def test_a_failure_while_time_runs_out_does_not_keep_the_job_from_continuing(
+def test_failure_near_the_time_limit_does_not_prevent_requeueing(
     cluster: Cluster, checkout: Checkout
 ) -> None:
     folder = checkout(
@@ -295,11 +289,11 @@ def test_a_failure_while_time_runs_out_does_not_keep_the_job_from_continuing(
     cluster.call("scancel", "--signal=USR1", "--batch", str(number))
     job = cluster.wait(number)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), job.log
-    assert "hpcfwi ended with 1 as time ran out; the job goes on" in job.log
+    assert "hpcfwi ended with 1 as time ran out; the job continues" in job.log
 
 
-def test_a_cancelled_job_saves_and_does_not_come_back(cluster: Cluster, checkout: Checkout) -> None:
-    # Slurm's own SIGTERM may come while a rank saves on the script's: `hpcfwi` has noted one then
+def test_cancelled_job_saves_and_is_not_requeued(cluster: Cluster, checkout: Checkout) -> None:
+    # Slurm's SIGTERM may come while a rank saves after that of the script, which `hpcfwi` has noted
     patient = INTERRUPTIBLE.replace("trap - TERM", 'trap "" TERM')
     number = submit(cluster, "marmousi_4gpu.sh", checkout(patient))
     for rank in range(4):
@@ -312,7 +306,7 @@ def test_a_cancelled_job_saves_and_does_not_come_back(cluster: Cluster, checkout
 
 
 @pytest.mark.parametrize("script", ONE_NODE)
-def test_every_script_is_signalled_two_minutes_before_its_time_limit(script: str) -> None:
+def test_scripts_request_a_signal_two_minutes_before_their_time_limit(script: str) -> None:
     lines = (ROOT / "slurm" / script).read_text().splitlines()
     assert {
         "#SBATCH --signal=B:USR1@120",
@@ -322,14 +316,14 @@ def test_every_script_is_signalled_two_minutes_before_its_time_limit(script: str
 
 
 @pytest.mark.parametrize("script", ONE_NODE)
-def test_a_script_outside_of_slurm_says_how_to_submit_it(script: str, cluster: Cluster) -> None:
+def test_script_outside_of_slurm_says_how_to_submit_it(script: str, cluster: Cluster) -> None:
     done = cluster.call("bash", f"slurm/{script}", check=False)
     assert done.returncode != 0
     assert "submit this script with sbatch" in done.stderr
 
 
 @pytest.mark.parametrize("found", ["{0}", ":{0}", "{0}:", ":{0}::/b c:", ":"])
-def test_a_job_has_no_empty_entry_of_pythonpath(found: str, tmp_path: Path) -> None:
+def test_job_environment_has_no_empty_pythonpath_entry(found: str, tmp_path: Path) -> None:
     folder = make_checkout(tmp_path, "")
     (folder / "mpi4py.py").write_text("raise SystemExit('executed')")
     path = found.format(ROOT)

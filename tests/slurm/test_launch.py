@@ -1,4 +1,4 @@
-"""`srun` by hand: the ranks of one job, or a message in place of as many lonely ones."""
+"""Tests of starting ranks with `srun`, and of the error with a wrong MPI plugin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.conftest import Cluster
 
-# What hpcfwi's launcher makes of this process.
+# Prints the rank that hpcfwi finds for this process
 JOIN = """\
 import torch
 from hpcfwi.parallel.launch import launch
@@ -20,7 +20,7 @@ context.close()
 
 @pytest.fixture(scope="session")
 def plugin() -> str:
-    """The --mpi of srun that belongs to this machine's MPI."""
+    """The value of `srun --mpi` for the MPI of this machine."""
     vendor, _ = pytest.importorskip("mpi4py.MPI").get_vendor()
     return "pmix" if vendor == "Open MPI" else "pmi2"
 
@@ -30,17 +30,17 @@ def test_srun_with_the_right_plugin_starts_one_job(cluster: Cluster, plugin: str
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3, sum 3.0" for rank in range(3)]
 
 
-def test_under_srun_ranks_that_give_a_step_up_leave_together(cluster: Cluster, plugin: str) -> None:
+def test_stopped_ranks_under_srun_exit_together(cluster: Cluster, plugin: str) -> None:
     program = (sys.executable, "-m", "tests.parallel.faults.watched", "stop_in_a_long_step", "1")
     leave = ("--kill-on-bad-exit=0", "--wait=20")
     done = cluster.call("srun", f"--mpi={plugin}", *leave, "-n2", *program, check=False)
     assert done.returncode == 3, done.stderr
-    assert "hpcfwi: stopped by SIGUSR1 in the middle of epoch 7, which is given up" in done.stderr
+    assert "hpcfwi: stopped by SIGUSR1 in the middle of epoch 7, which is lost" in done.stderr
     assert "MPI_ABORT" not in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["none", "pmi2"])
-def test_srun_with_a_wrong_plugin_ends_with_the_remedy(
+def test_srun_with_a_wrong_plugin_ends_with_a_remedy(
     wrong: str, cluster: Cluster, plugin: str
 ) -> None:
     if wrong == plugin:

@@ -1,4 +1,4 @@
-"""Small surveys, traces and models, the same on every rank."""
+"""Small surveys, traces and models that are equal on every rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def example_survey(per_shot: bool = False, ndim: int = 2) -> Survey:
 
 
 def large_survey(n_shots: int) -> Survey:
-    """Whose gathers have a megabyte each."""
+    """Return a survey whose gathers have a megabyte each."""
     return Survey(
         np.zeros((n_shots, 2)), np.zeros((256, 2)), np.zeros(1024, dtype=np.float32), dt=0.002
     )

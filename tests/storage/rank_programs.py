@@ -1,4 +1,4 @@
-"""What the tests run on several ranks: `python -m tests.storage.rank_programs NAME FOLDER`."""
+"""Programs that the tests run on ranks: `python -m tests.storage.rank_programs NAME FOLDER`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WITH_MPI_HDF5 = h5py.get_config().mpi
 
 
 def contexts(context):
-    """The same ranks: with parallel HDF5, without it, and such as MPI does not know."""
+    """Yield a context with parallel HDF5, one without it, and one without MPI."""
     for mode in ("mpio", "serial", "torchrun"):
         mpi = WITH_MPI_HDF5 and mode == "mpio"
         h5py.get_config = partial(SimpleNamespace, mpi=mpi)
@@ -47,14 +47,14 @@ def contexts(context):
 
 
 def rounds(context):
-    """This rank's shots of each round of three, none for some ranks."""
+    """Yield the shots of this rank in rounds of three shots; some ranks have none."""
     for first in range(0, N_SHOTS, 3):
         shots = np.arange(first, min(first + 3, N_SHOTS))
         yield np.array_split(shots, context.size)[context.rank]
 
 
 def round_trip(folder, world):
-    """Write, read and read ahead in every mode."""
+    """Write, read and prefetch in every mode."""
     for mode, context in contexts(world):
         path = folder / f"{mode}.h5"
         with create_gathers(path, example_survey(), context, {"made_by": "ranks"}) as writer:
@@ -73,7 +73,7 @@ def round_trip(folder, world):
 
 
 def begin_and_die(folder, world):
-    """In every mode write two rounds of one shot a rank at most, then die with the files open."""
+    """Write two rounds of at most one shot per rank in every mode, then die with open files."""
     writers = []
     for mode, context in contexts(world):
         writers.append(create_gathers(folder / f"{mode}.h5", example_survey(), context))
@@ -85,8 +85,8 @@ def begin_and_die(folder, world):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def go_on(folder, world):
-    """Write what is left in every mode, and say what that was."""
+def write_the_rest(folder, world):
+    """Write the remaining shots in every mode and print them."""
     for mode, context in contexts(world):
         with create_gathers(folder / f"{mode}.h5", example_survey(), context) as writer:
             if context.is_root:
@@ -95,8 +95,8 @@ def go_on(folder, world):
             writer.write(mine, example_traces()[mine])
 
 
-def hand_over(folder, world):
-    """What each rank pickles and sends while rank 0 writes a shot of a megabyte for each."""
+def count_sent_bytes(folder, world):
+    """Print how much each rank pickles and sends while rank 0 writes a megabyte for each."""
     survey = large_survey(world.size)
     traces = np.ones((1, survey.n_receivers, survey.n_samples), dtype=np.float32)
     for mode, context in contexts(world):
@@ -114,7 +114,7 @@ def hand_over(folder, world):
             before = sum(sent_by_sockets())
             writer.write(np.array([context.rank]), context.rank * traces)
             context.barrier()
-            time.sleep(0.2)  # until the senders' kernels know
+            time.sleep(0.2)  # until the counters of the kernel are up to date
             sent = sum(sent_by_sockets()) - before
         told = context.all_gather((sent, max(map(len, pickled), default=0)))
         if context.is_root:
@@ -124,7 +124,7 @@ def hand_over(folder, world):
 
 
 def full_disk(folder, world):
-    """Rank 0 cannot write, for itself or for others: every rank says what it was told."""
+    """Print the errors of all ranks if rank 0 cannot write."""
     for mode, context in contexts(world):
         if mode == "mpio":
             continue
@@ -140,7 +140,7 @@ def full_disk(folder, world):
                 writer.write(shots, example_traces()[shots])
             told = "nothing"
         except WriteFailure as failure:
-            told = str(failure) if vars(failure).get("raised_alike") else "by itself"
+            told = str(failure) if vars(failure).get("raised_on_all_ranks") else "by itself"
         every = context.all_gather(told)
         writer.close()
         if context.is_root:
@@ -148,7 +148,7 @@ def full_disk(folder, world):
 
 
 def bad_input(folder, world):
-    """Every rank says what it was told about each bad file."""
+    """Print the errors of all ranks for each bad file."""
     for _mode, context in contexts(world):
         for attempt in (
             partial(load_model, folder / "missing.h5"),
@@ -172,8 +172,8 @@ def write_then(folder, context, fail):
         fail()
 
 
-def all_stop(folder, context):
-    """All ranks leave the writing by the same exception."""
+def stop_on_all_ranks(folder, context):
+    """Raise the same exception on all ranks while they write."""
 
     def fail():
         sys.exit(3)
@@ -182,13 +182,13 @@ def all_stop(folder, context):
 
 
 def forget_a_shot(folder, context):
-    """A shot is missing at the end, which every rank finds out."""
+    """Write all shots but one."""
     with create_gathers(folder / "data.h5", example_survey(), context) as writer:
         writer.write(np.arange(context.rank, N_SHOTS - 1), example_traces()[context.rank : -1])
 
 
-def one_fails(folder, context):
-    """One rank fails while the others wait for it; the program then ends as `cli` would."""
+def fail_on_one_rank(folder, context):
+    """Fail on one rank while the others wait for it, and end as `cli` does."""
 
     def fail():
         if context.rank == 1:

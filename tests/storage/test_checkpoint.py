@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is loaded, the newest whole one, whatever happened to the others."""
+"""Tests of checkpoints: the newest undamaged one is loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.storage.examples import epochs, names
 
 
 def run_state():
-    """What an inversion saves: model, optimiser, generators, history, hash of the config."""
+    """Return a state like that of an inversion, with every type of value."""
     vp = torch.nn.Parameter(torch.linspace(1500, 4500, 12).reshape(3, 4))
     optimizer = torch.optim.Adam([vp], lr=25.0)
     vp.sum().backward()
@@ -64,33 +64,33 @@ def assert_same(a, b):
         assert a == b
 
 
-def test_the_state_of_a_run_comes_back_bit_for_bit(tmp_path):
+def test_saved_state_is_loaded_bit_for_bit(tmp_path):
     save_checkpoint(tmp_path / "new" / "checkpoints", 12, run_state())
     epoch, payload = load_latest_checkpoint(tmp_path / "new" / "checkpoints")
     assert epoch == 12
     assert_same(payload, run_state())
 
 
-def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path):
+def test_empty_or_missing_directory_has_no_checkpoint(tmp_path):
     assert load_latest_checkpoint(tmp_path) is None
     assert load_latest_checkpoint(tmp_path / "missing") is None
 
 
-def test_the_last_few_are_kept(tmp_path):
+def test_last_checkpoints_are_kept(tmp_path):
     for epoch in (5, 10, 15, 20):
         save_checkpoint(tmp_path, epoch, {"epoch": epoch}, keep=3)
     assert names(tmp_path) == ["epoch_000010.ckpt", "epoch_000015.ckpt", "epoch_000020.ckpt"]
 
 
 def save_scores(directory, scores):
-    """Checkpoints of epochs 1, 2, ... with these scores, of which the last two are kept."""
+    """Save checkpoints of epochs 1, 2, ... with these scores, and keep the last two."""
     for epoch, score in enumerate(scores, start=1):
         save_checkpoint(directory, epoch, {"epoch": epoch}, keep=2, score=score)
 
 
 @example([nan, 2.0, nan, -1.0, inf])
 @given(st.lists(st.floats(), min_size=1, max_size=7))
-def test_the_best_one_is_kept_besides_the_last(tmp_path_factory, scores):
+def test_best_checkpoint_is_kept_in_addition_to_the_last(tmp_path_factory, scores):
     directory = tmp_path_factory.mktemp("checkpoints")
     save_scores(directory, scores)
     n = len(scores)
@@ -99,7 +99,7 @@ def test_the_best_one_is_kept_besides_the_last(tmp_path_factory, scores):
     assert epochs(directory) == sorted(best | set(range(max(1, n - 1), n + 1)))
 
 
-def test_a_damaged_header_does_not_make_a_file_the_best(tmp_path):
+def test_checkpoint_with_a_damaged_header_is_not_the_best(tmp_path):
     save_scores(tmp_path, [1.0, 3.0, 2.0])
     path = tmp_path / "epoch_000003.ckpt"
     content = bytearray(path.read_bytes())
@@ -110,7 +110,7 @@ def test_a_damaged_header_does_not_make_a_file_the_best(tmp_path):
     assert epochs(tmp_path) == [1, 4, 5]
 
 
-def test_what_cannot_be_removed_is_told_and_does_not_stop_the_run(tmp_path, caplog):
+def test_checkpoint_that_cannot_be_removed_gives_a_warning(tmp_path, caplog):
     (tmp_path / "epoch_000001.ckpt").mkdir()
     for epoch in (2, 3):
         save_checkpoint(tmp_path, epoch, {}, keep=1)
@@ -118,7 +118,7 @@ def test_what_cannot_be_removed_is_told_and_does_not_stop_the_run(tmp_path, capl
     assert epochs(tmp_path) == [1, 3]
 
 
-def test_after_going_back_the_later_ones_are_removed_and_the_new_one_is_the_latest(tmp_path):
+def test_saving_an_earlier_epoch_removes_later_checkpoints(tmp_path):
     for epoch in (5, 10):
         save_checkpoint(tmp_path, epoch, {"epoch": epoch}, keep=1)
     save_checkpoint(tmp_path, 7, {"epoch": 7}, keep=1)
@@ -147,7 +147,7 @@ REGIONS = {
 @pytest.mark.parametrize("region", REGIONS)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(region, data, tmp_path_factory):
+def test_damaged_checkpoint_is_skipped_for_the_previous_one(region, data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoints")
     save_checkpoint(directory, 1, {"epoch": 1})
     path = save_checkpoint(directory, 2, {"epoch": 2})
@@ -173,7 +173,7 @@ def test_file_that_is_no_checkpoint_is_damaged(make, tmp_path, caplog):
     assert "epoch_000002.ckpt is damaged" in caplog.text
 
 
-def test_a_skipped_checkpoint_is_named_in_a_warning(tmp_path, caplog):
+def test_skipped_checkpoint_is_named_in_a_warning(tmp_path, caplog):
     path = save_checkpoint(tmp_path, 3, {})
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="hpcfwi"):
@@ -182,7 +182,7 @@ def test_a_skipped_checkpoint_is_named_in_a_warning(tmp_path, caplog):
     assert "checksum" in caplog.text
 
 
-def test_an_interrupted_save_leaves_the_earlier_checkpoints(tmp_path, monkeypatch):
+def test_failed_save_leaves_the_earlier_checkpoints(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {"epoch": 1})
 
     def no_space(_descriptor):
@@ -194,7 +194,7 @@ def test_an_interrupted_save_leaves_the_earlier_checkpoints(tmp_path, monkeypatc
     assert names(tmp_path) == ["epoch_000001.ckpt"]
 
 
-def test_a_disk_that_is_full_in_the_middle_leaves_them_too(tmp_path):
+def test_save_beyond_the_file_size_limit_leaves_earlier_checkpoints(tmp_path):
     save_checkpoint(tmp_path, 1, {"epoch": 1})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -208,39 +208,42 @@ def test_a_disk_that_is_full_in_the_middle_leaves_them_too(tmp_path):
     assert names(tmp_path) == ["epoch_000001.ckpt"]
 
 
-def test_a_failure_to_write_says_which_checkpoint_is_whole(tmp_path):
+def test_write_failure_names_the_latest_whole_checkpoint(tmp_path):
     for epoch in (1, 2):
         last = save_checkpoint(tmp_path, epoch, {})
     last.write_bytes(last.read_bytes()[:-1])
     with (
         pytest.raises(
-            WriteFailure, match=r"model\.h5.*checkpoint of epoch 1 is whole.*same command"
+            WriteFailure, match=r"model\.h5.*checkpoint of epoch 1 is complete.*same command"
         ),
         naming_checkpoint(tmp_path),
     ):
         raise WriteFailure.of(tmp_path / "model.h5", OSError(errno.EDQUOT, ""))
 
 
-def test_a_failure_before_the_first_checkpoint_says_so(tmp_path):
-    with pytest.raises(WriteFailure, match="No checkpoint yet"), naming_checkpoint(tmp_path):
+def test_write_failure_without_a_checkpoint_says_so(tmp_path):
+    with (
+        pytest.raises(WriteFailure, match="There is no checkpoint yet"),
+        naming_checkpoint(tmp_path),
+    ):
         raise WriteFailure.of(tmp_path / "model.h5", OSError(errno.EROFS, ""))
 
 
-def test_what_a_killed_save_left_behind_is_not_taken_for_a_checkpoint(tmp_path):
+def test_unfinished_file_of_a_killed_save_is_not_a_checkpoint(tmp_path):
     (tmp_path / "epoch_000009.ckpt.part").write_bytes(b"half")
     assert load_latest_checkpoint(tmp_path) is None
 
 
-def test_a_checkpoint_of_a_newer_program_is_not_passed_over(tmp_path, monkeypatch):
+def test_checkpoint_of_a_newer_version_is_an_input_error(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {})
     monkeypatch.setattr(checkpoint, "VERSION", 6)
     save_checkpoint(tmp_path, 2, {})
     monkeypatch.undo()
-    with pytest.raises(InputError, match="version 6, this program reads version 5"):
+    with pytest.raises(InputError, match="version 6, but this program reads version 5"):
         load_latest_checkpoint(tmp_path)
 
 
-def test_a_file_under_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
+def test_checkpoint_with_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
     save_checkpoint(tmp_path, 3, {"vp": 1})
     (tmp_path / "epoch_000003.ckpt").rename(tmp_path / "epoch_000400.ckpt")
     save_checkpoint(tmp_path, 2, {"vp": 2}, keep=1)
@@ -249,9 +252,7 @@ def test_a_file_under_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
     assert "epoch_000400.ckpt is damaged (it is that of epoch 2)" in caplog.text
 
 
-def test_checkpoint_without_a_state_is_damaged_whatever_its_checksums(
-    tmp_path, caplog, monkeypatch
-):
+def test_checkpoint_without_a_state_is_damaged_despite_its_checksums(tmp_path, caplog, monkeypatch):
     save_checkpoint(tmp_path, 1, {"vp": 1})
     write = checkpoint.write_body
     monkeypatch.setattr(checkpoint, "write_body", lambda _, file: write({"a": 1}, file))
@@ -265,10 +266,10 @@ def test_checkpoint_without_a_state_is_damaged_whatever_its_checksums(
     save_checkpoint(tmp_path, 3, {})
     monkeypatch.undo()
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
-    assert caplog.text.count("it holds no state") == 2
+    assert caplog.text.count("it does not hold a state") == 2
 
 
-def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path):
+def test_pipe_in_place_of_a_checkpoint_does_not_block(tmp_path):
     save_checkpoint(tmp_path, 1, {"vp": 1})
     os.mkfifo(tmp_path / "epoch_000002.ckpt")
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})

@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, whatever happens to the disk; and what happened is told."""
+"""Tests of failed writes, which leave the old file and a clear message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_SPACE = r"cannot be written \(No space left on device\)\. Free space"
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 8 MB."""
+    """The folder of a file system of 8 MB."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
@@ -53,7 +53,7 @@ def names(directory):
 
 
 def large_survey():
-    """Traces of 2 MB."""
+    """Return a survey whose traces have 2 MB."""
     positions = np.zeros((8, 2)), np.zeros((64, 2))
     return Survey(*positions, np.zeros(1024, np.float32), 0.001)
 
@@ -62,7 +62,7 @@ def other_model():
     return Model(example_model().grid, {"vp": np.full((6, 8), 1500.0, np.float32)})
 
 
-def test_a_checkpoint_on_a_full_disk_fails_clearly_and_the_one_before_is_whole(small_disk):
+def test_checkpoint_on_a_full_disk_fails_and_keeps_the_previous_one(small_disk):
     payload = {"vp": torch.zeros(3 * MB, dtype=torch.uint8)}
     for epoch in (1, 2):
         save_checkpoint(small_disk, epoch, payload)
@@ -72,7 +72,7 @@ def test_a_checkpoint_on_a_full_disk_fails_clearly_and_the_one_before_is_whole(s
     assert load_latest_checkpoint(small_disk)[0] == 2
 
 
-def test_a_model_on_a_full_disk_fails_clearly_and_hdf5_goes_on_working(small_disk):
+def test_model_on_a_full_disk_fails_and_can_be_written_later(small_disk):
     path = small_disk / "model.h5"
     write_model(path, example_model())
     fill(small_disk)
@@ -85,7 +85,7 @@ def test_a_model_on_a_full_disk_fails_clearly_and_hdf5_goes_on_working(small_dis
     assert (read_model(path)["vp"] == 1500.0).all()
 
 
-def test_metrics_on_a_full_disk_fail_clearly_and_the_old_ones_stay(small_disk):
+def test_metrics_on_a_full_disk_fail_and_keep_the_old_ones(small_disk):
     path = small_disk / "metrics.jsonl"
     mend_metrics(path, [{"epoch": 1}])
     fill(small_disk)
@@ -112,18 +112,20 @@ raise SystemExit(run_guarded(context, lambda: create_gathers(path, large_survey(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_space_for_all_traces_is_asked_for_before_the_first_is_simulated(small_disk, ranks):
+def test_disk_space_for_all_traces_is_reserved_before_simulating(small_disk, ranks):
     fill(small_disk, leave=2 * MB)
     done = run_ranks(ranks, ["-c", GATHERS, str(small_disk / "data.h5")], warm=True)
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("data.h5: cannot be written (No space left on device)") == 1
-    assert re.search(r"It takes [\d.]+ MB, and there are [\d.]+ MB: free space", done.stderr)
+    assert re.search(
+        r"The file needs [\d.]+ MB, but only [\d.]+ MB are free\. Free space", done.stderr
+    )
     assert "Traceback" not in done.stderr
     assert names(small_disk) == []
 
 
-def test_traces_that_cannot_be_written_leave_no_file(small_disk, monkeypatch):
-    """Where the file system cannot reserve space, the disk may fill up later."""
+def test_failed_write_of_traces_leaves_no_file(small_disk, monkeypatch):
+    """If the file system cannot reserve space, the disk can fill up later."""
     monkeypatch.setattr(unfinished, "reserve", lambda *_: False)
     survey = large_survey()
     shots = np.arange(survey.n_shots)
@@ -155,7 +157,7 @@ except WriteFailure as failure:
 """
 
 
-def test_a_limit_on_the_size_of_files_is_told_with_its_remedy(tmp_path):
+def test_file_size_limit_is_reported_with_its_remedy(tmp_path):
     arguments = [*warm_python(), "-c", LIMITED, str(tmp_path)]
     done = subprocess.run(arguments, env=make_env(), capture_output=True, text=True, check=True)
     assert "epoch_000002.ckpt: cannot be written (File too large)" in done.stdout
@@ -169,18 +171,18 @@ def test_a_limit_on_the_size_of_files_is_told_with_its_remedy(tmp_path):
     [
         (OSError(28, "x"), r"No space left on device\). Free space on"),
         (OSError(122, "x"), r"quota exceeded\). Free space within your quota"),
-        (OSError(30, "x"), r"Read-only file system\). Have that file system mounted"),
-        (OSError(13, "x"), r"Permission denied\). Have the permission"),
+        (OSError(30, "x"), r"Read-only file system\). Mount that file system for writing"),
+        (OSError(13, "x"), r"Permission denied\). Get permission"),
         (OSError("Can't write data (file write failed: errno = 28, buf = 0x1)"), "No space left"),
         (RuntimeError("Can't decrement (unable to flush: errno = 122, x)"), "quota"),
         (RuntimeError("MPI_ERR_NO_SPACE: no space left on device"), "No space left"),
-        (OSError(116, "x"), "Stale file handle.* See what is wrong"),
-        (OSError("Can't write data"), r"\(Can't write data\). See what is wrong"),
+        (OSError(116, "x"), "Stale file handle.* Check that file system"),
+        (OSError("Can't write data"), r"\(Can't write data\). Check that file system"),
     ],
 )
-def test_what_the_system_and_hdf5_say_becomes_one_message(tmp_path, error, words):
+def test_errors_of_the_system_and_hdf5_give_the_same_message(tmp_path, error, words):
     failure = WriteFailure.of(tmp_path / "model.h5", error)
     with pytest.raises(WriteFailure, match=words):
         raise failure
     assert str(failure).startswith(f"{tmp_path}/model.h5: cannot be written (")
-    assert str(failure).endswith("give the same command again.")
+    assert str(failure).endswith("run the same command again.")

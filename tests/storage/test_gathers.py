@@ -1,4 +1,4 @@
-"""Gathers files in one process; several ranks are in `test_gathers_on_ranks`."""
+"""Tests of gathers files in one process; `test_storage_on_ranks` tests several ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(tmp_path_factory):
 
 
 @given(shots=st.lists(st.integers(0, N_SHOTS - 1), max_size=8))
-def test_the_shots_asked_for_are_read_in_that_order(shots, path):
+def test_shots_are_read_in_the_requested_order(shots, path):
     with GatherReader(path, Context.alone()) as reader:
         traces = reader.read(np.array(shots, dtype=np.int64))
     assert traces.dtype == np.float32
@@ -42,7 +42,7 @@ def test_the_shots_asked_for_are_read_in_that_order(shots, path):
 
 @pytest.mark.parametrize("ndim", [2, 3])
 @pytest.mark.parametrize("per_shot", [False, True])
-def test_the_survey_comes_back_with_the_traces(per_shot, ndim, tmp_path):
+def test_survey_is_read_as_it_was_written(per_shot, ndim, tmp_path):
     path = write_example(tmp_path / "observed.h5", per_shot, ndim)
     with GatherReader(path, Context.alone()) as reader:
         read, written = reader.survey, example_survey(per_shot, ndim)
@@ -57,7 +57,7 @@ MASK = np.random.default_rng(5).uniform(size=(N_SHOTS, N_RECEIVERS)) < 0.7
 
 
 @pytest.mark.parametrize("unheard", [np.nan, np.inf, 7.0])
-def test_traces_that_the_mask_leaves_out_are_read_as_zero(unheard, tmp_path):
+def test_masked_traces_are_read_as_zero(unheard, tmp_path):
     traces = np.where(MASK[..., None], example_traces(), np.float32(unheard))
     path, survey = tmp_path / "observed.h5", changed(example_survey(), mask=MASK)
     with create_gathers(path, survey, Context.alone()) as writer:
@@ -73,8 +73,8 @@ def test_traces_that_the_mask_leaves_out_are_read_as_zero(unheard, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["u1", "i4", "f8"])
-def test_gathers_with_arrays_for_attributes_and_numbers_for_a_mask_are_read(kind, tmp_path):
-    """As MATLAB, C and Fortran write them."""
+def test_attributes_as_arrays_and_masks_of_numbers_are_read(kind, tmp_path):
+    """MATLAB, C and Fortran write such files."""
     path = write_example(tmp_path / "observed.h5")
     with h5py.File(path, "a") as file:
         file["mask"] = MASK.astype(kind)
@@ -86,7 +86,7 @@ def test_gathers_with_arrays_for_attributes_and_numbers_for_a_mask_are_read(kind
         np.testing.assert_array_equal(reader.survey.mask, MASK)
 
 
-def test_an_unfinished_file_with_another_mask_is_not_gone_on_with(tmp_path):
+def test_unfinished_file_with_another_mask_is_not_continued(tmp_path):
     for mask in (MASK, None, MASK, ~MASK):
         survey = changed(example_survey(), mask=mask)
         writer = create_gathers(tmp_path / "observed.h5", survey, Context.alone())
@@ -95,7 +95,7 @@ def test_an_unfinished_file_with_another_mask_is_not_gone_on_with(tmp_path):
         writer.close()
 
 
-def test_a_survey_that_is_known_is_not_read_again(tmp_path):
+def test_reader_with_a_known_survey_does_not_read_it_again(tmp_path):
     path = write_example(tmp_path / "observed.h5")
     with GatherReader(path, Context.alone()) as reader:
         survey, traces = reader.survey, reader.read(np.array([2, 0]))
@@ -108,16 +108,16 @@ def test_a_survey_that_is_known_is_not_read_again(tmp_path):
         shape = file["data"].shape
         del file["data"]
         file["data"] = np.zeros((shape[0] + 1, *shape[1:]), np.float32)
-    with pytest.raises(InputError, match=r"/data: its shape is .*, and was .* when the survey"):
+    with pytest.raises(InputError, match=r"/data: its shape is .*, but was .* when the survey"):
         GatherReader(path, Context.alone(), survey)
 
 
-def test_the_traces_are_stored_one_chunk_a_shot(path):
+def test_traces_are_stored_in_one_chunk_per_shot(path):
     with h5py.File(path) as file:
         assert file["data"].chunks == (1, *file["data"].shape[1:])
 
 
-def test_a_shot_too_large_for_a_chunk_has_several(tmp_path):
+def test_shot_larger_than_a_chunk_has_several_chunks(tmp_path):
     shape = (1, 2**20 + 1, 2**10)
     survey = Survey(
         np.zeros((1, 3)), np.zeros((shape[1], 3)), np.zeros(shape[2], np.float32), 0.002
@@ -128,7 +128,7 @@ def test_a_shot_too_large_for_a_chunk_has_several(tmp_path):
         assert file["data"].chunks == (1, 2**20 - 1, 2**10)
 
 
-def test_an_unfinished_file_has_not_got_its_name(tmp_path):
+def test_file_gets_its_final_name_when_it_is_finished(tmp_path):
     path = tmp_path / "observed.h5"
     writer = create_gathers(path, example_survey(), Context.alone())
     writer.write(np.arange(N_SHOTS), example_traces())
@@ -137,7 +137,7 @@ def test_an_unfinished_file_has_not_got_its_name(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_exception_leaves_no_file(tmp_path):
+def test_exception_before_the_first_shot_leaves_no_file(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
         create_gathers(tmp_path / "observed.h5", example_survey(), Context.alone()),
@@ -146,7 +146,7 @@ def test_an_exception_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_with_a_shot_missing_is_not_finished(tmp_path):
+def test_file_with_a_missing_shot_is_not_finished(tmp_path):
     path = tmp_path / "observed.h5"
     with pytest.raises(RuntimeError, match=r"shots \[0\] were never"):  # noqa: SIM117
         with create_gathers(path, example_survey(), Context.alone()) as writer:
@@ -184,9 +184,13 @@ BAD = {
     "no shots": (replace("data", lambda d: d[:0]), "/data", r"\(0, 4, 11\)"),
     "integers": (replace("data", lambda d: d.astype(int)), "/data", "int64"),
     "complex": (replace("wavelet", lambda w: w * 1j), "/wavelet", "complex"),
-    "a source short": (replace("sources", lambda s: s[1:]), "/sources", r"\(4, 2\).*\(5, 4, 11\)"),
+    "a missing source": (
+        replace("sources", lambda s: s[1:]),
+        "/sources",
+        r"\(4, 2\).*\(5, 4, 11\)",
+    ),
     "x only": (replace("sources", lambda s: s[:, :1]), "/sources", r"\(5, 1\), expected \(5, 2\)"),
-    "a receiver more": (
+    "an additional receiver": (
         replace("receivers", lambda r: np.vstack([r, r[:1]])),
         "/receivers",
         r"\(5, 2\), expected \(4, 2\) or \(5, 4, 2\)",
@@ -205,9 +209,9 @@ BAD = {
         "/mask",
         r"value 0\.5, expected true or false, or 1",
     ),
-    "a mask of words": (put_mask(MASK.astype("S1")), "/mask", "S1.*, expected true or"),
+    "a mask of strings": (put_mask(MASK.astype("S1")), "/mask", "S1.*, expected true or"),
     "a short mask": (put_mask(MASK[1:]), "/mask", r"\(4, 4\), expected \(5, 4\)"),
-    "a shot that nobody hears": (
+    "a shot without receivers": (
         put_mask(MASK & (np.arange(N_SHOTS) != 2)[:, None]),
         "/mask",
         "1 of 5 shots .* shot 2",
@@ -217,12 +221,12 @@ BAD = {
     "negative dt": (attribute("dt", -0.002), "attribute dt", "-0.002"),
     "NaN dt": (attribute("dt", np.nan), "attribute dt", "nan"),
     "several dt": (attribute("dt", [0.002, 0.002]), "attribute dt", r"found \[0\.002, 0\.002\]"),
-    "dt in words": (attribute("dt", "2 ms"), "attribute dt", "'2 ms'"),
+    "dt as text": (attribute("dt", "2 ms"), "attribute dt", "'2 ms'"),
 }
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
-def test_a_dt_in_an_array_of_one_element_is_that_element(shape, tmp_path):
+def test_dt_in_an_array_of_one_element_is_read(shape, tmp_path):
     path = write_example(tmp_path / "observed.h5")
     with h5py.File(path, "r+") as file:
         file.attrs["dt"] = np.full(shape, 0.004, np.float32)
@@ -231,7 +235,7 @@ def test_a_dt_in_an_array_of_one_element_is_that_element(shape, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["i1", "u1", "i4", "f8"])
-def test_a_mask_of_the_numbers_0_and_1_is_one_of_true_and_false(kind, tmp_path):
+def test_mask_of_0_and_1_is_read_as_booleans(kind, tmp_path):
     path = write_example(tmp_path / "observed.h5")
     with h5py.File(path, "r+") as file:
         file["mask"] = MASK.astype(kind)
@@ -241,7 +245,7 @@ def test_a_mask_of_the_numbers_0_and_1_is_one_of_true_and_false(kind, tmp_path):
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_bad_gathers_are_refused_with_the_file_and_the_key(fault, tmp_path):
+def test_error_for_bad_gathers_names_the_file_and_the_key(fault, tmp_path):
     change, where, problem = BAD[fault]
     path = write_example(tmp_path / "observed.h5")
     with h5py.File(path, "r+") as file:
@@ -253,7 +257,7 @@ def test_bad_gathers_are_refused_with_the_file_and_the_key(fault, tmp_path):
 
 
 def elsewhere(path, private, how):
-    """The same gathers file, but its traces are those of a private one."""
+    """Let the traces of a gathers file refer to those of a private file."""
     with h5py.File(path, "r+") as file:
         shape = file["data"].shape
         if how == "a file of any kind":
@@ -277,8 +281,8 @@ def file_offset(path):
 
 @pytest.mark.parametrize("how", ["a file of any kind", "a link", "a virtual dataset"])
 @pytest.mark.parametrize("when", ["before it is opened", "after a look at it"])
-def test_traces_that_are_in_another_file_are_not_read(how, when, tmp_path):
-    """Who has made the file may have no right to see them, and figures of them are for all."""
+def test_traces_stored_in_another_file_are_refused(how, when, tmp_path):
+    """The author of the file may have no right to read them, and figures would publish them."""
     private = write_example(tmp_path / "private.h5")
     path = write_example(tmp_path / "observed.h5")
     if when == "before it is opened":

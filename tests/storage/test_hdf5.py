@@ -1,4 +1,4 @@
-"""Opening HDF5 files: every reason why one cannot be opened has its own message."""
+"""Tests of opening HDF5 files, and of the message for each reason of failure."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ def refusal(path):
     return caught.value.problem
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
+def test_missing_file_is_reported_as_missing(tmp_path):
     assert refusal(tmp_path / "no.h5") == "there is no such file"
 
 
-def test_a_directory_is_not_a_file(tmp_path):
+def test_directory_is_reported_as_a_directory(tmp_path):
     assert "directory" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"vp = 1500\n" * 100], ids=["empty", "text"])
-def test_a_file_of_another_kind_is_not_hdf5(content, tmp_path):
+def test_file_of_another_format_is_reported_as_not_hdf5(content, tmp_path):
     path = tmp_path / "model.txt"
     path.write_bytes(content)
     assert refusal(path) == "this is not an HDF5 file"
 
 
-def test_a_file_that_was_not_copied_whole_is_said_to_be_cut_short(path):
+def test_truncated_file_is_reported_as_cut_short(path):
     path.write_bytes(path.read_bytes()[:-100])
-    assert refusal(path) == "the HDF5 file is cut short"
+    assert refusal(path) == "the HDF5 file is truncated"
 
 
-def test_a_reader_does_not_mind_the_lock_of_another(path):
+def test_locked_file_can_be_read(path):
     with path.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with open_alone(path) as file:
             assert "vp" in file
 
 
-def test_what_is_made_in_an_open_file_goes_nowhere_else(tmp_path):
+def test_writing_to_an_open_file_does_not_follow_a_new_link(tmp_path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
     part = tmp_path / "data.h5"
@@ -80,7 +80,7 @@ def fits(_):
     return True
 
 
-def test_a_link_is_not_opened_for_writing(tmp_path):
+def test_link_is_not_opened_for_writing(tmp_path):
     path = tmp_path / "model.h5"
     write_model(path, example_model())
     before = path.read_bytes()
@@ -96,11 +96,11 @@ def test_link_created_while_opening_is_not_followed(tmp_path, monkeypatch):
     write_model(path, example_model())
     identities = iter([(1, 1), (1, 2)])
     monkeypatch.setattr(hdf5, "identify", lambda _: next(identities))
-    with pytest.raises(InputError, match="somebody has put another file in its place"):
+    with pytest.raises(InputError, match="it was replaced by another file"):
         open_for_writing(path, Context.alone(), fits)
 
 
-def test_one_process_needs_no_parallel_hdf5():
+def test_single_process_does_not_use_parallel_hdf5():
     assert not is_parallel(Context.alone())
     assert describe(Context.alone()) == "One process reads and writes the HDF5 files."
 
@@ -117,12 +117,12 @@ UNDER_TORCHRUN = replace(Context.alone(), size=2)
         (True, UNDER_TORCHRUN, "not started by MPI"),
     ],
 )
-def test_the_log_says_how_files_are_read_and_written(mpi, context, sentence, monkeypatch):
+def test_log_describes_how_hdf5_files_are_accessed(mpi, context, sentence, monkeypatch):
     monkeypatch.setattr(h5py, "get_config", lambda: type("Config", (), {"mpi": mpi}))
     assert sentence in describe(context)
 
 
-def test_ranks_that_may_outlive_others_open_files_each_for_itself(monkeypatch):
+def test_fault_tolerant_ranks_do_not_use_parallel_hdf5(monkeypatch):
     monkeypatch.setattr(h5py, "get_config", lambda: type("Config", (), {"mpi": True}))
     of_two = replace(Context.alone(), size=2, comm=object())
     assert is_parallel(of_two)

@@ -1,4 +1,4 @@
-"""Model files: what is written is read, and what is wrong is named."""
+"""Tests of model files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.storage.examples import example_model
     ),
     data=st.data(),
 )
-def test_a_model_is_read_as_it_was_written(vp, data, tmp_path_factory):
+def test_model_is_read_as_it_was_written(vp, data, tmp_path_factory):
     lengths = st.tuples(*[st.floats(0.5, 100)] * vp.ndim)
     grid = Grid(vp.shape, data.draw(lengths), data.draw(lengths))
     path = tmp_path_factory.mktemp("model") / "model.h5"
@@ -34,12 +34,12 @@ def test_a_model_is_read_as_it_was_written(vp, data, tmp_path_factory):
     np.testing.assert_array_equal(read["vp"], vp)
 
 
-def test_a_model_in_double_precision_is_converted(tmp_path):
+def test_model_in_double_precision_is_converted(tmp_path):
     path = changed_model(tmp_path, lambda file: replace(file, lambda vp: vp.astype("f8")))
     assert read_model(path)["vp"].dtype == np.float32
 
 
-def test_more_attributes_are_stored_beside_those_of_the_format(tmp_path):
+def test_additional_attributes_are_stored_in_the_model_file(tmp_path):
     path = tmp_path / "new" / "model.h5"
     write_model(path, example_model(), {"title": "a hill", "format": "not this"})
     with h5py.File(path) as file:
@@ -47,7 +47,7 @@ def test_more_attributes_are_stored_beside_those_of_the_format(tmp_path):
         assert file.attrs["format"] == "hpcfwi-model"
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
+def test_failed_write_leaves_only_the_old_file(tmp_path):
     path = tmp_path / "model.h5"
     write_model(path, example_model())
     before = path.read_bytes()
@@ -116,7 +116,7 @@ BAD = {
     "spacing of 0": (attribute("spacing", (0.0, 25.0)), "attribute spacing", "1e-06 to", "in m"),
     "one spacing": (attribute("spacing", 25.0), "attribute spacing", "expected 2", "along z, x"),
     "three spacings": (attribute("spacing", (1, 1, 1)), "attribute spacing", "1, 1, 1", "z, x"),
-    "spacing in words": (attribute("spacing", "25"), "attribute spacing", "'25'", "in m"),
+    "spacing as text": (attribute("spacing", "25"), "attribute spacing", "'25'", "in m"),
     "no spacing": (lambda file: file.attrs.pop("spacing"), "attribute spacing", "missing", "in m"),
     "origin of NaN": (attribute("origin", (np.nan, 0)), "attribute origin", "nan", "in m"),
     "no origin": (lambda file: file.attrs.pop("origin"), "attribute origin", "missing", "in m"),
@@ -124,7 +124,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_bad_model_is_refused_with_the_file_the_key_and_a_remedy(fault, tmp_path):
+def test_error_for_a_bad_model_names_the_file_the_key_and_a_remedy(fault, tmp_path):
     change, where, problem, remedy = BAD[fault]
     path = changed_model(tmp_path, change)
     with pytest.raises(InputError) as caught:

@@ -1,4 +1,4 @@
-"""Reading ahead."""
+"""Tests of the prefetcher, which reads traces in another thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.storage.test_gathers import write_example
 
 
 class Reader:
-    """Counts and remembers; reads through MPI where told."""
+    """A reader that records the threads in which it reads."""
 
     def __init__(self, through_mpi=False):
         self.through_mpi, self.threads, self.started = through_mpi, [], threading.Event()
@@ -30,7 +30,7 @@ class Reader:
         return np.zeros((len(shots), 1, 1), np.float32)
 
 
-def test_each_request_gives_its_own_traces_in_any_order_and_again(tmp_path):
+def test_requests_give_their_traces_in_any_order_and_repeatedly(tmp_path):
     path = write_example(tmp_path / "observed.h5")
     wanted = ([4, 1], [0], [])
     with GatherReader(path, Context.alone()) as reader, Prefetcher(reader) as prefetcher:
@@ -39,7 +39,7 @@ def test_each_request_gives_its_own_traces_in_any_order_and_again(tmp_path):
             np.testing.assert_array_equal(traces(), example_traces()[shots])
 
 
-def test_reading_goes_on_in_another_thread_before_the_traces_are_asked_for():
+def test_prefetcher_reads_in_another_thread_before_the_traces_are_needed():
     reader = Reader()
     with Prefetcher(reader) as prefetcher:
         prefetcher.request(np.array([0]))
@@ -47,7 +47,7 @@ def test_reading_goes_on_in_another_thread_before_the_traces_are_asked_for():
         assert reader.threads != [threading.main_thread()]
 
 
-def test_an_error_in_the_thread_is_raised_where_the_traces_are_asked_for_and_nowhere_else():
+def test_read_error_is_raised_only_by_its_request():
     with Prefetcher(Reader()) as prefetcher:
         bad, good = prefetcher.request(np.array([-1])), prefetcher.request(np.array([0]))
         with pytest.raises(OSError, match="no such shot"):
@@ -55,7 +55,7 @@ def test_an_error_in_the_thread_is_raised_where_the_traces_are_asked_for_and_now
         assert len(good()) == 1
 
 
-def test_traces_of_a_request_that_is_gone_are_not_held():
+def test_traces_are_freed_with_their_request():
     with Prefetcher(Reader()) as prefetcher:
         request = prefetcher.request(np.array([0]))
         taken = weakref.ref(request())
@@ -65,7 +65,7 @@ def test_traces_of_a_request_that_is_gone_are_not_held():
         assert taken() is None
 
 
-def test_where_mpi_allows_no_threads_the_traces_are_read_when_asked_for_and_once(monkeypatch):
+def test_traces_are_read_once_on_demand_if_mpi_allows_no_threads(monkeypatch):
     monkeypatch.setattr(background, "_mpi_allows_threads", lambda: False)
     reader = Reader(through_mpi=True)
     with Prefetcher(reader) as prefetcher:

@@ -1,4 +1,4 @@
-"""Models and gathers on several ranks: the same contents and the same errors on any number."""
+"""Tests of model and gathers files on several ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contents(path):
 
 
 @pytest.mark.parametrize("ranks", [1, 3, long_form(2), long_form(4)])
-def test_gathers_hold_the_same_bytes_from_any_number_of_ranks(ranks, tmp_path):
+def test_gathers_have_the_same_bytes_on_any_number_of_ranks(ranks, tmp_path):
     write_model(tmp_path / "model.h5", example_model())
     alone = tmp_path / "alone.h5"
     with create_gathers(alone, example_survey(), Context.alone(), {"made_by": "ranks"}) as writer:
@@ -48,14 +48,14 @@ def test_gathers_hold_the_same_bytes_from_any_number_of_ranks(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), long_form(1, 3), long_form(2, 1)])
-def test_what_killed_ranks_have_written_is_gone_on_with_by_any_number(before, after, tmp_path):
+def test_shots_of_killed_ranks_are_kept_on_any_number_of_ranks(before, after, tmp_path):
     alone = tmp_path / "alone.h5"
     with create_gathers(alone, example_survey(), Context.alone()) as writer:
         writer.write(np.arange(N_SHOTS), example_traces())
     died = run_program(before, "begin_and_die", tmp_path)
     assert died.returncode == 128 + signal.SIGKILL, died.stderr
 
-    done = run_program(after, "go_on", tmp_path)
+    done = run_program(after, "write_the_rest", tmp_path)
 
     assert done.returncode == 0, done.stderr
     left = list(range(2 * before, N_SHOTS))
@@ -64,19 +64,19 @@ def test_what_killed_ranks_have_written_is_gone_on_with_by_any_number(before, af
         assert contents(tmp_path / f"{mode}.h5") == contents(alone)
 
 
-def test_traces_go_to_rank_0_alone_and_as_they_lie_in_memory(tmp_path):
-    done = run_program(3, "hand_over", tmp_path)
+def test_traces_are_sent_only_to_rank_0_and_not_pickled(tmp_path):
+    done = run_program(3, "count_sent_bytes", tmp_path)
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         mode, told = line.split(maxsplit=1)
         (root, _), *others = told = json.loads(told)
-        assert root < 100_000, "bytes that rank 0 has sent"
+        assert root < 100_000, "rank 0 sends few bytes"
         assert all(sent < 1_200_000 for sent, _ in others), mode
         assert all(pickled < 10_000 for _, pickled in told), mode
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_what_rank_0_cannot_write_for_the_others_is_told_to_all_ranks_alike(tmp_path):
+def test_all_ranks_raise_the_same_error_if_rank_0_cannot_write(tmp_path):
     done = run_program(3, "full_disk", tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -86,7 +86,7 @@ def test_what_rank_0_cannot_write_for_the_others_is_told_to_all_ranks_alike(tmp_
         assert "cannot be written (No space left on device)" in line
 
 
-def test_bad_input_is_told_to_all_ranks_alike(tmp_path):
+def test_all_ranks_raise_the_same_error_for_a_bad_file(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
     (tmp_path / "occupied.h5.part").mkdir()
     write_model(tmp_path / "model.h5", example_model())
@@ -96,28 +96,28 @@ def test_bad_input_is_told_to_all_ranks_alike(tmp_path):
 
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line]
-    expected = ("no such file", "48 of 48", "not an HDF5", "cannot be made", "is a directory")
+    expected = ("no such file", "48 of 48", "not an HDF5", "cannot be created", "is a directory")
     assert len(lines) == 3 * len(expected)
     for line, problem in zip(lines, 3 * expected, strict=True):
         assert line.startswith("3 1 ")
         assert problem in line
 
 
-def test_ranks_that_stop_together_end_without_a_finished_file(tmp_path):
-    done = run_program(2, "all_stop", tmp_path)
+def test_ranks_that_stop_together_leave_no_finished_file(tmp_path):
+    done = run_program(2, "stop_on_all_ranks", tmp_path)
     assert done.returncode == 3, done.stderr
     assert not (tmp_path / "data.h5").exists()
 
 
-def test_a_shot_that_no_rank_wrote_is_missed_by_all_of_them(tmp_path):
+def test_all_ranks_raise_an_error_for_a_shot_that_was_not_written(tmp_path):
     done = run_program(2, "forget_a_shot", tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("shots [4] were never written") == 2
     assert not (tmp_path / "data.h5").exists()
 
 
-def test_a_rank_that_fails_alone_ends_the_job_without_waiting_for_the_others(tmp_path):
-    done = run_program(2, "one_fails", tmp_path)
+def test_rank_that_fails_alone_ends_the_job_without_waiting(tmp_path):
+    done = run_program(2, "fail_on_one_rank", tmp_path)
     assert done.returncode == 7, done.stderr
     assert "rank 1 is out of luck" in done.stderr
     assert not (tmp_path / "data.h5").exists()

@@ -1,4 +1,4 @@
-"""A gathers file that a job has left unfinished: what is whole in it is kept, and nothing else."""
+"""Tests of unfinished gathers files, whose whole shots the next job keeps."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ GIVEN = {"fingerprint": "of the model"}
 SHOTS = st.sets(st.integers(0, N_SHOTS - 1))
 
 
-def begin(path, shots, survey=None):
-    """Leave a file with these shots."""
+def write_unfinished(path, shots, survey=None):
+    """Leave an unfinished file with these shots."""
     writer = create_gathers(path, survey or example_survey(), ALONE, GIVEN)
     shots = np.array(sorted(shots), dtype=np.int64)
     writer.write(shots, example_traces()[shots])
@@ -41,8 +41,8 @@ def begin(path, shots, survey=None):
     return writer.part
 
 
-def go_on(path):
-    """Finish it; the shots that were left."""
+def finish(path):
+    """Finish the file and return the shots that were missing."""
     with create_gathers(path, example_survey(), ALONE, GIVEN) as writer:
         writer.write(writer.left, example_traces()[writer.left])
     with GatherReader(path, ALONE) as reader:
@@ -53,12 +53,12 @@ def go_on(path):
 
 @settings(max_examples=50)
 @given(written=SHOTS, torn=SHOTS, zeroed=SHOTS, data=st.data())
-def test_shots_that_are_whole_are_kept_and_the_others_left(
+def test_whole_shots_are_kept_and_damaged_ones_written_again(
     written, torn, zeroed, data, tmp_path_factory
 ):
-    """Torn: some bytes are others; zeroed: never came to the disk, but their digests did."""
+    """Torn shots have a wrong byte; zeroed shots were lost, but not their digests."""
     path = tmp_path_factory.mktemp("unfinished") / "observed.h5"
-    part = begin(path, written)
+    part = write_unfinished(path, written)
     with h5py.File(part) as file:
         places = [file["data"].id.get_chunk_info(shot) for shot in range(N_SHOTS)]
     content = bytearray(part.read_bytes())
@@ -69,19 +69,17 @@ def test_shots_that_are_whole_are_kept_and_the_others_left(
         first, size = places[shot].byte_offset, places[shot].size
         content[first : first + size] = bytes(size)
     part.write_bytes(content)
-    assert go_on(path) == sorted(set(range(N_SHOTS)) - (written - torn - zeroed))
+    assert finish(path) == sorted(set(range(N_SHOTS)) - (written - torn - zeroed))
 
 
-def test_a_shot_whose_digest_did_not_come_to_the_disk_is_left(tmp_path):
-    part = begin(tmp_path / "observed.h5", {0, 1, 2})
+def test_shot_without_a_digest_is_written_again(tmp_path):
+    part = write_unfinished(tmp_path / "observed.h5", {0, 1, 2})
     with h5py.File(part, "r+") as file:
         file["digests"][1] = 0
-    assert go_on(tmp_path / "observed.h5") == [1, 3, 4]
+    assert finish(tmp_path / "observed.h5") == [1, 3, 4]
 
 
-def test_the_shares_of_ranks_are_put_together_without_a_table_of_all_shots_from_each(
-    tmp_path, monkeypatch
-):
+def test_ranks_exchange_few_bytes_to_find_the_whole_shots(tmp_path, monkeypatch):
     n_shots, traces = 2000, np.ones((2000, 1, 4), dtype=np.float32)
     survey = replace(example_survey(), sources=np.zeros((n_shots, 2)), receivers=np.zeros((1, 2)))
     survey = replace(survey, wavelet=np.zeros(4, dtype=np.float32))
@@ -102,11 +100,11 @@ def test_the_shares_of_ranks_are_put_together_without_a_table_of_all_shots_from_
     assert max(gathered) < 100
 
 
-def test_unfinished_file_may_be_left_any_number_of_times(tmp_path):
+def test_unfinished_file_can_be_interrupted_repeatedly(tmp_path):
     path = tmp_path / "observed.h5"
     for shot in (3, 0, 4):
-        begin(path, {shot})
-    assert go_on(path) == [1, 2]
+        write_unfinished(path, {shot})
+    assert finish(path) == [1, 2]
 
 
 def with_attribute(file):
@@ -153,41 +151,41 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_of_other_traces_is_begun_anew(change, tmp_path, caplog):
-    part = begin(tmp_path / "observed.h5", {0, 1})
+def test_unfinished_file_of_other_traces_is_replaced(change, tmp_path, caplog):
+    part = write_unfinished(tmp_path / "observed.h5", {0, 1})
     with h5py.File(part, "r+") as file:
         change(file)
-    assert go_on(tmp_path / "observed.h5") == list(range(N_SHOTS))
-    assert caplog.text.count("begun anew") == 1
+    assert finish(tmp_path / "observed.h5") == list(range(N_SHOTS))
+    assert caplog.text.count("starting again") == 1
 
 
-def test_unfinished_file_of_another_survey_is_made_anew(tmp_path):
+def test_unfinished_file_of_another_survey_is_replaced(tmp_path):
     for other in (example_survey(per_shot=True), replace(example_survey(), dt=0.004)):
-        begin(tmp_path / "observed.h5", {0, 1}, other)
-        assert go_on(tmp_path / "observed.h5") == list(range(N_SHOTS))
+        write_unfinished(tmp_path / "observed.h5", {0, 1}, other)
+        assert finish(tmp_path / "observed.h5") == list(range(N_SHOTS))
         (tmp_path / "observed.h5").unlink()
 
 
-def test_another_file_that_comes_while_it_is_opened_is_not_written_into(tmp_path, monkeypatch):
-    part = begin(tmp_path / "observed.h5", {0, 1})
-    other = begin(tmp_path / "other.h5", {2}, replace(example_survey(), dt=0.004))
+def test_file_exchanged_while_opening_is_not_written(tmp_path, monkeypatch):
+    part = write_unfinished(tmp_path / "observed.h5", {0, 1})
+    other = write_unfinished(tmp_path / "other.h5", {2}, replace(example_survey(), dt=0.004))
     monkeypatch.setattr(gathers, "reserve_room", lambda _: other.replace(part))
-    with pytest.raises(InputError, match="somebody has put another file in its place"):
-        go_on(tmp_path / "observed.h5")
+    with pytest.raises(InputError, match="it was replaced by another file"):
+        finish(tmp_path / "observed.h5")
     with h5py.File(part) as file:
         assert file["digests"][...].nonzero()[0].tolist() == [2]
 
 
-def test_file_created_while_writing_is_not_taken_for_the_unfinished_one(tmp_path):
+def test_file_exchanged_while_writing_is_not_finished(tmp_path):
     path = tmp_path / "observed.h5"
-    other = begin(tmp_path / "other.h5", {2})
+    other = write_unfinished(tmp_path / "other.h5", {2})
 
     def write_and_exchange():
         with create_gathers(path, example_survey(), ALONE, GIVEN) as writer:
             writer.write(writer.left, example_traces()[writer.left])
             other.replace(writer.part)
 
-    with pytest.raises(InputError, match="somebody has put another file in its place"):
+    with pytest.raises(InputError, match="it was replaced by another file"):
         write_and_exchange()
     assert not path.exists()
 
@@ -202,11 +200,11 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_unfinished_file_that_hdf5_cannot_read_is_made_anew(damage, tmp_path, caplog):
-    part = begin(tmp_path / "observed.h5", {0, 1})
+def test_unfinished_file_that_hdf5_cannot_read_is_replaced(damage, tmp_path, caplog):
+    part = write_unfinished(tmp_path / "observed.h5", {0, 1})
     part.write_bytes(damage(part.read_bytes()))
-    assert go_on(tmp_path / "observed.h5") == list(range(N_SHOTS))
-    assert caplog.text.count("begun anew") == 1
+    assert finish(tmp_path / "observed.h5") == list(range(N_SHOTS))
+    assert caplog.text.count("starting again") == 1
 
 
 def linked(part, other):
@@ -231,24 +229,22 @@ def pipe(part, _):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("plant", [linked, hard_linked, dangling, circular, pipe])
-def test_what_was_planted_in_its_place_is_removed_and_what_it_leads_to_is_not_touched(
-    plant, tmp_path
-):
+def test_planted_link_or_pipe_is_removed_without_changing_its_target(plant, tmp_path):
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     run.mkdir()
     elsewhere.mkdir()
-    other = begin(elsewhere / "observed.h5", {0, 1})
+    other = write_unfinished(elsewhere / "observed.h5", {0, 1})
     before = other.read_bytes()
     plant(run / "observed.h5.part", other)
-    assert go_on(run / "observed.h5") == list(range(N_SHOTS))
+    assert finish(run / "observed.h5") == list(range(N_SHOTS))
     assert [path.name for path in elsewhere.iterdir()] == [other.name]
     assert other.read_bytes() == before
 
 
-def test_a_directory_in_its_place_is_left_to_the_user(tmp_path):
+def test_directory_in_place_of_the_unfinished_file_is_an_input_error(tmp_path):
     (tmp_path / "observed.h5.part").mkdir()
     with pytest.raises(InputError, match=r"observed\.h5\.part: this is a directory"):
-        begin(tmp_path / "observed.h5", {0})
+        write_unfinished(tmp_path / "observed.h5", {0})
 
 
 TROUBLES = [errno.EACCES, errno.EIO, errno.ESTALE]
@@ -256,11 +252,9 @@ TROUBLES = [errno.EACCES, errno.EIO, errno.ESTALE]
 
 @pytest.mark.parametrize("number", TROUBLES, ids=os.strerror)
 @pytest.mark.parametrize("moment", ["looked at", "opened", "read"])
-def test_what_the_system_does_not_let_be_read_is_not_begun_anew(
-    moment, number, tmp_path, monkeypatch
-):
+def test_inaccessible_unfinished_file_is_not_replaced(moment, number, tmp_path, monkeypatch):
     path = tmp_path / "observed.h5"
-    part = begin(path, {0, 1})
+    part = write_unfinished(path, {0, 1})
     before = part.read_bytes()
 
     def refuse(*_, **__):
@@ -276,10 +270,10 @@ def test_what_the_system_does_not_let_be_read_is_not_begun_anew(
         with pytest.raises(InputError, match=r"observed\.h5\.part"):
             create_gathers(path, example_survey(), ALONE, GIVEN)
     assert part.read_bytes() == before
-    assert go_on(path) == [2, 3, 4]
+    assert finish(path) == [2, 3, 4]
 
 
-def test_nothing_is_left_where_nothing_was_written_and_all_that_was_is_kept(tmp_path):
+def test_exception_keeps_the_unfinished_file_only_if_a_shot_was_written(tmp_path):
     path = tmp_path / "observed.h5"
 
     def write_and_fail(shots):
@@ -291,11 +285,11 @@ def test_nothing_is_left_where_nothing_was_written_and_all_that_was_is_kept(tmp_
         with pytest.raises(KeyboardInterrupt):
             write_and_fail(shots)
         assert [entry.name for entry in tmp_path.iterdir()] == left
-    assert go_on(path) == [0, 1, 2, 4]
+    assert finish(path) == [0, 1, 2, 4]
 
 
 class Library:
-    """A C library whose fallocate ends in these ways, one after the other; 0 is success."""
+    """A C library whose `fallocate` fails with these error numbers in turn; 0 is success."""
 
     def __init__(self, *ends):
         self.ends = list(ends)
@@ -311,41 +305,41 @@ def reserve_with(library, monkeypatch):
     return system.reserve(3, 2**40)
 
 
-def test_the_room_is_asked_for_with_one_call_and_again_after_a_signal(monkeypatch):
+def test_reservation_of_disk_space_is_repeated_after_a_signal(monkeypatch):
     library = Library(errno.EINTR, errno.EINTR, 0)
     assert reserve_with(library, monkeypatch)
     assert not library.ends
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS], ids=os.strerror)
-def test_a_file_system_without_reservations_is_no_failure(number, monkeypatch, tmp_path):
+def test_file_system_without_reservations_is_accepted(number, monkeypatch, tmp_path):
     assert not reserve_with(Library(number), monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library(number))
-    part = begin(tmp_path / "observed.h5", {1, 2})
+    part = write_unfinished(tmp_path / "observed.h5", {1, 2})
     with h5py.File(part) as file:
         assert file["data"][1].tobytes() == example_traces()[1].tobytes()
-    assert go_on(tmp_path / "observed.h5") == [0, 3, 4]
+    assert finish(tmp_path / "observed.h5") == [0, 3, 4]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=os.strerror)
-def test_no_room_is_told_and_leaves_no_file(number, monkeypatch, tmp_path):
+def test_failed_reservation_of_disk_space_leaves_no_file(number, monkeypatch, tmp_path):
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library(number))
     with pytest.raises(WriteFailure, match=rf"{os.strerror(number)}\)\. Free space"):
-        begin(tmp_path / "observed.h5", {1, 2})
+        write_unfinished(tmp_path / "observed.h5", {1, 2})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_there_is_of_an_earlier_job_stays_where_there_is_no_more_room(monkeypatch, tmp_path):
-    part = begin(tmp_path / "observed.h5", {1, 2})
+def test_failed_reservation_keeps_the_file_of_an_earlier_job(monkeypatch, tmp_path):
+    part = write_unfinished(tmp_path / "observed.h5", {1, 2})
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda *_, **__: Library(errno.ENOSPC))
         with pytest.raises(WriteFailure):
-            begin(tmp_path / "observed.h5", {3})
+            write_unfinished(tmp_path / "observed.h5", {3})
     assert part.exists()
-    assert go_on(tmp_path / "observed.h5") == [0, 3, 4]
+    assert finish(tmp_path / "observed.h5") == [0, 3, 4]
 
 
-def test_the_room_for_all_is_there_from_the_beginning(tmp_path, monkeypatch):
+def test_disk_space_for_all_traces_is_allocated_at_creation(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fallocate")
     large = replace(example_survey(), receivers=np.zeros((10_000, 2)))
     writer = create_gathers(tmp_path / "observed.h5", large, ALONE)
@@ -357,7 +351,7 @@ def test_the_room_for_all_is_there_from_the_beginning(tmp_path, monkeypatch):
 
 @pytest.fixture
 def plain_disk(tmp_path):
-    """A file system that neither reserves room nor says how much there is."""
+    """The folder of a file system that cannot reserve space and does not know its free space."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "ramfs", "none", str(place)]
@@ -371,17 +365,17 @@ def plain_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_a_real_file_system_of_that_kind_does(plain_disk):
+def test_ramfs_without_reservations_is_accepted(plain_disk):
     with (plain_disk / "file").open("wb") as file:
         assert not system.reserve(file.fileno(), 100)
     (plain_disk / "file").unlink()
-    begin(plain_disk / "observed.h5", {1, 2})
-    assert go_on(plain_disk / "observed.h5") == [0, 3, 4]
+    write_unfinished(plain_disk / "observed.h5", {1, 2})
+    assert finish(plain_disk / "observed.h5") == [0, 3, 4]
 
 
-def test_the_warning_names_the_file(tmp_path, caplog):
-    part = begin(tmp_path / "observed.h5", {0})
+def test_warning_about_a_replaced_file_names_it(tmp_path, caplog):
+    part = write_unfinished(tmp_path / "observed.h5", {0})
     part.write_bytes(b"")
     with caplog.at_level(logging.WARNING, logger="hpcfwi"):
-        go_on(tmp_path / "observed.h5")
-    assert f"{part} cannot be gone on with (this is not an HDF5 file): begun anew" in caplog.text
+        finish(tmp_path / "observed.h5")
+    assert f"{part} cannot be continued (this is not an HDF5 file): starting again" in caplog.text

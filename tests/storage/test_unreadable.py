@@ -1,4 +1,4 @@
-"""Checkpoints that the system does not let be read: waited for, never passed over or removed."""
+"""Tests of checkpoints that the system cannot read, which are neither skipped nor removed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from tests.storage.examples import epochs, names
 
 @contextmanager
 def failing(name, number, times=10**9):
-    """So often, the system does not let a file or folder of this name be read."""
+    """Let reads of files and folders with this name fail so many times."""
     scandir, opening, left = os.scandir, checkpoint.open_regular, times
 
     def refuse(path):
         nonlocal left
         if Path(path).name == name and left > 0:
             left -= 1
-            raise OSError(number, os.strerror(number))  # without a name, as read(2) has it
+            raise OSError(
+                number, os.strerror(number)
+            )  # without a file name, like errors of read(2)
 
     def scan(path):
         refuse(path)
@@ -49,7 +51,7 @@ def failing(name, number, times=10**9):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Those that were made, of which none takes any time."""
+    """The list of pauses, which take no time here."""
     made = []
     monkeypatch.setattr(time, "sleep", made.append)
     return made
@@ -69,21 +71,19 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("name", [FILE, FOLDER])
 @pytest.mark.parametrize("number", TROUBLES, ids=os.strerror)
-def test_what_cannot_be_read_is_not_passed_over(number, name, folder, pauses, caplog):
+def test_unreadable_checkpoint_or_folder_is_an_input_error(number, name, folder, pauses, caplog):
     with failing(name, number), pytest.raises(InputError) as caught:
         load_latest_checkpoint(folder)
     assert Path(caught.value.where).name == name
     assert os.strerror(number) in caught.value.problem
-    assert "give the same command again" in caught.value.remedy
+    assert "run the same command again" in caught.value.remedy
     assert sum(pauses) == pytest.approx(30.0, abs=5.0)
-    assert len(caplog.records) == 1, "it says once what it waits for"
+    assert len(caplog.records) == 1, "one warning about the wait"
     assert load_latest_checkpoint(folder) == (2, {"epoch": 2})
 
 
 @pytest.mark.parametrize("name", [FILE, FOLDER])
-def test_what_can_be_read_again_after_a_while_is_what_the_run_goes_on_from(
-    name, folder, pauses, caplog
-):
+def test_checkpoint_that_is_unreadable_for_a_while_is_loaded(name, folder, pauses, caplog):
     with failing(name, errno.ESTALE, times=3):
         assert load_latest_checkpoint(folder) == (2, {"epoch": 2})
     assert len(pauses) == 3
@@ -91,7 +91,7 @@ def test_what_can_be_read_again_after_a_while_is_what_the_run_goes_on_from(
 
 
 @pytest.mark.parametrize("target", ["nowhere", FILE], ids=["to nowhere", "to itself"])
-def test_a_link_is_followed_or_the_run_stops(target, folder, pauses):
+def test_checkpoint_behind_a_broken_link_is_an_input_error(target, folder, pauses):
     (folder / FILE).unlink()
     (folder / FILE).symlink_to(target)
     with pytest.raises(InputError, match=FILE):
@@ -99,7 +99,7 @@ def test_a_link_is_followed_or_the_run_stops(target, folder, pauses):
     assert pauses
 
 
-def test_a_file_that_has_gone_since_the_listing_is_not_waited_for_long(folder, pauses):
+def test_checkpoint_removed_after_the_listing_is_skipped(folder, pauses):
     scandir = os.scandir
 
     @contextmanager
@@ -115,7 +115,7 @@ def test_a_file_that_has_gone_since_the_listing_is_not_waited_for_long(folder, p
     assert len(pauses) == 1
 
 
-def test_damage_is_told_once_however_often_another_file_is_tried(folder, pauses, caplog):
+def test_damage_is_reported_once_while_another_file_is_retried(folder, pauses, caplog):
     path = save_checkpoint(folder, 3, {})
     path.write_bytes(b"")
     with failing(FILE, errno.EIO, times=4):
@@ -124,7 +124,7 @@ def test_damage_is_told_once_however_often_another_file_is_tried(folder, pauses,
     assert caplog.text.count("epoch_000003.ckpt is damaged") == 1
 
 
-def test_what_cannot_be_read_is_not_removed_however_old_it_is(folder, caplog):
+def test_unreadable_old_checkpoint_is_not_removed(folder, caplog):
     with failing(FILE, errno.EIO):
         for epoch in (3, 4, 5):
             save_checkpoint(folder, epoch, {}, keep=1)
@@ -147,7 +147,7 @@ def test_unreadable_checkpoint_of_a_later_epoch_is_not_removed(folder):
     assert epochs(folder) == [1, 2]
 
 
-def test_a_folder_that_cannot_be_listed_has_no_latest_epoch(folder, pauses):
+def test_latest_epoch_of_an_unreadable_folder_is_an_input_error(folder, pauses):
     assert latest_epoch(folder) == 2
     with failing(FOLDER, errno.EIO, times=2):
         assert latest_epoch(folder) == 2
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_listed_has_no_latest_epoch(folder, pauses):
 
 
 @pytest.mark.parametrize("name", [FILE, FOLDER])
-def test_a_failure_to_write_does_not_say_that_there_is_none_where_it_cannot_be_read(name, folder):
+def test_write_failure_reports_a_checkpoint_that_cannot_be_read(name, folder):
     with (
         failing(name, errno.EIO),
         pytest.raises(WriteFailure, match=rf"Now .*{name} cannot be read \(Input.* same command"),
@@ -167,7 +167,7 @@ def test_a_failure_to_write_does_not_say_that_there_is_none_where_it_cannot_be_r
         raise WriteFailure.of(folder.parent / "model.h5", OSError(errno.EIO, ""))
 
 
-def test_what_cannot_be_read_while_it_is_loaded_is_not_damaged(folder, pauses, monkeypatch):
+def test_read_error_while_loading_is_retried_and_not_damage(folder, pauses, monkeypatch):
     load = torch.load
 
     def fail_once(body, **options):

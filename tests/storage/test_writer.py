@@ -1,4 +1,4 @@
-"""Writing behind: in order, bounded, and no error is lost."""
+"""Tests of the background writer."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def test_jobs_are_done_in_order_in_another_thread():
     assert threading.current_thread() not in threads
 
 
-def test_the_caller_goes_on_until_so_many_wait():
-    go_on = threading.Event()
+def test_submit_blocks_when_too_many_jobs_wait():
+    proceed = threading.Event()
     with BackgroundWriter() as writer:
         for _ in range(1 + WAITING):
-            writer.submit(go_on.wait)
-        threading.Timer(0.2, go_on.set).start()
+            writer.submit(proceed.wait)
+        threading.Timer(0.2, proceed.set).start()
         started = time.monotonic()
         writer.submit(lambda: None)
         assert time.monotonic() - started > 0.1
 
 
-def test_what_was_flushed_is_done():
+def test_flush_waits_for_submitted_jobs():
     done = []
     with BackgroundWriter() as writer:
         writer.submit(lambda: time.sleep(0.1) or done.append(1))
@@ -57,7 +57,7 @@ def test_what_was_flushed_is_done():
         assert done == [1]
 
 
-def test_where_nothing_may_be_left_behind_a_job_is_done_when_it_was_handed_over():
+def test_writer_without_background_runs_jobs_at_once():
     done = []
     with BackgroundWriter(behind=False) as writer:
         writer.submit(lambda: time.sleep(0.1) or done.append(1))
@@ -68,7 +68,7 @@ def test_where_nothing_may_be_left_behind_a_job_is_done_when_it_was_handed_over(
 
 
 @pytest.mark.parametrize("call", ["submit", "flush", "close"])
-def test_an_error_is_raised_at_the_next_call_whichever_that_is(call):
+def test_error_is_raised_at_the_next_call(call):
     writer = BackgroundWriter()
     writer.submit(fail)
     while not writer._under_way[0].done():
@@ -77,19 +77,19 @@ def test_an_error_is_raised_at_the_next_call_whichever_that_is(call):
         getattr(writer, call)(*[list] * (call == "submit"))
 
 
-def test_after_an_error_nothing_is_done_any_more():
-    done, go_on = [], threading.Event()
+def test_no_job_runs_after_an_error():
+    done, proceed = [], threading.Event()
     writer = BackgroundWriter()
-    writer.submit(lambda: go_on.wait() and fail())
+    writer.submit(lambda: proceed.wait() and fail())
     writer.submit(done.append, 1)
-    go_on.set()
+    proceed.set()
     for call in (writer.flush, lambda: writer.submit(done.append, 2), writer.close):
         with pytest.raises(WriteFailure, match="No space"):
             call()
     assert done == []
 
 
-def test_an_error_at_the_end_ends_the_with_statement():
+def test_error_of_the_last_job_is_raised_by_the_with_statement():
     with pytest.raises(WriteFailure, match="No space"), BackgroundWriter() as writer:
         writer.submit(fail)
 
@@ -100,13 +100,13 @@ def interrupt(job):
         raise ArithmeticError
 
 
-def test_another_exception_is_not_hidden_and_the_error_is_told_beside_it(caplog):
+def test_error_is_logged_if_the_with_statement_raises_another(caplog):
     with pytest.raises(ArithmeticError):
         interrupt(fail)
     assert "No space left" in caplog.text
 
 
-def test_what_an_exception_interrupts_is_written_first():
+def test_submitted_jobs_complete_after_an_exception():
     done = []
     with pytest.raises(ArithmeticError):
         interrupt(lambda: time.sleep(0.1) or done.append(1))

@@ -1,4 +1,4 @@
-"""Tiny models gain nothing from threads, and threads that wait for a busy core lose a lot."""
+"""A fixture for one thread: tiny models gain nothing from more, which a busy machine slows down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small acquisitions on small models, and how results are compared."""
+"""Small acquisitions on small models, and comparisons of results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hpcfwi.wave import (
     Acquisition,
+    Gradients,
     Method,
-    ShotGradients,
     Simulation,
     Snapshots,
     acoustic,
@@ -38,12 +38,12 @@ class Shots:
     options: dict[str, Any] = field(default_factory=dict)
 
     def simulate(self, **changes: Any) -> Simulation:
-        """What `simulate` makes of them; changes: of the method, or arguments of `simulate`."""
+        """Run `simulate`; changes: fields of `Method` or arguments of `simulate`."""
         method, others = self.split(**changes)
         return simulate({"vp": self.vp}, self.spacing, self.acquisition, method, **others)
 
     def split(self, **changes: Any) -> tuple[Method, dict[str, Any]]:
-        """The method with these changes, and what is no part of it."""
+        """Return the method with these changes, and the changes that are not fields of `Method`."""
         asked = {**self.options, **changes}
         others = {name: asked.pop(name) for name in list(asked) if name not in METHOD}
         return Method(**asked), others
@@ -70,10 +70,10 @@ def random_shots(
     on_grid: bool = False,
     **options: Any,
 ) -> Shots:
-    """White wavelets and a white model: nothing is smooth, so that nothing can hide an error.
+    """Return shots with white wavelets on a white model, in which no smoothness hides an error.
 
-    sources: so many of a shot act at once, each with a wavelet of its own.
-    The boundary is tuned to fixed values, and the history is exact.
+    sources: number of simultaneous sources of a shot, each with its own wavelet.
+    The boundary layer is tuned to fixed values, and the history is exact.
     """
     rng = np.random.default_rng(seed)
     h = np.asarray(spacing)
@@ -84,7 +84,7 @@ def random_shots(
         if on_grid:
             points = np.rint(points / h) * h
         if options.get("free_surface"):
-            # At the surface itself nothing is emitted, which is refused
+            # Sources on the surface are refused
             points[..., 0] = np.maximum(points[..., 0], h[0] if on_grid else 0.1 * h[0])
         return points
 
@@ -107,7 +107,7 @@ def random_shots(
 
 
 def smooth_shots(*, samples: int = 700, dt: float = 1e-3, frequency: float = 10.0) -> Shots:
-    """Two shots in a heterogeneous model, 15 points to the shortest peak wavelength.
+    """Return two shots in a heterogeneous model with 15 points per shortest peak wavelength.
 
     Sources and receivers lie on grid points, some of them one or two cells from an edge.
     """
@@ -129,24 +129,24 @@ def smooth_shots(*, samples: int = 700, dt: float = 1e-3, frequency: float = 10.
 NAMES = ("vp", "wavelet", "source_illumination", "receiver_illumination")
 
 
-def by_name(gradients: ShotGradients) -> dict[str, Tensor]:
-    """All that there is of them, by the names of `NAMES`."""
+def by_name(gradients: Gradients) -> dict[str, Tensor]:
+    """Return the gradients and illuminations that exist, with the names of `NAMES`."""
     found = {**gradients.model, **{name: getattr(gradients, name) for name in NAMES[1:]}}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def white_residual(data: Tensor, seed: int = 1) -> Tensor:
-    """White noise of the shape of the traces."""
+    """Return white noise in the shape of the traces."""
     return torch.tensor(np.random.default_rng(seed).normal(size=data.shape)).to(data)
 
 
 def white_direction(shots: Shots, seed: int = 2) -> dict[str, Tensor]:
-    """White noise of the shape of the model."""
+    """Return white noise in the shape of the model."""
     noise = np.random.default_rng(seed).normal(size=shots.vp.shape)
     return {"vp": torch.tensor(noise, device=shots.vp.device)}
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """Relative L2 difference; 0 where both are zero throughout."""
+    """Return the relative L2 difference, or 0 if both are zero."""
     difference, size = (found.double() - expected.double()).norm(), expected.double().norm()
     return float(difference / size) if difference > 0.0 else 0.0

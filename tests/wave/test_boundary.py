@@ -1,4 +1,4 @@
-"""What leaves the model does not come back."""
+"""Tests of the absorbing boundary layer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hpcfwi.wave import acoustic
 from hpcfwi.wave.numerics import ricker
 
 VELOCITY, SPACING, DT, FREQUENCY, POINTS, SAMPLES = 2000.0, 10.0, 1e-3, 10.0, 101, 1000
-# Cells around the model that a reflection cannot cross and return within the record.
+# Cells around the model; no reflection crosses them and returns within the record.
 FAR = int(0.5 * VELOCITY * DT * SAMPLES / SPACING) + 10
 
 
 def traces(source: list[float], around: int, boundary: int, free_surface: bool) -> Tensor:
-    """At receivers in the middle, at the edges and in the corners, with `around` more cells."""
+    """Return traces in the middle, at edges and corners of a model enlarged by `around` cells."""
     at = np.array([0.0, 20.0, 500.0, 980.0, 1000.0])
     receivers = np.stack(np.meshgrid(at, at, indexing="ij"), axis=-1).reshape(-1, 2)
     shift = np.array([0 if free_surface else around, around])
@@ -45,7 +45,7 @@ def test_reflections_stay_below_a_thousandth_of_the_peak_of_the_direct_wave(
     assert (reflection / direct).max() < 1e-3
 
 
-def test_a_wider_boundary_reflects_less() -> None:
+def test_wider_boundary_layer_reflects_less() -> None:
     source = [500.0, 500.0]
     expected = traces(source, FAR, 20, free_surface=False)
     widths = (0, 5, 10, 20)

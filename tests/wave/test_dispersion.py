@@ -1,4 +1,4 @@
-"""What the dispersion relation says is what a simulation does."""
+"""Tests of the numerical dispersion relation."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ VELOCITY, FREQUENCY = 2000.0, 10.0
 @pytest.mark.parametrize(
     ("order", "h", "dt"),
     [(2, 20.0, 2e-3), (4, 40.0, 2e-3), (6, 50.0, 2e-3), (8, 12.5, 3e-3)],
-    ids=["order 2", "order 4", "order 6", "order 8, fast by its long step"],
+    ids=["order 2", "order 4", "order 6", "order 8, too fast because of its long step"],
 )
-def test_waves_are_as_fast_on_the_grid_as_the_dispersion_relation_says(
+def test_simulated_phase_velocity_agrees_with_the_dispersion_relation(
     order: int, h: float, dt: float
 ) -> None:
-    """The phase between two receivers along an axis, where both errors are largest or nearly so.
+    """The phase between two receivers along an axis, where both errors are nearly the largest.
 
-    In a homogeneous plane a wave of wavenumber k is H0(k r) at a distance r from its source.
+    In a homogeneous plane, a wave of wavenumber k is H0(k r) at a distance r from its source.
     """
     near, far, samples = 1500.0, 3500.0, int(3.2 / dt)
     assert dt < longest_step(order, (h, h), VELOCITY)
@@ -63,25 +63,25 @@ def test_waves_are_as_fast_on_the_grid_as_the_dispersion_relation_says(
     lags = np.array([abs(lag(e)) for e in along])
     found = along[int(lags.argmin())]
     assert lags.min() < 1e-2
-    assert abs(expected) > 1e-3, "an error that can be seen"
+    assert abs(expected) > 1e-3, "the error is large enough to be measured"
     assert found == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_fine_grids_and_short_steps_have_no_error_and_it_falls_with_the_order(order: int) -> None:
+def test_phase_velocity_error_falls_with_the_order_of_the_scheme(order: int) -> None:
     coarse, fine = (
         abs(phase_velocity_error(order, (h, h), 1e-6, 1500.0, 10.0)) for h in (20.0, 10.0)
     )
     assert coarse / fine == pytest.approx(2.0**order, rel=0.15)
 
 
-def test_two_points_a_wavelength_are_not_carried() -> None:
+def test_waves_of_two_points_per_wavelength_do_not_propagate() -> None:
     assert phase_velocity_error(8, (10.0, 10.0), 1e-3, 1500.0, 80.0) == -inf
     assert phase_velocity_error(8, (10.0, 10.0, 10.0), 1e-3, 1500.0, 80.0) == -inf
 
 
-def test_the_worst_direction_is_along_an_axis_or_a_diagonal() -> None:
-    """Against the relation solved by Newton's method in many directions."""
+def test_phase_velocity_error_is_largest_along_an_axis_or_a_diagonal() -> None:
+    """The expected error solves the dispersion relation by Newton's method in many directions."""
     h, dt, velocity, frequency, order = (8.0, 11.0), 1e-3, 1500.0, 25.0, 4
     c = {1: 4.0 / 3.0, 2: -1.0 / 12.0}
     errors = []
@@ -107,7 +107,7 @@ def test_the_worst_direction_is_along_an_axis_or_a_diagonal() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_up_to_the_carried_frequency_the_error_is_within_the_tolerance(order: int) -> None:
+def test_phase_velocity_error_is_tolerable_up_to_the_carried_frequency(order: int) -> None:
     scheme = (order, (10.0, 12.0), 5e-4, 1500.0)
     carried = carried_frequency(*scheme, 0.01)
     below = [phase_velocity_error(*scheme, f) for f in np.linspace(0.05, 1.0, 20) * carried]

@@ -1,4 +1,4 @@
-"""The backward pass is the exact transpose, and the exact derivative, of the discrete scheme."""
+"""Tests of the backward pass, the exact transpose and derivative of the discrete scheme."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ schemes = st.fixed_dictionaries(
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("on_grid", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
-def test_the_backward_pass_is_the_transpose_to_rounding(
+def test_backward_pass_passes_the_dot_product_test(
     engine: str, free_surface: bool, on_grid: bool, dt: float
 ) -> None:
     shots = random_shots(
@@ -46,14 +46,14 @@ def test_the_backward_pass_is_the_transpose_to_rounding(
 
 @settings(max_examples=12)
 @given(schemes)
-def test_the_cpu_engine_is_transposed_to_rounding_whatever_the_scheme(
+def test_cpu_engine_passes_the_dot_product_test_for_any_scheme(
     scheme: dict[str, object],
 ) -> None:
     assert transposition_error(random_shots(**scheme, engine="cpu")) < 1e-12  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])
-def test_the_backward_pass_is_the_transpose_to_rounding_in_three_dimensions(engine: str) -> None:
+def test_backward_pass_passes_the_dot_product_test_in_three_dimensions(engine: str) -> None:
     shots = random_shots(
         shape=(9, 8, 10),
         spacing=(9.0, 8.0, 10.0),
@@ -67,7 +67,7 @@ def test_the_backward_pass_is_the_transpose_to_rounding_in_three_dimensions(engi
 
 @settings(max_examples=12)
 @given(schemes)
-def test_the_cpu_engine_agrees_with_differentiated_torch_whatever_the_scheme(
+def test_cpu_engine_agrees_with_differentiated_torch_for_any_scheme(
     scheme: dict[str, object],
 ) -> None:
     shots = random_shots(**scheme)  # type: ignore[arg-type]
@@ -80,9 +80,9 @@ def test_the_cpu_engine_agrees_with_differentiated_torch_whatever_the_scheme(
 
 
 def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
-    """What central differences of the least-squares misfit differ by from the gradient.
+    """Return the differences of the gradient from central differences of the least-squares misfit.
 
-    Relative to the derivative, along a direction of random signs; steps in m/s.
+    They are relative to the derivative along the signs of the gradient; steps in m/s.
     """
     observed = white_residual(shots.simulate(keep=False).data)
 
@@ -112,7 +112,7 @@ def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
 )
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
-def test_central_differences_converge_to_the_gradient_with_the_square_of_their_step(
+def test_central_differences_converge_to_the_gradient_quadratically(
     engine: str, order: int, free_surface: bool, dt: float
 ) -> None:
     shots = random_shots(
@@ -123,7 +123,7 @@ def test_central_differences_converge_to_the_gradient_with_the_square_of_their_s
     assert finest < 1e-6
 
 
-def test_central_differences_confirm_the_gradient_without_an_absorbing_boundary() -> None:
+def test_gradient_without_an_absorbing_boundary_agrees_with_differences() -> None:
     coarse, fine, finest = remainders(random_shots(boundary=0), (4.0, 2.0, 0.05))
     assert coarse / fine == pytest.approx(4.0, rel=0.1)
     assert finest < 1e-6

@@ -1,4 +1,4 @@
-"""Fields sampled at the Nyquist rate of the data give the gradient to the last digits."""
+"""Tests of histories: sampling intervals, and the choice of what fits in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.wave.examples import EXACT, relative, smooth_shots
 DT = 1e-3
 
 
-def test_the_automatic_interval_gives_the_gradient_of_a_ricker_wavelet_within_1e_4() -> None:
+def test_automatic_interval_gives_the_gradient_within_1e_4() -> None:
     shots = smooth_shots()
     observed = replace(shots, vp=1.03 * shots.vp).acoustic()
     exact = shots.simulate(history=EXACT)
@@ -39,7 +39,7 @@ def test_the_automatic_interval_gives_the_gradient_of_a_ricker_wavelet_within_1e
     assert 0.0 < relative(found, expected) < 1e-4
 
 
-def test_an_interval_beyond_the_nyquist_rate_loses_the_gradient() -> None:
+def test_interval_beyond_the_nyquist_rate_gives_a_wrong_gradient() -> None:
     shots = smooth_shots()
     exact = shots.simulate(history=EXACT)
     expected = exact.backpropagate(exact.data).model["vp"]
@@ -51,13 +51,13 @@ def test_an_interval_beyond_the_nyquist_rate_loses_the_gradient() -> None:
     )
 
 
-def test_the_interval_of_a_white_wavelet_is_one() -> None:
+def test_automatic_interval_of_a_white_wavelet_is_one() -> None:
     white = np.random.default_rng(0).normal(size=400)
     assert sampling_interval(Auto(), white, DT, 1) == 1
 
 
 @given(st.floats(3.0, 60.0), st.integers(1, 8))
-def test_the_automatic_interval_is_the_longest_that_samples_the_band_of_the_wavelet(
+def test_automatic_interval_is_the_longest_for_the_band_of_the_wavelet(
     frequency: float, substeps: int
 ) -> None:
     wavelet = ricker(frequency, 1000, DT, delay=0.5)
@@ -68,40 +68,40 @@ def test_the_automatic_interval_is_the_longest_that_samples_the_band_of_the_wave
     assert (interval + 1) * step > nyquist_step
 
 
-def test_the_interval_may_follow_from_a_given_frequency_whatever_the_wavelet() -> None:
+def test_interval_follows_from_a_given_frequency() -> None:
     white = np.random.default_rng(0).normal(size=400)
     assert sampling_interval(Snapshots(frequency=50.0), white, DT, 1) == 10
 
 
-def test_a_given_interval_is_taken() -> None:
+def test_given_interval_is_used() -> None:
     assert sampling_interval(Snapshots(7), np.ones(10), DT, 3) == 7
 
 
 @given(st.integers(0, 300), st.integers(1, 40))
-def test_as_many_fields_are_kept_as_there_are_kept_steps(steps: int, interval: int) -> None:
+def test_number_of_samples_is_the_number_of_sampled_steps(steps: int, interval: int) -> None:
     kept = [n for n in range(steps) if n % interval == sampling_offset(interval)]
     assert list(sampled_steps(steps, interval)) == kept
     assert count_samples(steps, interval) == len(kept)
 
 
-def test_a_silent_wavelet_has_a_gradient_of_zero() -> None:
+def test_gradient_of_a_silent_wavelet_is_zero() -> None:
     shots = smooth_shots(samples=50)
     silent = replace(shots, wavelet=0.0 * shots.wavelet).simulate(history="auto")
     assert not silent.backpropagate(silent.data + 1.0).model["vp"].any()
 
 
 @pytest.mark.parametrize("name", ["auto", *KINDS])
-def test_a_named_history_is_chosen_by_the_memory_at_hand(name: str) -> None:
+def test_history_given_by_name_is_chosen_automatically(name: str) -> None:
     assert parse(name) == Auto(kind=None if name == "auto" else name)
 
 
-def test_a_history_of_no_kind_is_refused_with_those_there_are() -> None:
+def test_unknown_history_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match='"auto", "snapshots", "boundary", "recompute"'):
         parse("everything")
 
 
 def footprint(history: History) -> int:
-    """100 bytes of snapshots, 80 of perimeter, 10 a state, and 30 to work with."""
+    """Return 30 bytes, plus 100 for snapshots, 80 for a perimeter or 10 per state."""
     if isinstance(history, Recompute):
         return 30 + 10 * history.states
     size = {"snapshots": 100, "boundary": 80}[kind_of(history)]
@@ -118,11 +118,11 @@ def footprint(history: History) -> int:
         (40, Recompute(7, states=1)),
     ],
 )
-def test_the_fastest_history_that_fits_is_taken(memory: int, chosen: History) -> None:
+def test_fastest_history_that_fits_in_memory_is_chosen(memory: int, chosen: History) -> None:
     assert choose(Auto(7, exact=True), KINDS, memory, footprint) == chosen
 
 
-def test_shorter_numbers_are_faster_and_taken_where_they_need_not_be_exact() -> None:
+def test_shorter_format_is_chosen_if_the_history_need_not_be_exact() -> None:
     assert choose(Auto(7), KINDS, 1000, footprint) == Snapshots(7, format="float16")
     shots = smooth_shots(samples=300)
     single = replace(shots, vp=shots.vp.float())
@@ -135,14 +135,14 @@ def test_shorter_numbers_are_faster_and_taken_where_they_need_not_be_exact() -> 
         assert simulated.simulate(history=asked).history.format == format
 
 
-def test_a_kind_that_was_asked_for_is_made_to_fit() -> None:
+def test_requested_kind_of_history_is_made_to_fit() -> None:
     auto = Auto(7, kind="boundary", exact=True)
     assert choose(auto, KINDS, 110, footprint) == Boundary(7)
     assert choose(auto, KINDS, 109, footprint) == Boundary(7, format="float16")
     assert choose(Auto(7, kind="recompute"), KINDS, 99, footprint) == Recompute(7, states=6)
 
 
-def test_where_nothing_fits_the_message_says_what_would() -> None:
+def test_error_without_a_fitting_history_names_the_needed_memory() -> None:
     with pytest.raises(MemoryError, match=r"needs 40 B .* 39 B .* fewer shots"):
         choose(Auto(7), KINDS, 39, footprint)
 
@@ -154,6 +154,8 @@ def test_where_nothing_fits_the_message_says_what_would() -> None:
         ({"frequency": -5.0}, "frequency is -5.0; expected a positive frequency"),
     ],
 )
-def test_an_impossible_sampling_is_refused(kept: dict[str, Any], found_and_expected: str) -> None:
+def test_invalid_interval_or_frequency_is_refused(
+    kept: dict[str, Any], found_and_expected: str
+) -> None:
     with pytest.raises(ValueError, match=found_and_expected):
         Snapshots(**kept)

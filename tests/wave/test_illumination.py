@@ -1,4 +1,4 @@
-"""Illuminations are time sums of squared fields, here computed from traces alone."""
+"""Tests of illuminations, the time sums of squared fields, against sums over traces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def illuminations(shots: Shots, residual: Tensor, **options: object) -> tuple[Te
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_the_source_illumination_is_the_energy_that_receivers_everywhere_record(
+def test_source_illumination_is_the_energy_recorded_at_every_grid_point(
     engine: str, free_surface: bool
 ) -> None:
     shots = random_shots(shape=SHAPE, spacing=SPACING, engine=engine, free_surface=free_surface)
@@ -40,15 +40,15 @@ def test_the_source_illumination_is_the_energy_that_receivers_everywhere_record(
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_the_receiver_illumination_is_the_energy_that_sources_everywhere_send_back(
+def test_receiver_illumination_is_the_adjoint_energy_at_every_grid_point(
     engine: str, free_surface: bool
 ) -> None:
     shots = random_shots(shape=SHAPE, spacing=SPACING, shots=1, free_surface=free_surface)
     residual = white_residual(shots.acoustic())
     points = every_grid_point()
-    # None on the free surface, where nothing is emitted and the adjoint field is zero
-    emitting = (points[..., 0] > 0.0).reshape(-1) | (not free_surface)
-    sources = points[emitting]
+    # No source is on the free surface, where the adjoint field is zero
+    with_wavelet = (points[..., 0] > 0.0).reshape(-1) | (not free_surface)
+    sources = points[with_wavelet]
     count = len(sources)
     everywhere = replace(
         shots,
@@ -59,7 +59,7 @@ def test_the_receiver_illumination_is_the_energy_that_sources_everywhere_send_ba
     # The gradient of a source's wavelet is the adjoint field there, per cell volume.
     field = everywhere.backpropagate(residual.repeat(count, 1, 1)).wavelet * float(np.prod(SPACING))
     expected = torch.zeros(len(points), dtype=field.dtype)
-    expected[torch.tensor(emitting)] = (field**2).sum(-1).reshape(-1)
+    expected[torch.tensor(with_wavelet)] = (field**2).sum(-1).reshape(-1)
     expected = expected.reshape(1, *SHAPE)
     _, found = illuminations(shots, residual, engine=engine)
     assert relative(found, expected) < 1e-12

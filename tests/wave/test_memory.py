@@ -1,4 +1,4 @@
-"""What simulations may take of a device, and what says that it was too much."""
+"""Tests of the memory at hand, and of recognising memory errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcfwi.wave.history import is_out_of_memory, memory_at_hand
 GB = 10**9
 
 
-def test_of_what_is_free_here_a_fifth_is_left_to_others() -> None:
+def test_memory_at_hand_is_four_fifths_of_the_free_host_memory() -> None:
     free = free_on_host()
     assert 0 < free < 10**15
     assert memory_at_hand(torch.device("cpu")) == pytest.approx(0.8 * free, rel=0.2)
 
 
-def test_on_a_gpu_what_torch_holds_for_nothing_is_free_too(
+def test_unused_memory_reserved_by_torch_on_a_gpu_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gigabytes = {"mem_get_info": (10 * GB, 80 * GB), "memory_reserved": 9 * GB}
@@ -27,7 +27,7 @@ def test_on_a_gpu_what_torch_holds_for_nothing_is_free_too(
     assert memory_at_hand(torch.device("cuda:0")) == 12 * GB
 
 
-def test_numpy_and_torch_say_each_in_its_way_that_memory_has_run_out() -> None:
+def test_memory_errors_of_numpy_and_torch_are_recognised() -> None:
     errors = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()]
     for allocate in (np.empty, torch.empty):
         with pytest.raises((MemoryError, RuntimeError)) as error:
@@ -36,6 +36,6 @@ def test_numpy_and_torch_say_each_in_its_way_that_memory_has_run_out() -> None:
     assert all(is_out_of_memory(error) for error in errors)
 
 
-def test_other_errors_say_something_else() -> None:
+def test_other_errors_are_not_taken_for_memory_errors() -> None:
     others = [RuntimeError("shapes do not fit"), ValueError("out of memory"), KeyboardInterrupt()]
     assert not any(is_out_of_memory(error) for error in others)

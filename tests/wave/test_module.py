@@ -1,4 +1,4 @@
-"""The wave operator as a module, in torch's wrappers: the gradient of one process."""
+"""Tests of the wave operator as a module, also in the data-parallel wrappers of torch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def make_module():
     return Acoustic(VP, 10.0, DT, **METHOD)
 
 
-def test_module_is_the_operator_and_its_model_is_its_parameter():
+def test_module_computes_the_operator_with_the_model_as_parameter():
     module = make_module()
     assert [name for name, _ in module.named_parameters()] == ["vp"]
     assert torch.equal(module(WAVELET, SOURCES, RECEIVERS), simulate())
 
 
-def test_module_is_copied_saved_and_converted_as_modules_are():
+def test_module_can_be_copied_saved_and_converted():
     module, file = make_module(), io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
@@ -41,7 +41,7 @@ def test_module_is_copied_saved_and_converted_as_modules_are():
 
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])
-def test_without_shots_there_are_no_traces_and_no_gradient(engine):
+def test_module_without_shots_gives_no_traces_and_a_zero_gradient(engine):
     module = Acoustic(VP, 10.0, DT, **{**METHOD, "engine": engine})
     data = module(WAVELET, SOURCES[:0], RECEIVERS)
     assert data.shape == (0, 3, N)
@@ -49,7 +49,7 @@ def test_without_shots_there_are_no_traces_and_no_gradient(engine):
     assert not module.vp.grad.any()
 
 
-def test_under_data_parallel_every_argument_has_shots():
+def test_module_under_data_parallel_needs_shots_in_every_argument():
     module = make_module()
     wrapped = torch.nn.DataParallel(module)
     shots = WAVELET.expand(3, -1), SOURCES, RECEIVERS.expand(3, -1, -1)
@@ -57,7 +57,7 @@ def test_under_data_parallel_every_argument_has_shots():
     alone = make_module()
     alone(WAVELET, SOURCES, RECEIVERS).square().sum().backward()
     assert torch.equal(module.vp.grad, alone.vp.grad)
-    # As it cuts them for devices
+    # DataParallel cuts the arguments like this for devices
     parts = torch.nn.parallel.scatter_gather.scatter
     assert parts is not None
     chunks = zip(*(torch.chunk(each, 2) for each in shots), strict=True)
@@ -98,8 +98,8 @@ with hpcfwi.launch() as context:
 
 
 @pytest.mark.parametrize("n", [2, long_form(7)])
-def test_under_ddp_shares_of_the_mean_give_its_gradient_however_shots_are_cut(n):
-    """Means over each rank's own shots do not, where parts are uneven, or there are none."""
+def test_shares_of_the_mean_give_its_gradient_under_ddp(n):
+    """Means over the shots of each rank are wrong if the parts are uneven or empty."""
     done = run_ranks(n, RANKS, warm=("torch._dynamo",))
     assert done.returncode == 0, done.stderr
     told = {tuple(line.split()[:2]): line.split()[2:] for line in done.stdout.splitlines()}
@@ -109,12 +109,12 @@ def test_under_ddp_shares_of_the_mean_give_its_gradient_however_shots_are_cut(n)
     assert told["chunk", "2"] == ["2", str(n != 2)]
 
 
-def test_a_share_is_the_part_of_the_mean_that_an_average_leaves():
+def test_share_of_mean_is_scaled_for_an_average_over_ranks():
     total = torch.tensor(12.0)
     assert float(share_of_mean(total, shots=16, ranks=4)) == 3.0
     assert relative(share_of_mean(total, 12, 1), torch.tensor(1.0)) == 0.0
 
 
-def test_a_model_that_is_no_tensor_is_refused_with_how_to_make_one():
+def test_module_refuses_a_model_that_is_not_a_tensor():
     with pytest.raises(TypeError, match=r"vp is a numpy.ndarray; .*torch.as_tensor\(vp\)"):
         Acoustic(np.full((40, 60), 2000.0), 10.0, 0.001)

@@ -1,4 +1,4 @@
-"""Points may lie anywhere, and the field between grid points is that of the grid."""
+"""Tests of points off the grid, at which the field is interpolated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpcfwi.wave.numerics import spread
 from tests.wave.examples import random_shots, relative
 
 SPACING, SHAPE = (10.0, 8.0), (24, 26)
-# Half of the Nyquist wavenumber: four points a wavelength.
+# Shares of the Nyquist wavenumber, up to four points per wavelength.
 shares = st.floats(-0.5, 0.5)
-# The largest error of the interpolation along one axis, at the shortest of these waves.
+# The largest error of the interpolation along one axis, for the shortest of these waves.
 ALONG_AN_AXIS = 1.35e-3
 
 
@@ -25,13 +25,15 @@ def at(z: float, x: float) -> NDArray[np.float64]:
 
 
 @given(st.integers(0, 23), st.integers(0, 25), st.booleans())
-def test_a_point_on_the_grid_is_that_grid_point(row: int, column: int, free_surface: bool) -> None:
+def test_point_on_the_grid_uses_only_that_grid_point(
+    row: int, column: int, free_surface: bool
+) -> None:
     taps = spread(at(10.0 * row, 8.0 * column), SPACING, (3, 5), (40, 40), free_surface)
     assert taps.cells.tolist() == [[[[row + 3, column + 5]]]]
     assert taps.weights.tolist() == [[[1.0]]]
 
 
-def test_a_point_on_the_grid_stays_one_beside_points_that_are_not() -> None:
+def test_point_on_the_grid_is_not_spread_next_to_points_off_the_grid() -> None:
     positions = np.array([[[50.0, 64.0], [53.0, 61.0]]])
     taps = spread(positions, SPACING, (0, 0), SHAPE, False)
     effective = taps.weights[0, 0] != 0.0
@@ -40,7 +42,7 @@ def test_a_point_on_the_grid_stays_one_beside_points_that_are_not() -> None:
 
 
 @given(st.floats(40.0, 180.0), st.floats(32.0, 160.0), shares, shares, st.floats(0.0, 2.0 * np.pi))
-def test_a_plane_wave_of_four_points_a_wavelength_is_found_as_well_as_along_both_axes(
+def test_plane_wave_of_four_points_per_wavelength_is_interpolated(
     z: float, x: float, k_z: float, k_x: float, phase: float
 ) -> None:
     wavenumber = np.pi * np.array([k_z, k_x]) / SPACING
@@ -52,9 +54,7 @@ def test_a_plane_wave_of_four_points_a_wavelength_is_found_as_well_as_along_both
 
 
 @given(st.floats(0.0, 40.0), shares)
-def test_under_a_free_surface_a_field_that_vanishes_there_is_found_up_to_the_surface(
-    z: float, k_z: float
-) -> None:
+def test_field_is_interpolated_up_to_the_free_surface(z: float, k_z: float) -> None:
     wavenumber = np.pi * k_z / SPACING[0]
     taps = spread(at(z, 80.0), SPACING, (0, 0), SHAPE, True)
     on_grid = np.sin(wavenumber * taps.cells[..., 0] * SPACING[0])
@@ -63,7 +63,7 @@ def test_under_a_free_surface_a_field_that_vanishes_there_is_found_up_to_the_sur
     )
 
 
-def test_what_falls_outside_the_grid_is_dropped() -> None:
+def test_weights_outside_the_grid_are_dropped() -> None:
     taps = spread(at(3.0, 80.0), SPACING, (0, 0), SHAPE, False)
     whole = spread(at(3.0, 80.0), SPACING, (4, 0), (28, 26), False)
     inside = whole.cells[..., 0] >= 4
@@ -75,7 +75,7 @@ def test_what_falls_outside_the_grid_is_dropped() -> None:
 
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from((2, 8)))
-def test_source_and_receiver_may_be_exchanged_wherever_they_are(
+def test_source_and_receiver_are_reciprocal_at_any_position(
     seed: int, free_surface: bool, order: int
 ) -> None:
     shots = random_shots(

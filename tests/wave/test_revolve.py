@@ -1,4 +1,4 @@
-"""The order in which states are kept simulates as few segments again as possible."""
+"""Tests of the schedule of states that recomputes as few segments as possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = [(segments, states) for segments in (1, 2, 3, 7, 20, 41) for states in r
 
 @cache
 def fewest(segments: int, states: int) -> int:
-    """Segments simulated before the turn of each, by trying every place for the next state."""
+    """Return the least number of recomputed segments, by trying every place for the next state."""
     if segments == 1:
         return 0
     if states == 0:
@@ -22,15 +22,13 @@ def fewest(segments: int, states: int) -> int:
 
 
 @pytest.mark.parametrize(("segments", "states"), SIZES)
-def test_every_segment_is_reversed_once_the_last_one_first(segments: int, states: int) -> None:
+def test_segments_are_reversed_once_each_in_reverse_order(segments: int, states: int) -> None:
     reversed_ = [a.segment for a in schedule(segments, states) if isinstance(a, Reverse)]
     assert reversed_ == list(range(segments))[::-1]
 
 
 @pytest.mark.parametrize(("segments", "states"), SIZES)
-def test_no_more_states_are_kept_than_allowed_and_only_kept_ones_are_used(
-    segments: int, states: int
-) -> None:
+def test_schedule_keeps_at_most_the_allowed_number_of_states(segments: int, states: int) -> None:
     kept = {0}
     for action in schedule(segments, states):
         assert action.origin in kept
@@ -42,12 +40,12 @@ def test_no_more_states_are_kept_than_allowed_and_only_kept_ones_are_used(
 
 
 @pytest.mark.parametrize(("segments", "states"), SIZES)
-def test_as_few_segments_as_possible_are_simulated_again(segments: int, states: int) -> None:
+def test_schedule_recomputes_as_few_segments_as_possible(segments: int, states: int) -> None:
     cost = sum(a.segment - a.origin for a in schedule(segments, states))
     assert cost == fewest(segments, states)
 
 
-def test_the_first_pass_goes_forwards_once() -> None:
+def test_first_pass_goes_forward_once() -> None:
     position = 0
     for action in schedule(30, 4):
         assert action.origin == position

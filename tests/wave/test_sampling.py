@@ -1,4 +1,4 @@
-"""A step that is too long for the scheme is divided, and nobody notices."""
+"""Tests of substeps, into which a time step is divided that is too long for the scheme."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from tests.wave.examples import relative, smooth_shots
 
 
 @given(st.floats(1e-4, 1.0), st.floats(1e-4, 1.0))
-def test_the_substeps_are_the_fewest_that_the_longest_step_allows(
-    dt: float, longest: float
-) -> None:
+def test_substeps_are_the_fewest_that_the_longest_step_allows(dt: float, longest: float) -> None:
     count = numerics.count_substeps(dt, longest)
     assert dt / count <= longest * (1.0 + 1e-9)
     assert count == 1 or dt / (count - 1) > longest
 
 
 @given(st.integers(1, 50), st.floats(1e-5, 1e-2))
-def test_a_whole_number_of_longest_steps_is_not_divided_once_more(n: int, longest: float) -> None:
+def test_multiple_of_the_longest_step_has_no_additional_substep(n: int, longest: float) -> None:
     assert numerics.count_substeps(n * longest, longest) == n
 
 
 @pytest.mark.parametrize(("dt", "substeps"), [(2.5e-3, 2), (6e-3, 3), (8e-3, 4)])
-def test_a_step_that_is_too_long_gives_the_traces_of_a_fine_simulation(
-    dt: float, substeps: int
-) -> None:
+def test_substeps_give_the_traces_of_a_fine_simulation(dt: float, substeps: int) -> None:
     samples = int(0.7 / dt)
     long = smooth_shots(samples=samples, dt=dt).simulate(keep=False)
     fine = smooth_shots(samples=samples * substeps, dt=dt / substeps).simulate(keep=False)
@@ -40,9 +36,7 @@ def test_a_step_that_is_too_long_gives_the_traces_of_a_fine_simulation(
 
 @pytest.mark.parametrize("n", [60, 61])
 @pytest.mark.parametrize("substeps", [2, 3, 5])
-def test_a_refined_wavelet_goes_through_the_samples_and_through_what_lies_between(
-    n: int, substeps: int
-) -> None:
+def test_refined_wavelet_interpolates_a_smooth_wavelet(n: int, substeps: int) -> None:
     fine = torch.tensor(ricker(10.0, n * substeps, 8e-3 / substeps, delay=0.2))[None]
     refined = numerics.refine(fine[:, ::substeps], substeps)
     assert refined.shape[-1] == (n + numerics.count_tail(n)) * substeps
@@ -50,7 +44,7 @@ def test_a_refined_wavelet_goes_through_the_samples_and_through_what_lies_betwee
 
 
 @pytest.mark.parametrize("n", [60, 61])
-def test_a_refined_wavelet_goes_through_its_samples_up_to_the_nyquist_frequency(n: int) -> None:
+def test_refined_wavelet_keeps_the_samples_of_white_noise(n: int) -> None:
     white = torch.tensor(np.random.default_rng(0).normal(size=(2, n)))
     assert relative(numerics.refine(white, 3)[:, : 3 * n : 3], white) < 1e-12
 
@@ -65,7 +59,7 @@ def test_coarse_traces_are_samples_of_the_fine_ones(n: int, substeps: int) -> No
     assert relative(coarse, fine[:, : n * substeps : substeps]) < 1e-5
 
 
-def test_one_substep_changes_nothing() -> None:
+def test_one_substep_returns_the_wavelet_and_traces_unchanged() -> None:
     wavelet = torch.tensor(np.random.default_rng(0).normal(size=(2, 30)))
     assert numerics.refine(wavelet, 1) is wavelet
     assert numerics.coarsen(wavelet, 1, 30) is wavelet

@@ -1,4 +1,4 @@
-"""What a change of the model scatters is the exact derivative of the discrete scheme."""
+"""Tests of the scattered field, the exact derivative of the discrete scheme."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOLID = {"shape": (9, 8, 10), "spacing": (9.0, 8.0, 10.0), "boundary": 3}
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("on_grid", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
-def test_scattering_is_the_transpose_of_the_backward_pass_to_rounding(
+def test_scattering_passes_the_dot_product_test(
     engine: str, free_surface: bool, on_grid: bool, dt: float
 ) -> None:
     shots = random_shots(
@@ -42,14 +42,16 @@ def test_scattering_is_the_transpose_of_the_backward_pass_to_rounding(
 
 @ENGINES
 @pytest.mark.parametrize("order", [8, long_form(4)])
-def test_scattering_is_the_transpose_in_three_dimensions(engine: str, order: int) -> None:
+def test_scattering_passes_the_dot_product_test_in_three_dimensions(
+    engine: str, order: int
+) -> None:
     shots = random_shots(**SOLID, samples=15, order=order, free_surface=True, engine=engine)
     assert scattering_error(shots) < 1e-12
 
 
 @settings(max_examples=6)
 @given(schemes)
-def test_the_cpu_engine_scatters_as_forward_derivatives_of_torch_whatever_the_scheme(
+def test_cpu_engine_scattering_agrees_with_jvp_of_torch_for_any_scheme(
     scheme: dict[str, object],
 ) -> None:
     shots = random_shots(**scheme)  # type: ignore[arg-type]
@@ -74,7 +76,7 @@ def test_the_cpu_engine_scatters_as_forward_derivatives_of_torch_whatever_the_sc
     ],
 )
 @pytest.mark.parametrize("shape", [(25, 33), (14, 19, 21)])
-def test_scattering_is_the_transpose_with_every_history(
+def test_scattering_passes_the_dot_product_test_with_every_history(
     shape: tuple[int, ...], history: History
 ) -> None:
     spacing = (8.0, 11.0, 9.0)[: len(shape)]
@@ -85,7 +87,7 @@ def test_scattering_is_the_transpose_with_every_history(
 
 
 @pytest.mark.parametrize("history", [Snapshots(1), Boundary(1), Recompute(1, states=2)])
-def test_waves_can_be_sent_either_way_again_and_again(history: History) -> None:
+def test_scattering_and_backpropagation_can_be_repeated_in_any_order(history: History) -> None:
     shots = random_shots(engine="cpu", history=history)
     direction = white_direction(shots)
     simulation = shots.simulate()
@@ -101,8 +103,8 @@ def test_waves_can_be_sent_either_way_again_and_again(history: History) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_where_the_wave_has_not_been_nothing_scatters(dtype: torch.dtype) -> None:
-    """A long line, of which the cpu engine computes but a part."""
+def test_scattering_passes_the_dot_product_test_in_windows(dtype: torch.dtype) -> None:
+    """The cpu engine computes only a window of a long line."""
     shots = replace(smooth_shots(samples=160), vp=torch.full((61, 900), 2000.0, dtype=dtype))
     for history in (Snapshots(3), Boundary(3), Recompute(3, states=2)):
         tolerance = 1e-12 if dtype == torch.float64 else 1e-4
@@ -110,7 +112,7 @@ def test_where_the_wave_has_not_been_nothing_scatters(dtype: torch.dtype) -> Non
 
 
 def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
-    """What is left of a change of the traces, less its first order, over the latter."""
+    """Return the change of the traces less its first order, relative to the first order."""
     direction = white_direction(shots)
     simulation = shots.simulate()
     first = simulation.scatter(direction)
@@ -128,8 +130,10 @@ def remainders(shots: Shots, steps: tuple[float, ...]) -> list[float]:
 @ENGINES
 @pytest.mark.parametrize("order", [4, 8])
 @pytest.mark.parametrize("dt", [1e-3, LONG_STEP])
-def test_what_is_left_of_a_change_falls_with_its_square(engine: str, order: int, dt: float) -> None:
-    """Taylor: over the first order, what is left falls as the step does."""
+def test_remainder_of_the_scattered_field_is_of_second_order(
+    engine: str, order: int, dt: float
+) -> None:
+    """By Taylor's theorem, the relative remainder is proportional to the step."""
     shots = random_shots(engine=engine, order=order, dt=dt, free_surface=True, shots=2)
     coarse, fine = remainders(shots, (1.0, 0.5))
     assert coarse / fine == pytest.approx(2.0, rel=0.02)
@@ -137,7 +141,7 @@ def test_what_is_left_of_a_change_falls_with_its_square(engine: str, order: int,
 
 
 @ENGINES
-def test_the_part_of_a_model_scatters_as_by_itself(engine: str) -> None:
+def test_window_of_a_model_scatters_like_a_model_of_its_own(engine: str) -> None:
     shots = random_shots(engine=engine, on_grid=True)
     inside = replace(
         shots, sources=np.full((3, 2), [80.0, 110.0]), receivers=np.full((3, 1, 2), [96.0, 220.0])
@@ -156,7 +160,7 @@ def test_the_part_of_a_model_scatters_as_by_itself(engine: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_that_share_a_shot_leave_its_bits_alone(threads: int) -> None:
+def test_threads_that_share_a_shot_do_not_change_its_bits(threads: int) -> None:
     shots = random_shots(shape=(120, 70), shots=1, free_surface=True, engine="cpu")
     direction, before = white_direction(shots), torch.get_num_threads()
     expected = shots.simulate().scatter(direction)
@@ -172,7 +176,7 @@ def test_threads_that_share_a_shot_leave_its_bits_alone(threads: int) -> None:
 
 
 @ENGINES
-def test_a_shot_scatters_the_same_alone_and_with_others(engine: str) -> None:
+def test_shot_scatters_the_same_alone_and_in_a_batch(engine: str) -> None:
     shots = random_shots(engine=engine)
     direction = white_direction(shots)
     together = shots.simulate().scatter(direction)
@@ -183,7 +187,7 @@ def test_a_shot_scatters_the_same_alone_and_with_others(engine: str) -> None:
 
 
 @ENGINES
-def test_what_kept_nothing_is_told(engine: str) -> None:
+def test_scattering_without_a_history_is_refused(engine: str) -> None:
     shots = random_shots(engine=engine, samples=4)
     with pytest.raises(RuntimeError, match="keep=True"):
         shots.simulate(keep=False).scatter(white_direction(shots))

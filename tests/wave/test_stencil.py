@@ -1,4 +1,4 @@
-"""Differences are exact for polynomials of their order, and the longest step is the longest."""
+"""Tests of the finite differences, the longest stable step and the absorbing profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ orders = pytest.mark.parametrize("order", numerics.ORDERS)
 
 
 @orders
-def test_the_second_difference_is_exact_for_polynomials_up_to_its_order_and_one(order: int) -> None:
+def test_second_difference_is_exact_for_polynomials_up_to_order_plus_one(order: int) -> None:
     h = 0.5
     half = numerics.second_difference(order, h)
     weights = np.concatenate([half[:0:-1], half])
@@ -29,7 +29,7 @@ def test_the_second_difference_is_exact_for_polynomials_up_to_its_order_and_one(
 
 
 @orders
-def test_the_first_difference_is_exact_for_polynomials_up_to_its_order(order: int) -> None:
+def test_first_difference_is_exact_for_polynomials_up_to_its_order(order: int) -> None:
     h = 0.5
     half = numerics.first_difference(order, h)
     weights = np.concatenate([-half[:0:-1], half])
@@ -40,7 +40,7 @@ def test_the_first_difference_is_exact_for_polynomials_up_to_its_order(order: in
 
 
 @given(st.sampled_from(numerics.ORDERS), spacings, spacings, st.floats(300.0, 8000.0))
-def test_the_longest_step_is_two_over_the_highest_frequency_that_the_grid_carries(
+def test_longest_step_is_two_over_the_highest_frequency_of_the_grid(
     order: int, h_z: float, h_x: float, velocity: float
 ) -> None:
     phase = np.linspace(0.0, np.pi, 201)
@@ -54,7 +54,7 @@ def test_the_longest_step_is_two_over_the_highest_frequency_that_the_grid_carrie
 
 
 def impulse_response(order: int, share: float, boundary: int, samples: int) -> torch.Tensor:
-    """Size of a trace after an impulse, at a share of the longest step."""
+    """Return the magnitude of a trace after an impulse, with a share of the longest step."""
     spacing, velocity = (8.0, 11.0), 2000.0
     problem = Problem(
         speed=torch.full((31, 37), velocity, dtype=torch.float64),
@@ -77,18 +77,18 @@ def impulse_response(order: int, share: float, boundary: int, samples: int) -> t
 
 @orders
 @pytest.mark.parametrize("boundary", [1, 5, 20])
-def test_just_below_the_longest_step_an_impulse_fades_away(order: int, boundary: int) -> None:
+def test_impulse_decays_just_below_the_longest_step(order: int, boundary: int) -> None:
     size = impulse_response(order, 0.99, boundary, 4000)
     assert size[-500:].max() < size[:500].max()
 
 
 @orders
-def test_just_above_the_longest_step_an_impulse_grows_without_bound(order: int) -> None:
+def test_impulse_grows_without_bound_just_above_the_longest_step(order: int) -> None:
     assert impulse_response(order, 1.05, 10, 400)[-1] > 1e6
 
 
 @given(st.integers(1, 40), st.integers(1, 40), spacings, st.floats(1e-5, 1e-2))
-def test_the_profile_damps_outside_the_model_and_only_there(
+def test_absorbing_profile_damps_only_outside_the_model(
     before: int, after: int, spacing: float, dt: float
 ) -> None:
     n = before + 10 + after
@@ -99,7 +99,7 @@ def test_the_profile_damps_outside_the_model_and_only_there(
 
 
 @pytest.mark.parametrize(("cells", "reflection"), [(5, 1e-4), (10, 1e-8), (40, 1e-8)])
-def test_the_profile_of_a_slab_is_cubic_and_gives_its_design_reflection(
+def test_absorbing_profile_is_cubic_with_its_design_reflection(
     cells: int, reflection: float
 ) -> None:
     spacing, dt, velocity, frequency = 10.0, 1e-3, 2000.0, 10.0

@@ -1,4 +1,4 @@
-"""`acoustic` under the transforms of torch.func, and differentiated twice."""
+"""Tests of `acoustic` with the transforms of torch.func, and of second derivatives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def simulate(vp=VP, wavelet=WAVELET, sources=SOURCES, receivers=RECEIVERS, engin
 
 
 @ENGINES
-def test_func_grad_is_what_backward_finds(engine):
+def test_func_grad_equals_backward(engine):
     residual = tensor(3, 3, N)
     free, emitted = VP.clone().requires_grad_(), WAVELET.clone().requires_grad_()
     (simulate(free, emitted, engine=engine) * residual).sum().backward()
@@ -45,7 +45,7 @@ def test_func_grad_is_what_backward_finds(engine):
     assert torch.equal(by_wavelet, emitted.grad)
 
 
-def test_func_jvp_is_the_derivative():
+def test_func_jvp_equals_central_differences():
     direction, emitted = tensor(*SHAPE, seed=1), tensor(N, seed=2)
     data, change = torch.func.jvp(
         simulate,
@@ -58,7 +58,7 @@ def test_func_jvp_is_the_derivative():
     assert relative(change, (ends[0] - ends[1]) / (2.0 * h)) < 1e-8
 
 
-def test_jvp_and_vjp_are_transposed():
+def test_jvp_and_vjp_pass_the_dot_product_test():
     direction, residual = tensor(*SHAPE, seed=1), tensor(3, 3, N)
     _, change = torch.func.jvp(simulate, (VP,), (direction,))
     _, pull = torch.func.vjp(simulate, VP)
@@ -68,7 +68,7 @@ def test_jvp_and_vjp_are_transposed():
 
 
 @pytest.mark.parametrize("wavelet", [WAVELET, tensor(4, 3, N)], ids=["one", "one each"])
-def test_vmap_over_shots_is_a_larger_batch(wavelet):
+def test_vmap_over_shots_equals_separate_calls(wavelet):
     places = SOURCES + 10.0 * torch.rand(4, 3, 2, dtype=torch.float64)
     dims = (0 if wavelet.ndim > 1 else None, 0)
     found = torch.vmap(lambda w, s: simulate(VP, w, s), in_dims=dims)(wavelet, places)
@@ -77,14 +77,14 @@ def test_vmap_over_shots_is_a_larger_batch(wavelet):
         assert torch.equal(found[number], alone)
 
 
-def test_vmap_over_models_is_one_after_the_other():
+def test_vmap_over_models_equals_separate_calls():
     models = torch.stack([VP, VP + 50.0])
     found = torch.vmap(simulate)(models)
     assert torch.equal(found[0], simulate(VP))
     assert torch.equal(found[1], simulate(VP + 50.0))
 
 
-def test_gradients_shot_by_shot_come_of_vmap_and_grad_together():
+def test_vmap_of_grad_gives_the_gradients_of_shots():
     def misfit(vp, source):
         return simulate(vp, sources=source[None]).square().sum()
 
@@ -94,8 +94,8 @@ def test_gradients_shot_by_shot_come_of_vmap_and_grad_together():
         assert relative(found[number], alone) < 1e-12
 
 
-def test_a_gradient_can_be_differentiated_by_its_residual():
-    """It is linear in it: by the transpose of the transpose, which is the derivative."""
+def test_gradient_can_be_differentiated_with_respect_to_the_residual():
+    """The gradient is linear in the residual, and the transpose of that map is the derivative."""
     free, residual = VP.clone().requires_grad_(), tensor(3, 3, N).requires_grad_()
     data = simulate(free)
     (gradient,) = torch.autograd.grad(data, free, residual, create_graph=True)
@@ -105,13 +105,13 @@ def test_a_gradient_can_be_differentiated_by_its_residual():
     assert relative(change, expected) < 1e-12
 
 
-def test_a_second_derivative_says_what_to_use():
+def test_second_derivative_is_refused_with_an_alternative():
     free = VP.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(simulate(free).square().sum(), free, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"no second derivatives .* use normal of"):
+    with pytest.raises(NotImplementedError, match=r"no second derivatives .* use `normal` of"):
         torch.autograd.grad(gradient.square().sum(), free)
 
 
-def test_the_reference_engine_says_what_to_use_for_derivatives_forwards():
+def test_jvp_of_the_eager_engine_is_refused_with_an_alternative():
     with pytest.raises(NotImplementedError, match='use engine="cpu"'):
         torch.func.jvp(lambda vp: simulate(vp, engine="eager"), (VP,), (VP,))

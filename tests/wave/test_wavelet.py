@@ -1,4 +1,4 @@
-"""What spectra say of a wavelet."""
+"""Tests of wavelets and of measures of their spectra."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ frequencies = st.floats(3.0, 60.0)
 
 
 @given(frequencies)
-def test_the_spectrum_of_a_ricker_wavelet_peaks_at_its_frequency(frequency: float) -> None:
+def test_spectrum_of_a_ricker_wavelet_peaks_at_its_frequency(frequency: float) -> None:
     wavelet = ricker(frequency, N, DT, delay=0.5)
     assert peak_frequency(wavelet, DT) == pytest.approx(frequency, abs=BIN)
 
 
-def test_a_ricker_wavelet_is_one_at_its_delay_and_has_no_mean() -> None:
+def test_ricker_wavelet_is_one_at_its_delay_and_has_zero_mean() -> None:
     wavelet = ricker(10.0, N, DT, delay=0.4)
     assert wavelet.argmax() == 400
     assert wavelet[400] == pytest.approx(1.0)
@@ -28,7 +28,7 @@ def test_a_ricker_wavelet_is_one_at_its_delay_and_has_no_mean() -> None:
 
 
 @given(st.floats(5.0, 60.0), st.sampled_from((1e-1, 1e-2, 1e-4)))
-def test_the_highest_frequency_of_a_ricker_wavelet_is_where_its_spectrum_falls_to_the_share(
+def test_highest_frequency_is_where_the_spectrum_falls_to_the_share(
     frequency: float, share: float
 ) -> None:
     def spectrum(at: float) -> float:
@@ -39,17 +39,17 @@ def test_the_highest_frequency_of_a_ricker_wavelet_is_where_its_spectrum_falls_t
     assert spectrum((highest + BIN) / frequency) < 1.01 * share
 
 
-def test_the_highest_frequency_of_several_wavelets_covers_them_all() -> None:
+def test_highest_frequency_of_several_wavelets_covers_them_all() -> None:
     low, high = ricker(5.0, N, DT, 0.5), ricker(20.0, N, DT, 0.5)
     alone = highest_frequency(low, DT)
     assert alone < highest_frequency(np.stack([low, 0.01 * high]), DT)
     assert highest_frequency(high, DT) == highest_frequency(np.stack([0.01 * low, high]), DT)
 
 
-def test_a_wavelet_that_is_zero_has_no_highest_frequency() -> None:
+def test_highest_frequency_of_a_zero_wavelet_is_zero() -> None:
     assert highest_frequency(np.zeros(50), DT) == 0.0
 
 
-def test_a_white_wavelet_reaches_the_nyquist_frequency() -> None:
+def test_highest_frequency_of_a_white_wavelet_is_the_nyquist_frequency() -> None:
     white = np.random.default_rng(0).normal(size=N)
     assert highest_frequency(white, DT) == pytest.approx(0.5 / DT)

@@ -1,4 +1,4 @@
-"""How far a way back is from being the transpose of a way forward: zero but for rounding."""
+"""Dot-product tests of simulations and of scattering."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from tests.wave.examples import Shots, white_direction, white_residual
 
 
 def transposition_error(shots: Shots) -> float:
-    """<F w, d> - <w, F^T d>, F being linear in the wavelet, relative to what <F w, d> is.
+    """Return <F w, d> - <w, F^T d> relative to the expected size of <F w, d>; F w are the traces.
 
-    For white d that is |F w| |d| over the square root of their length; 0 where F w is zero.
+    For white noise d, that size is |F w| |d| over the square root of their length. The error is 0
+    if F w is zero.
     """
     simulation = shots.simulate()
     residual = white_residual(simulation.data)
@@ -19,7 +20,7 @@ def transposition_error(shots: Shots) -> float:
 
 
 def scattering_error(shots: Shots, **changes: object) -> float:
-    """<J d, r> - <d, J^T r>, relative to what <J d, r> is for a white r."""
+    """Return <J d, r> - <d, J^T r> relative to the expected size of <J d, r> for white noise r."""
     simulation = shots.simulate(illuminate=False, **changes)
     direction, residual = white_direction(shots), white_residual(simulation.data)
     scattered = simulation.scatter(direction)

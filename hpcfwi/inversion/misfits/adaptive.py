@@ -1,4 +1,4 @@
-"""The filter that makes simulated traces of observed ones, and how far it is from doing nothing."""
+"""The adaptive misfit: how far filters from observed to simulated traces are from the identity."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from hpcfwi.inversion.misfits.traces import compare_traces, to_unit_norm
 
 DAMPING = (
-    "What keeps the filter from frequencies that were not observed: power, over the largest of the "
-    "observed trace's spectrum, below which it does nothing."
+    "Damping at frequencies that were not observed: power, as a share of the largest in the "
+    "spectrum of the observed trace, below which the filter changes nothing."
 )
 
 
@@ -23,10 +23,10 @@ def adaptive(
     *,
     damping: Annotated[float, Field(gt=0.0, le=1e30, description=DAMPING)] = 1e-3,
 ) -> tuple[Tensor, Tensor]:
-    """Half the mean squared lag of matching filters, by their energy (Warner and Guasch 2016).
+    """Half the energy-weighted mean squared lag of matching filters (Warner and Guasch 2016).
 
-    A filter w makes a simulated trace of the observed one, both of norm 1: it is the least-squares
-    one, damped towards the filter that does nothing. The lags are over the record's length.
+    A matching filter turns the observed trace into the simulated one, both with norm 1. It is the
+    least-squares filter, damped towards the identity. Lags are in units of the record's length.
     """
 
     def measure(simulated: Tensor, observed: Tensor) -> Tensor:

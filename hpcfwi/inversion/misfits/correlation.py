@@ -10,7 +10,7 @@ from hpcfwi.inversion.misfits.traces import compare_traces, to_unit_norm
 def correlation(simulated: Tensor, observed: Tensor, dt: float) -> tuple[Tensor, Tensor]:
     """1 less the normalised zero-lag correlation, summed over traces (Choi and Alkhalifah 2012).
 
-    From 0, in phase, to 2 a trace, whatever the amplitudes.
+    It is 0 for a trace in phase and at most 2, and does not depend on amplitudes.
     """
 
     def measure(simulated: Tensor, observed: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""When energy arrives, whatever its phase."""
+"""The envelope misfit: when energy arrives, without its phase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _envelope(traces: Tensor) -> Tensor:
     """Return the envelope of each trace, with silence before and after it."""
     length = traces.shape[1]
     positive = torch.fft.rfft(traces, n=2 * length)
-    # The frequencies 0 and Nyquist are their own negatives.
+    # The frequencies 0 and Nyquist have no negative counterpart.
     positive[:, 1:-1] *= 2.0
-    # The magnitude of a complex number has the gradient 0 at 0, a square root has none.
+    # torch defines the gradient of a complex magnitude at 0 as 0; a square root has none there.
     return torch.fft.ifft(positive, n=2 * length)[:, :length].abs()

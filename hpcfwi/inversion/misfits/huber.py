@@ -11,8 +11,8 @@ from torch import Tensor
 from hpcfwi.inversion.misfits.traces import compare_traces, typical_amplitude
 
 WIDTH = (
-    "Residual from which it grows linearly, over the typical amplitude of what was observed: the "
-    "median, over a shot's traces, of their root mean squares."
+    "Residual above which the misfit grows linearly, in units of the typical amplitude of the "
+    "observed data: the median of the root mean squares of a shot's traces."
 )
 
 

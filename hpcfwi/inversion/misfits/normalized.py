@@ -10,8 +10,8 @@ from hpcfwi.inversion.misfits.traces import compare_traces, to_unit_norm
 def normalized(simulated: Tensor, observed: Tensor, dt: float) -> tuple[Tensor, Tensor]:
     """Half the squared difference of traces that are each divided by their L2 norms.
 
-    But for rounding that is `correlation` (Choi and Alkhalifah 2012): of vectors of length 1, half
-    the squared difference is 1 less their product.
+    Except for rounding, it is `correlation` (Choi and Alkhalifah 2012), because half the squared
+    difference of vectors of length 1 is 1 less their scalar product.
     """
 
     def measure(simulated: Tensor, observed: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Residuals as if Student's t had made them: large ones hardly matter."""
+"""The misfit of Student's t distribution, to which large residuals contribute little."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from hpcfwi.inversion.misfits.traces import compare_traces, typical_amplitude
 
-FREEDOM = "Degrees of freedom: 1 is Cauchy's distribution; the more, the nearer to least squares."
+FREEDOM = "Degrees of freedom: 1 is the Cauchy distribution; large numbers approach least squares."
 SCALE = (
-    "Residual that is usual, over the typical amplitude of what was observed: the median, over a "
-    "shot's traces, of their root mean squares."
+    "Scale of the residuals, in units of the typical amplitude of the observed data: the median of "
+    "the root mean squares of a shot's traces."
 )
 
 
@@ -26,8 +26,8 @@ def student(
 ) -> tuple[Tensor, Tensor]:
     """The time integral of n s^2 / 2 log(1 + r^2 / (n s^2)), of residuals r (Aravkin et al. 2011).
 
-    n: `freedom`; s: `scale`. Up to a factor, minus the logarithm of Student's density; with this
-    one, least squares for small residuals.
+    n: `freedom`; s: `scale`. Up to a factor, it is minus the logarithm of Student's density. The
+    factor makes it least squares for small residuals.
     """
 
     def measure(simulated: Tensor, observed: Tensor) -> Tensor:

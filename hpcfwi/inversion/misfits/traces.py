@@ -1,7 +1,7 @@
 """A misfit and its gradient, from a differentiable measure of the traces that count.
 
-Each misfit has a measure of its own. All is in float64, a shot by itself and on one thread, so
-that its bits depend on neither the other shots nor the threads.
+Each misfit has its own measure. Everything is computed in float64, each shot by itself and on one
+thread, so that its bits depend neither on other shots nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 from hpcfwi.operators.vectors import one_thread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
-"""A differentiable function of simulated and observed traces (trace, time): a value each."""
+"""A differentiable function of simulated and observed traces (trace, time), to (trace,)."""
 
-# Of the loudest trace of a shot, 80 dB: what little runs ahead of a wave that does not arrive in
-# time would weigh, where traces are divided by their norms, as much as any other.
+# A trace is silent if it is 80 dB below the loudest trace of its shot. Otherwise, misfits that
+# divide traces by their norms would weigh traces without an arrival as much as other traces.
 SILENT = 1e-4
 
 
 def compare_traces(measure: Measure, simulated: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of a measure over each shot's traces, and its gradient: what a misfit returns.
+    """Return the sum of a measure over the traces of each shot, and its gradient.
 
-    measure: 0 where the traces are equal, and nowhere less. Traces that are silent, simulated or
-    observed, or equal already, are not shown to it.
+    measure: not negative, and 0 for equal traces. It is not called for a pair of equal traces, or
+    if one of the two is silent.
     """
     misfits = torch.zeros(len(simulated), dtype=torch.float64)
     gradient = torch.zeros_like(simulated)
@@ -38,7 +38,7 @@ def compare_traces(measure: Measure, simulated: Tensor, observed: Tensor) -> tup
         with torch.enable_grad(), one_thread():
             traces = pair[0][counts].requires_grad_()
             values = measure(traces, pair[1][counts])
-            # By way of a scalar: a gradient with a vector imports sympy, for a second.
+            # This is the gradient of a scalar, because for a vector torch imports sympy (1 s).
             (found,) = torch.autograd.grad(values.sum(), traces)
         misfits[shot] = fsum(values.tolist())
         gradient[shot, counts] = found.to(gradient.dtype)
@@ -56,11 +56,11 @@ def typical_amplitude(observed: Tensor) -> Tensor:
 
 
 def to_unit_norm(traces: Tensor) -> Tensor:
-    """Each trace divided by its L2 norm."""
+    """Divide each trace by its L2 norm."""
     return traces / traces.square().sum(dim=1, keepdim=True).sqrt()
 
 
 def _are_silent(traces: Tensor, among: Tensor) -> Tensor:
-    """Return which traces are silent beside the loudest of `among`; they are finite."""
+    """Return a mask of traces that are finite and silent compared to the loudest of `among`."""
     loudness = root_mean_square(traces)
     return loudness.isfinite() & (loudness <= SILENT * loudness.where(among, 0.0).max())

@@ -12,8 +12,8 @@ from torch.nn.functional import pad, softplus
 from hpcfwi.inversion.misfits.traces import compare_traces, root_mean_square
 
 SHARPNESS = (
-    "Of the exponential that makes traces positive, over their root mean squares: the higher, the "
-    "less there is where the trace is negative."
+    "Factor in the exponential that makes traces positive, divided by their root mean square: the "
+    "higher it is, the less remains where the trace is negative."
 )
 
 
@@ -26,16 +26,16 @@ def transport(
 ) -> tuple[Tensor, Tensor]:
     """Squared Wasserstein distance of traces made positive, summed over them (Yang et al. 2018).
 
-    A trace is log(1 + exp(`sharpness` * trace / its root mean square)) over its sum (Engquist
-    and Yang 2020). Times are over the record's length.
+    A positive trace is log(1 + exp(`sharpness` * trace / its root mean square)), divided by its sum
+    (Engquist and Yang 2020). Times are in units of the record's length.
     """
 
     def measure(simulated: Tensor, observed: Tensor) -> Tensor:
-        # Not on a card, whose sums on the way back from a `gather` have another order each time.
+        # This is computed on the CPU, because the gradient of `gather` has no fixed order on a GPU.
         simulated, observed = (
             _distribute(traces.cpu(), sharpness) for traces in (simulated, observed)
         )
-        # Between these, the times at which both have come so far are linear in how far it is.
+        # Between two of these shares, the times of both are linear in the share.
         shares = torch.cat([simulated, observed], dim=1).sort(dim=1).values
         way = _when(shares, simulated) - _when(shares, observed)
         begin, end = way[:, :-1], way[:, 1:]
@@ -53,9 +53,9 @@ def _distribute(traces: Tensor, sharpness: float) -> Tensor:
 
 
 def _when(shares: Tensor, arrived: Tensor) -> Tensor:
-    """The time, over the record's length, at which these shares have arrived."""
+    """Return the times, in units of the record's length, at which these shares have arrived."""
     samples = arrived.shape[1] - 1
-    # Out of these bounds is only what is not a number.
+    # Only NaN is outside these bounds.
     after = torch.searchsorted(arrived.detach(), shares.detach()).clamp_(1, samples)
     low, high = arrived.gather(1, after - 1), arrived.gather(1, after)
     return (after - 1 + (shares - low) / (high - low)) / samples

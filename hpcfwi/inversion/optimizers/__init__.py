@@ -1,8 +1,8 @@
-"""Optimizers: from a model to a better one. `registry.OPTIMIZERS` names them.
+"""Optimizers, which improve a model. `registry.OPTIMIZERS` names them.
 
-An optimizer is the same on every rank: it is given the same numbers, and so takes the same steps.
-It asks for the misfit and gradient of models, and for derivatives of the gradient, as often as it
-likes; the shots are the same each time. `parameters` keeps models within their limits.
+Every rank runs the same optimizer with the same numbers, so that all take the same steps. In each
+epoch, an optimizer may evaluate the misfit and gradient of models, and derivatives of the gradient,
+as often as needed, always with the same shots. `parameters` keeps models within their limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Evaluate(Protocol):
     """The evaluation of models, for optimizers; collective."""
 
     def __call__(self, model: Model, /) -> Evaluation:
-        """Misfit and gradient of a model."""
+        """Return the misfit and gradient of a model."""
 
     def product(self, model: Model, direction: Model, /, shots: int | None = None) -> Model:
         """Return the change of a model's gradient in a direction, to first order in the waves.
@@ -28,24 +28,25 @@ class Evaluate(Protocol):
         """
 
     def remember(self, model: Model, evaluation: Evaluation, /) -> None:
-        """Take for known what a model would give, so that it need not be simulated."""
+        """Store the evaluation of a model, so that it need not be simulated."""
 
     def precondition(self, gradient: Model, /) -> Model:
-        """A gradient of the epoch's first model, more like a step, where that is asked for.
+        """Return the preconditioned gradient of the epoch's first model.
 
-        Linear, symmetric and never negative; the gradient itself where nothing is asked for.
+        The preconditioner is linear, symmetric and positive semidefinite; it is the identity if
+        there is none.
         """
 
 
 @dataclass(frozen=True)
-class Price:
+class OptimizerCost:
     """The cost of an epoch, in addition to the evaluation of the model with which it begins.
 
-    tries: evaluations of other models with all shots of the epoch, at least and as a rule;
-    products: shots of its products, likewise; carries: the last of these models is as a rule the
-    first of the next epoch, which is not simulated again if its shots are the same; remembered:
-    bytes for each value of the model from one epoch to the next; working: bytes that a step takes
-    in addition, as measured.
+    tries: least and usual number of evaluations of other models, with all shots of the epoch;
+    products: least and usual number of shots in products; carries: True if the last of these models
+    is usually the first of the next epoch, so that it is not simulated again with the same shots;
+    remembered: bytes of the state for each value of the model; working: additional bytes during a
+    step, as measured.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
@@ -56,29 +57,34 @@ class Price:
 
 
 class Optimizer(Protocol):
-    """Made of the model that it begins with, the limits, and keys of its own.
+    """An optimizer, constructed from the first model, the limits, and its own keys.
 
-    One that keeps its state in slabs, where that is asked for, takes `slabs` after the limits.
+    An optimizer that can keep its state in shards takes `shards` after the limits. Constructors are
+    also called with a model of one cell, to find the cost.
+
+    `step` first evaluates the given model: the object itself, not a copy. The gradient is not zero
+    in fixed cells; `limits.free` sets it to zero there. The next model is a result of
+    `limits.apply`. The returned evaluation has the preconditioned gradient, for figures.
     """
 
     def step(
         self, model: Model, evaluate: Evaluate, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        """The next model, and the evaluation of this one.
+        """Return the next model, and the evaluation of the given one.
 
-        progress: how much of the stage is done, 0 in its first epoch and 1 in its last. Raises
-        `StepFailure` where the step leads to no model.
+        progress: progress of the stage, 0 in its first epoch and 1 in its last. Raises
+        `StepFailure` if the step leads to impossible values.
         """
 
-    def price(self, shots: int) -> Price:
+    def cost(self, shots: int) -> OptimizerCost:
         """Return the cost of an epoch of so many shots."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state on which the next step depends, beside the model; it may have slabs.
+        """Return the state on which the next step depends, without the model; it may have shards.
 
-        It is made of nested dicts, lists and tuples, whose arrays are never changed. With whole
-        arrays it is the form in a checkpoint.
+        It consists of nested dicts, lists and tuples of finite numbers, None and tensors, which are
+        never changed. With whole arrays, it is the form in a checkpoint.
         """
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, or from what a checkpoint has kept of one."""
+        """Continue from a result of `state`, or from the one in a checkpoint."""

@@ -1,7 +1,7 @@
-"""Steps along the gradient: one evaluation each. The arithmetic is torch.optim's.
+"""Optimizers with one evaluation per step, with the arithmetic of torch.optim.
 
-Only the functions of torch.optim are used: its classes import the compiler of torch, which takes
-every rank a second.
+Only the functions of torch.optim are used, because its classes import the compiler of torch, which
+takes a second on every rank.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ from torch.optim.sgd import sgd
 
 from hpcfwi.config.values import OneOrPair
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate, Price
+from hpcfwi.inversion.optimizers import Evaluate, OptimizerCost
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import check_like
-from hpcfwi.parallel.shards import WHOLE, Slab, Slabs
+from hpcfwi.parallel.shards import WHOLE, Shard, Shards
 
-# What is beyond these is infinite, or zero, in single precision.
+# Values beyond these are infinite or zero in single precision.
 Rate = OneOrPair[Annotated[float, Field(gt=0.0, le=1e30)]]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-LR = """Learning rate: what a gradient is multiplied by.
+LR = """Learning rate: the factor by which gradients are multiplied.
 
-A pair, as `[25.0, 5.0]`, goes from the one to the other by half a cosine over the epochs."""
-ADAM_LR = """Learning rate: about the largest change of a cell in an epoch, in the parameter's unit.
+A pair, such as `[25.0, 5.0]`, falls from the first value to the second along half a cosine over the
+epochs."""
+ADAM_LR = """Learning rate: about the largest change of a cell per epoch, in the parameter's unit.
 
-A pair, as `[25.0, 5.0]`, goes from the one to the other by half a cosine over the epochs."""
+A pair, such as `[25.0, 5.0]`, falls from the first value to the second along half a cosine over the
+epochs."""
 EPS = """Number that is added to the denominator.
 
-Gradients are far below the 1e-8 that is usual elsewhere, with which Adam would hardly move."""
-BETAS = "Decay of the means of the gradient and of its square."
-MOMENTUM = "Share of its last step that it goes on with."
+Gradients are much smaller than the usual default of 1e-8, with which Adam would hardly move."""
+BETAS = "Decay rates of the means of the gradient and of its square."
+MOMENTUM = "Share of the last step that is added to the next one."
 
 
 def anneal(rate: float | tuple[float, float], progress: float) -> float:
-    """The rate when so much of the epochs is done, 0 to 1: a cosine from the first to the last.
+    """Return the rate at a progress from 0 to 1: half a cosine from the first to the last rate.
 
-    After Loshchilov and Hutter (2017, arXiv:1608.03983), equation 5.
+    See Loshchilov and Hutter (2017, arXiv:1608.03983), equation 5.
     """
     if not isinstance(rate, tuple):
         return rate
@@ -56,52 +58,55 @@ def anneal(rate: float | tuple[float, float], progress: float) -> float:
 
 
 class FirstOrder(ABC):
-    """An `Optimizer` that changes all arrays once a step.
+    """An `Optimizer` that evaluates one model per step.
 
-    For each array it stores others of the same size, zero at first, under torch's names: this
-    rank's slabs of them, which are all that it changes.
+    For each array, it stores others of the same size, which are zero at first and have the names
+    that torch gives them. It stores and changes only this rank's shards.
     """
 
     def __init__(
         self,
         initial: Model,
         limits: Limits,
-        slabs: Slabs,
+        shards: Shards,
         rate: float | tuple[float, float],
         *remembered: str,
     ) -> None:
-        self._limits, self._slabs, self._rate = limits, slabs, rate
+        self._limits, self._shards, self._rate = limits, shards, rate
         self._initial, self._remembered = initial, len(remembered)
         self._memories = [
-            {name: torch.zeros_like(slabs.cut(array)) for name in remembered}
+            {name: torch.zeros_like(shards.cut(array)) for name in remembered}
             for array in initial.arrays.values()
         ]
 
     @abstractmethod
     def _change(self, arrays: list[Tensor], gradients: list[Tensor], rate: float) -> None:
-        """Change the arrays in place, and what is remembered."""
+        """Change the arrays and the state in place."""
 
     def step(
         self, model: Model, evaluate: Evaluate, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        """The next model, and the evaluation of this one, with the gradient preconditioned."""
+        """Return the next model, and the evaluation of this one, preconditioned."""
         evaluation = evaluate(model)
         free = self._limits.free(evaluation.gradient)
         spread = evaluate.precondition(free)
         seen = evaluation if spread is free else replace(evaluation, gradient=spread)
         gradient = self._limits.free(spread)
-        parts = {name: self._slabs.cut(array).clone() for name, array in model.arrays.items()}
-        gradients = [self._slabs.cut(gradient[name]) for name in parts]
-        # A state has them, and stays as it is. Here, so that there are no two between epochs
+        parts = {name: self._shards.cut(array).clone() for name, array in model.arrays.items()}
+        gradients = [self._shards.cut(gradient[name]) for name in parts]
+        # The last state shares these arrays, and must not change. They are copied here, not in
+        # `state`, so that there is only one copy between epochs.
         self._memories = [
             {name: array.clone() for name, array in memory.items()} for memory in self._memories
         ]
         self._change([*parts.values()], gradients, anneal(self._rate, progress))
-        arrays = {name: self._slabs.gather(part, model[name].shape) for name, part in parts.items()}
+        arrays = {
+            name: self._shards.gather(part, model[name].shape) for name, part in parts.items()
+        }
         return self._limits.apply(Model(model.grid, arrays)), seen
 
-    def price(self, shots: int) -> Price:  # noqa: ARG002
-        return Price(remembered=4 * self._remembered)
+    def cost(self, shots: int) -> OptimizerCost:  # noqa: ARG002
+        return OptimizerCost(remembered=4 * self._remembered)
 
     def state(self) -> Mapping[str, Any]:
         kept = (
@@ -111,22 +116,22 @@ class FirstOrder(ABC):
         return {"state": dict(enumerate(kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, or from that of torch's class of the same name.
+        """Continue from a result of `state`, or from that of torch's class of the same name.
 
         Raises
         ------
         ValueError, TypeError, LookupError, AttributeError
-            Where it is none of an optimiser of this kind and these arrays.
+            If it is not a state of this kind of optimizer and these arrays.
         """
         for number, kept in state["state"].items():
             memory = self._memories[number]
             if any(array is not None for array in kept.values()):  # as torch's SGD may have none
-                taken = {name: self._slabs.take(kept[name]) for name in memory}
+                taken = {name: self._shards.take(kept[name]) for name in memory}
                 check_like(taken, memory)
                 memory.update({n: array.to(memory[n].device) for n, array in taken.items()})
 
-    def _keep(self, array: Tensor, like: Tensor) -> Tensor | Slab:
-        return self._slabs.keep(array, tuple(like.shape) if array.ndim else ())
+    def _keep(self, array: Tensor, like: Tensor) -> Tensor | Shard:
+        return self._shards.keep(array, tuple(like.shape) if array.ndim else ())
 
     def _recall(self, name: str) -> list[Tensor]:
         return [memory[name] for memory in self._memories]
@@ -139,7 +144,7 @@ class Adam(FirstOrder):
         self,
         initial: Model,
         limits: Limits,
-        slabs: Slabs = WHOLE,
+        shards: Shards = WHOLE,
         *,
         lr: Annotated[Rate, Field(description=ADAM_LR)],
         eps: Annotated[float, Field(ge=1e-37, le=1e30, description=EPS)] = 1e-22,
@@ -148,7 +153,7 @@ class Adam(FirstOrder):
             0.999,
         ),
     ) -> None:
-        super().__init__(initial, limits, slabs, lr, "exp_avg", "exp_avg_sq")
+        super().__init__(initial, limits, shards, lr, "exp_avg", "exp_avg_sq")
         for memory in self._memories:
             memory["step"] = torch.tensor(0.0)
         self._adam = partial(
@@ -157,11 +162,10 @@ class Adam(FirstOrder):
         )  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, as `FirstOrder.restore` does."""
         for kept in state["state"].values():
-            squares, steps = self._slabs.take(kept["exp_avg_sq"]), float(kept["step"])
+            squares, steps = self._shards.take(kept["exp_avg_sq"]), float(kept["step"])
             if (squares < 0.0).any() or steps < 0.0 or not steps.is_integer():
-                raise ValueError(f"a mean of squares is negative, or a step is number {steps:g}")
+                raise ValueError(f"a mean of squares is negative, or {steps:g} is not a step")
         super().restore(state)
 
     def _change(self, arrays: list[Tensor], gradients: list[Tensor], rate: float) -> None:
@@ -170,18 +174,18 @@ class Adam(FirstOrder):
 
 
 class GradientDescent(FirstOrder):
-    """Steps down the gradient, with momentum (Polyak 1964) where that is asked for."""
+    """Gradient descent, with momentum (Polyak 1964) if requested."""
 
     def __init__(
         self,
         initial: Model,
         limits: Limits,
-        slabs: Slabs = WHOLE,
+        shards: Shards = WHOLE,
         *,
         lr: Annotated[Rate, Field(description=LR)],
         momentum: Annotated[Decay, Field(description=MOMENTUM)] = 0.0,
     ) -> None:
-        super().__init__(initial, limits, slabs, lr, "momentum_buffer")
+        super().__init__(initial, limits, shards, lr, "momentum_buffer")
         self._sgd = partial(
             sgd, momentum=momentum,
             dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False,

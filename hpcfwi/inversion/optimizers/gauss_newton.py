@@ -1,57 +1,68 @@
-"""Truncated Gauss-Newton: directions from the curvature of the misfit itself, by simulation."""
+"""Optimizers with products of the Hessian: truncated Gauss-Newton, and linear conjugate gradients.
+
+Gauss-Newton finds its directions from the curvature of the misfit, by simulation. Linear conjugate
+gradients are for traces that change with the model to first order only, as in a migration.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from math import sqrt
 from typing import Annotated, Any
 
+import numpy as np
+import scipy
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hpcfwi.inversion.optimizers import Price
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers import Evaluate, OptimizerCost
 from hpcfwi.inversion.optimizers.line_search import (
     MEMORY,
     Advance,
-    Bend,
     Descent,
-    Pairs,
+    HessianProduct,
+    LBFGSMemory,
     Precondition,
     Search,
     Start,
     Step,
+    as_model,
 )
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
-from hpcfwi.operators.vectors import dot, go_along
-from hpcfwi.parallel.shards import WHOLE, Slabs
+from hpcfwi.operators.vectors import add_up, dot, go_along
+from hpcfwi.parallel.shards import WHOLE, Shards
 
-INNER = """Products of an epoch, at most.
+log = logging.getLogger("hpcfwi")
 
-Each simulates its shots as two evaluations do: the wave, and what a change of the model scatters,
-with the way back."""
-SAMPLE = """Shots of the batch that products simulate; all of them where it has no more.
+INNER = """Largest number of Hessian products per epoch.
 
-A sample is as good as it has shots of all the survey (Byrd et al. 2011)."""
-DAMPING = "Added to the curvature of every direction: a share of that along the epoch's first."
+Each product simulates its shots at the cost of two evaluations: the wave and the wave scattered by
+a change of the model, forward and backward."""
+SAMPLE = """Number of shots of the batch that products simulate; all if the batch has no more.
 
-# Of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5)
+The sample should represent the whole survey (Byrd et al. 2011)."""
+DAMPING = "Damping of all directions, as a share of the curvature along the epoch's first one."
+
+# Curvature condition of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5).
 CURVATURE = 0.9
-# Eisenstat and Walker (1996): of the first step, at most, and what keeps it from falling at once
+# Forcing term (Eisenstat and Walker 1996): the first, the largest, and two limits of its decrease.
 FORCING, MOST, SAFEGUARD, GOLDEN = 0.5, 0.9, 0.1, (1.0 + sqrt(5.0)) / 2.0
 
 
 class GaussNewton(Descent):
     """Truncated Gauss-Newton, with a line search.
 
-    Its direction p solves (J^T H J + damping) p = -g by conjugate gradients, as far as it pays: of
-    traces that change with the model by J, and a misfit whose gradient changes with them by H. They
-    begin with what `lbfgs` would do, which remembers the last steps, and go on with products of a
-    few shots, of which each counts as two simulations. Epochs may have different shots
-    (docs/optimizers.md).
+    Its direction p solves (J^T H J + damping) p = -g approximately, by conjugate gradients, where J
+    is the derivative of the traces with respect to the model, and H that of the gradient of the
+    misfit with respect to the traces. The iteration is preconditioned by L-BFGS with the last
+    steps, and uses products with a few shots, each of which counts as two simulations. Epochs may
+    have different shots (docs/optimizers.md).
     """
 
     tries = 1.1
@@ -60,7 +71,7 @@ class GaussNewton(Descent):
         self,
         initial: Model,
         limits: Limits,
-        slabs: Slabs = WHOLE,
+        shards: Shards = WHOLE,
         *,
         step: Step,
         inner: Annotated[int, Field(gt=0, le=1000, description=INNER)] = 2,
@@ -71,39 +82,37 @@ class GaussNewton(Descent):
     ) -> None:
         super().__init__(limits, step, search, CURVATURE)
         self._inner, self._sample, self._damping = inner, sample, damping
-        self._memory, self._pairs = memory, Pairs(initial, memory, slabs)
+        self._memory, self._pairs = memory, LBFGSMemory(initial, memory, shards)
         self._forcing = FORCING
         self._expected: Model | None = None
 
-    def price(self, shots: int) -> Price:
+    def cost(self, shots: int) -> OptimizerCost:
         """Return the cost of an epoch of so many shots.
 
-        The forcing term ends a long iteration after half of its products, as a rule.
+        The forcing term usually ends a long iteration after half of its products.
         """
         each = float(min(self._sample, shots))
         products = each, each * max(min(2.0, self._inner), 0.5 * self._inner)
-        price = super().price(shots)
-        return replace(price, products=products, remembered=2 * 4 * self._memory, working=5 * 8)
+        cost = super().cost(shots)
+        return replace(cost, products=products, remembered=2 * 4 * self._memory, working=5 * 8)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, of which there may be slabs."""
         return {"forcing": self._forcing, "pairs": self._pairs.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
         self._forcing = state["forcing"]
-        self._pairs.restore(state.get("pairs", []))  # older checkpoints have none
+        self._pairs.restore(state["pairs"])
 
     def _direct(
-        self, start: Start, bend: Bend, precondition: Precondition
+        self, start: Start, hessian_product: HessianProduct, precondition: Precondition
     ) -> tuple[Model, float] | None:
         """Return a direction by preconditioned conjugate gradients, up to a negative curvature.
 
         Algorithms 7.1 and 5.3 of Nocedal and Wright (2006).
 
-        By what the last steps have shown (Morales and Nocedal 2000), in the cells that can follow
-        the gradient. None where the first curvature is negative. How large residuals are the
-        preconditioner says: where it is zero nothing can make them smaller.
+        The preconditioner is that of the last steps (Morales and Nocedal 2000), in the cells that
+        can follow the gradient. It also defines the norm of residuals. The result is None if the
+        first curvature is negative.
         """
         self._expected = None
         downhill = start.downhill
@@ -115,7 +124,7 @@ class GaussNewton(Descent):
         for _ in range(self._inner):
             if squares <= self._forcing**2 * first:
                 break
-            product = bend(conjugate, self._sample).map(_where_free, downhill)
+            product = hessian_product(conjugate, self._sample).map(_where_free, downhill)
             curvature, length = dot(conjugate, product), dot(conjugate, conjugate)
             if damping is None:
                 damping = self._damping * max(curvature, 0.0) / length
@@ -136,15 +145,16 @@ class GaussNewton(Descent):
         return solution, 1.0
 
     def _learn(self, taken: Advance) -> None:
-        """(2.1) of Eisenstat and Walker: how exactly to solve follows from how far curvature held.
+        """Set the forcing term, (2.1) of Eisenstat and Walker, by the error of the linear model.
 
-        The gradient's change is that of the last step's own shots, whichever the next one has.
+        The change of the gradient is that of the shots of the last step, whatever the next shots
+        are.
         """
         self._pairs.learn(taken)
-        if self._expected is None:  # straight downhill
+        if self._expected is None:  # a step of steepest descent
             return
-        length = dot(taken.change, taken.direction) / dot(taken.direction, taken.direction)
-        off = taken.bend.map(partial(go_along, by=-length), self._expected)
+        length = dot(taken.s, taken.direction) / dot(taken.direction, taken.direction)
+        off = taken.y.map(partial(go_along, by=-length), self._expected)
         forcing = sqrt(dot(off, off) / dot(taken.start.downhill, taken.start.downhill))
         least = self._forcing**GOLDEN
         self._forcing = min(MOST, max(forcing, least) if least > SAFEGUARD else forcing)
@@ -156,3 +166,135 @@ class GaussNewton(Descent):
 
 def _where_free(product: Tensor, downhill: Tensor) -> Tensor:
     return torch.where(downhill == 0.0, 0.0, product)
+
+
+BALANCE = """Weight depths from the second step on by the curvature of the misfit in the first step.
+
+Depths in which the curvature was small get larger weights."""
+# Standard deviation, in cells, of the mean over depths in weights, and the share of the largest
+# curvature that keeps weights finite.
+CELLS, DEPTH_DAMPING = 8.0, 0.01
+
+
+class LinearConjugateGradients:
+    """Conjugate gradients on the normal equations, preconditioned (Hestenes and Stiefel 1952).
+
+    The misfit must be quadratic in the model, such as least squares in a linear inversion. Each
+    step ends at the minimum of its line, which follows from one product, as does the gradient
+    there. If epochs have the same shots, nothing else is simulated. Otherwise, each epoch begins
+    with the gradient of its shots, and the direction is only good if the shots are similar.
+
+    The first step is along the preconditioned gradient, which is reverse-time migration. Its
+    product shows the differences between depths that the preconditioner treats alike, so that later
+    steps have additional weights (`weigh_depths`). Directions are restarted with the second step,
+    because conjugate gradients that do not begin along the gradient do not terminate at the minimum
+    (Crowder and Wolfe 1972).
+    """
+
+    def __init__(
+        self,
+        initial: Model,
+        limits: Limits,
+        *,
+        balance: Annotated[bool, Field(description=BALANCE)] = False,
+    ) -> None:
+        self._initial, self._limits, self._balances = initial, limits, balance
+        self._weights: dict[str, Tensor] = {}
+        self._direction: Model | None = None
+        self._y: Model | None = None
+        self._norm = 0.0
+
+    def cost(self, shots: int) -> OptimizerCost:
+        return OptimizerCost(products=(shots, shots), carries=True, remembered=2 * 8)
+
+    def state(self) -> Mapping[str, Any]:
+        state: dict[str, Any] = {"weights": dict(self._weights)}
+        if self._direction is not None and self._y is not None:
+            state["direction"] = dict(self._direction.arrays)
+            state["y"] = dict(self._y.arrays)
+            state["norm"] = self._norm
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._direction = self._y = None
+        device = self._initial.any.device
+        self._weights = {name: array.to(device) for name, array in state["weights"].items()}
+        if "direction" in state:
+            self._direction = as_model(state["direction"], self._initial)
+            self._y, self._norm = as_model(state["y"], self._initial), state["norm"]
+
+    def step(
+        self,
+        model: Model,
+        evaluate: Evaluate,
+        progress: float = 0.0,  # noqa: ARG002
+    ) -> tuple[Model, Evaluation]:
+        """Return the next model, and the evaluation of this one with the preconditioned gradient.
+
+        This is (5.53) of Nocedal and Wright, with the share of (5.44). The model is not changed if
+        the data do not depend on the direction.
+        """
+        evaluation = evaluate(model)
+        downhill = self._limits.within(model, evaluation.gradient * -1.0)
+        steepest = self._limits.within(model, evaluate.precondition(downhill))
+        if self._weights:
+            weighed = {name: array * self._weights[name] for name, array in steepest.arrays.items()}
+            steepest = Model(steepest.grid, weighed)
+        seen = replace(evaluation, gradient=steepest * -1.0)
+        direction: Model[Tensor] = steepest.map(Tensor.double)
+        if self._direction is not None and self._y is not None:
+            share = max(0.0, -dot(steepest, self._y) / self._norm)
+            direction = direction.map(partial(go_along, by=share), self._direction)
+        slope, norm = dot(downhill, direction), dot(downhill, steepest)
+        if not slope > 0.0:
+            self._direction = None
+            log.info("The gradient is zero wherever the model may change: the model is unchanged")
+            return model, seen
+        # The product of a quadratic is the same in all models, and cheapest in the initial one.
+        product = evaluate.product(self._initial, direction)
+        curvature = dot(direction, product)
+        if not curvature > 0.0:
+            self._direction = None
+            log.info("The data do not depend on the direction of this step: the model is unchanged")
+            return model, seen
+        far = slope / curvature
+        moved = model.map(partial(go_along, by=far), direction)
+        found = self._limits.apply(moved)
+        self._direction, self._norm = direction, norm
+        y = product.map(lambda array: array * far)
+        self._y = y.map(_where_free, downhill)
+        if self._balances and not self._weights:
+            spread = evaluate.precondition(product)
+            self._weights = dict(steepest.map(weigh_depths, spread).arrays)
+            self._direction = None
+        if _are_equal(found, moved) and not evaluation.penalty:
+            misfit = evaluation.misfit - 0.5 * far * slope
+            gradient = evaluation.gradient.map(partial(go_along, by=1.0), y)
+            evaluate.remember(found, replace(evaluation, misfit=misfit, gradient=gradient))
+        return found, seen
+
+
+def weigh_depths(direction: Tensor, product: Tensor) -> Tensor:
+    """Return factors of depths, (z, 1, ...), from a direction and its preconditioned product.
+
+    They approximate the inverse of the diagonal of the Hessian by the ratio of an image and the
+    image that is modelled and migrated again, in means over all cells of a depth and its neighbours
+    (Claerbout and Nichols 1994; Rickett 2003), up to a common factor. A depth without curvature has
+    the largest factor.
+    """
+    one, level = direction.double(), tuple(range(1, direction.ndim))
+    squares, products = (
+        scipy.ndimage.gaussian_filter1d(
+            add_up(one * each.double(), level).cpu().numpy(), CELLS, mode="reflect"
+        )
+        for each in (direction, product)
+    )
+    curvature = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0.0)
+    largest = DEPTH_DAMPING * max(curvature.max(), np.finfo(np.float64).tiny)
+    weights = largest / (np.maximum(curvature, 0.0) + largest)
+    return torch.from_numpy(weights.reshape(-1, *[1] * len(level))).to(direction)
+
+
+def _are_equal(one: Model, other: Model) -> bool:
+    pairs = zip(one.arrays.values(), other.arrays.values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)

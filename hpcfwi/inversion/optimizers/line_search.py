@@ -1,9 +1,8 @@
 """Line searches, L-BFGS and nonlinear conjugate gradients.
 
 Algorithms and numbers of equations are those of Nocedal and Wright, Numerical Optimization (2006).
-In this order: searches, which know nothing but a function of one number; the inverse of the
-curvature that past steps have shown; the base class of methods that step along a descent direction
-as far as a search finds best; the two methods.
+The module has, in this order, searches along a function of one variable, the inverse Hessian from
+past steps, the base class of methods that search along a descent direction, and the two methods.
 """
 
 from __future__ import annotations
@@ -22,18 +21,20 @@ from torch import Tensor
 
 from hpcfwi.errors import StepFailure
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate, Price
+from hpcfwi.inversion.optimizers import Evaluate, OptimizerCost
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import check_like, dot, go_along
-from hpcfwi.parallel.shards import WHOLE, Slab, Slabs
+from hpcfwi.parallel.shards import WHOLE, Shard, Shards
+
+log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
 class Point:
     """The value and the slope of a function at a distance along a line.
 
-    A search does not stop at a value that is not finite. Callers may add fields in a subclass.
+    A search never ends at a value that is not finite. Callers may add fields in a subclass.
     """
 
     distance: float
@@ -44,20 +45,20 @@ class Point:
 P = TypeVar("P", bound=Point)
 Along = Callable[[float], P]
 
-# Share of the decrease that the slope at the start promises (3.4)
+# Required share of the decrease that the slope at the start predicts (3.4).
 DECREASE = 1e-4
-# What a search may cost, in points
+# Largest number of points of a search.
 TRIES = 10
-# A distance between two others stays away from both by this share of what is between them; a longer
-# one is longer than the last by at least and at most these multiples of what the last was.
+# A point between two others is at least this share of their distance away from both. An
+# extrapolation exceeds the last step by at least and at most these multiples of it.
 MARGIN = 0.1
 GROWTH = (0.1, 4.0)
 
 
 def backtrack(along: Along[P], start: P, first: float, tries: int = TRIES) -> P | None:
-    """The first of shorter and shorter distances that brings a sufficient decrease (3.4).
+    """Return the first point, at decreasing distances, with a sufficient decrease (3.4).
 
-    None where none of them does. The slope at the start is negative.
+    It is None if there is no such point. The slope at the start must be negative.
     """
     distance = first
     for _ in range(tries):
@@ -71,11 +72,11 @@ def backtrack(along: Along[P], start: P, first: float, tries: int = TRIES) -> P 
 def wolfe(
     along: Along[P], start: P, first: float, curvature: float, tries: int = TRIES
 ) -> P | None:
-    """A distance with the strong Wolfe conditions (3.7), by algorithms 3.5 and 3.6.
+    """Return a point that satisfies the strong Wolfe conditions (3.7), by algorithms 3.5 and 3.6.
 
-    curvature: share of the slope at the start that may be left there, more than `DECREASE` and less
-    than 1. Where tries run out it is the lowest with a sufficient decrease; None where none has
-    that. The slope at the start is negative.
+    curvature: largest slope there, as a share of the slope at the start, between `DECREASE` and 1.
+    If the tries are used up, the result is the lowest point with a sufficient decrease, or None.
+    The slope at the start must be negative.
     """
     before, distance = start, first
     for done in range(1, tries + 1):
@@ -92,7 +93,10 @@ def wolfe(
 
 
 def _zoom(along: Along[P], start: P, ends: tuple[P, P], curvature: float, tries: int) -> P | None:
-    """Algorithm 3.6: the first end is the lowest point so far, and slopes down to the other."""
+    """Return a point between two ends as `wolfe` does, by algorithm 3.6.
+
+    The first end is the lowest point so far, and the function decreases from it to the other end.
+    """
     low, high = ends
     for _ in range(tries):
         width = high.distance - low.distance
@@ -118,7 +122,7 @@ def _is_flat(start: Point, here: Point, curvature: float) -> bool:
 
 
 def _inside(distance: float | None, shortest: float, longest: float) -> float:
-    """The distance, or the nearest between the two; the middle where there is none."""
+    """Return a distance limited to these two, or their middle if it is None or not finite."""
     if distance is None or not isfinite(distance):
         return 0.5 * (shortest + longest)
     return min(max(distance, shortest), longest)
@@ -126,14 +130,14 @@ def _inside(distance: float | None, shortest: float, longest: float) -> float:
 
 def _parabola(start: Point, here: Point) -> float | None:
     """Return the minimum of the parabola of both values and the slope at the start (3.58)."""
-    bend = here.value - start.value - start.slope * here.distance
-    if not (isfinite(bend) and bend > 0.0):
+    curvature = here.value - start.value - start.slope * here.distance
+    if not (isfinite(curvature) and curvature > 0.0):
         return None
-    return -0.5 * start.slope * here.distance**2 / bend
+    return -0.5 * start.slope * here.distance**2 / curvature
 
 
 def _cubic(a: Point, b: Point) -> float | None:
-    """Return the minimum of the cubic of both values and both slopes (3.59), None without one."""
+    """Return the minimum of the cubic of both values and slopes (3.59), or None without one."""
     width = b.distance - a.distance
     if width == 0.0:
         return None
@@ -147,116 +151,114 @@ def _cubic(a: Point, b: Point) -> float | None:
 
 
 Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""The change of a model and that of its gradient: this rank's slabs, by parameter."""
+"""The change of a model and that of its gradient: this rank's shards, by parameter."""
 
-MEMORY = "Steps that it remembers; each takes twice the memory of the model."
+MEMORY = "Number of steps that are remembered; each takes twice the memory of the model."
 
-# Smallest cosine between the change of a model and that of its gradient from which to learn
+# Pairs with a smaller cosine between the change of the model and that of the gradient are omitted.
 COSINE = 1e-6
 
 
-class Pairs:
-    """The pairs of L-BFGS: the changes of the model and of its gradient in the last steps.
+class LBFGSMemory:
+    """The pairs (s, y) of L-BFGS: changes of the model and of its gradient in the last steps.
 
-    initial: a model of the same form; memory: number of steps; slabs: in which the pairs are kept,
-    and from which they are gathered one at a time.
+    initial: a model of the same form; memory: number of steps; shards: the division over ranks in
+    which the pairs are stored. They are gathered one pair at a time.
     """
 
-    def __init__(self, initial: Model, memory: int, slabs: Slabs = WHOLE) -> None:
-        self._initial, self._memory, self._slabs = initial, memory, slabs
+    def __init__(self, initial: Model, memory: int, shards: Shards = WHOLE) -> None:
+        self._initial, self._memory, self._shards = initial, memory, shards
         self._pairs: list[Pair] = []
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def solve(self, vector: Model, precondition: Precondition) -> Model:
-        """The inverse of the curvature, times a vector, in double precision; collective.
+        """Return the inverse Hessian times a vector, in double precision; collective.
 
-        Algorithm 7.4 of Nocedal and Wright, which begins with the preconditioner, scaled by what
-        the last step has shown, or as it is where there was none.
+        This is algorithm 7.4 of Nocedal and Wright, which begins with the preconditioner, scaled by
+        the last pair if there is one.
         """
         found: Model[Tensor] = vector.map(Tensor.double)
         if not self._pairs:
             return precondition(found)
         shares = []
-        for change, bend in map(self._gather, reversed(self._pairs)):
-            share = dot(change, found) / dot(change, bend)
-            found = found.map(partial(go_along, by=-share), bend)
+        for s, y in map(self._gather, reversed(self._pairs)):
+            share = dot(s, found) / dot(s, y)
+            found = found.map(partial(go_along, by=-share), y)
             shares.append(share)
-        change, bend = self._gather(self._pairs[-1])
-        scale = dot(change, bend) / dot(bend, precondition(bend))
+        s, y = self._gather(self._pairs[-1])
+        scale = dot(s, y) / dot(y, precondition(y))
         found = precondition(found) * scale
         pairs = map(self._gather, self._pairs)
-        for (change, bend), share in zip(pairs, reversed(shares), strict=True):
-            back = dot(bend, found) / dot(change, bend)
-            found = found.map(partial(go_along, by=share - back), change)
+        for (s, y), share in zip(pairs, reversed(shares), strict=True):
+            back = dot(y, found) / dot(s, y)
+            found = found.map(partial(go_along, by=share - back), s)
         return found
 
     def learn(self, taken: Advance) -> None:
-        """Remember a step, where its curvature is positive, in place of the oldest."""
-        change, bend = taken.change, taken.bend
-        if dot(change, bend) > COSINE * (dot(change, change) * dot(bend, bend)) ** 0.5:
-            pair = self._cut(change), self._cut(bend)
+        """Add the pair of a step if its curvature is positive, and drop the oldest if necessary."""
+        s, y = taken.s, taken.y
+        if dot(s, y) > COSINE * (dot(s, s) * dot(y, y)) ** 0.5:
+            pair = self._cut(s), self._cut(y)
             self._pairs = [*self._pairs, pair][-self._memory :]
 
     def forget(self) -> None:
-        """Remember nothing."""
+        """Remove all pairs."""
         self._pairs = []
 
-    def state(self) -> list[tuple[Mapping[str, Tensor | Slab], ...]]:
-        """A copy, of which there may be slabs."""
+    def state(self) -> list[tuple[Mapping[str, Tensor | Shard], ...]]:
+        """Return a copy of the pairs, possibly as shards."""
         return [tuple(map(self._keep, pair)) for pair in self._pairs]
 
     def restore(self, state: list[Any]) -> None:
-        """Go on from a `state`."""
-        self._pairs = [(self._take(change), self._take(bend)) for change, bend in state]
+        """Continue from a result of `state`."""
+        self._pairs = [(self._take(s), self._take(y)) for s, y in state]
 
     def _cut(self, whole: Model) -> dict[str, Tensor]:
-        return {name: self._slabs.cut(array).clone() for name, array in whole.arrays.items()}
+        return {name: self._shards.cut(array).clone() for name, array in whole.arrays.items()}
 
     def _gather(self, pair: Pair) -> tuple[Model, Model]:
-        """Whole; collective."""
+        """Return a pair of whole models; collective."""
         initial = self._initial
-        change, bend = (
+        s, y = (
             Model(
                 initial.grid,
-                {n: self._slabs.gather(slab, initial[n].shape) for n, slab in part.items()},
+                {n: self._shards.gather(shard, initial[n].shape) for n, shard in part.items()},
             )
             for part in pair
         )
-        return change, bend
+        return s, y
 
-    def _keep(self, part: Mapping[str, Tensor]) -> dict[str, Tensor | Slab]:
+    def _keep(self, part: Mapping[str, Tensor]) -> dict[str, Tensor | Shard]:
         return {
-            name: self._slabs.keep(slab, tuple(self._initial[name].shape))
-            for name, slab in part.items()
+            name: self._shards.keep(shard, tuple(self._initial[name].shape))
+            for name, shard in part.items()
         }
 
-    def _take(self, kept: Mapping[str, Tensor | Slab]) -> dict[str, Tensor]:
+    def _take(self, kept: Mapping[str, Tensor | Shard]) -> dict[str, Tensor]:
         initial = self._initial
-        taken = {name: self._slabs.take(slab) for name, slab in kept.items()}
-        check_like(taken, {name: self._slabs.cut(array) for name, array in initial.arrays.items()})
+        taken = {name: self._shards.take(shard) for name, shard in kept.items()}
+        check_like(taken, {name: self._shards.cut(array) for name, array in initial.arrays.items()})
         return {name: array.to(initial.any.device) for name, array in taken.items()}
 
 
-STEP = """Largest change of a cell that the first step tries, in the parameter's unit.
+STEP = """Largest change of a cell in the first trial step, in the parameter's unit.
 
-Also of a step that begins anew, after a search that found nothing."""
-SEARCH = """How far a step goes.
+It is used again after a search that found nothing."""
+SEARCH = """Condition under which a step is accepted.
 
-`"wolfe"`: until the misfit is lower and its slope along the line small. `"backtracking"`: until the
-misfit is lower, which takes fewer simulations a step."""
+`"wolfe"`: the misfit is lower and its slope along the line is small. `"backtracking"`: the misfit
+is lower, which takes fewer simulations per step."""
 
 Step = Annotated[float, Field(gt=0.0, le=1e9, description=STEP)]
 Search = Annotated[Literal["wolfe", "backtracking"], Field(description=SEARCH)]
 
-Bend = Callable[[Model, int | None], Model]
-"""A function: the gradient's change in a direction, from so many shots of the batch, or all."""
+HessianProduct = Callable[[Model, int | None], Model]
+"""A function of a direction and a number of shots, None for all, to the Hessian's product."""
 
 Precondition = Callable[[Model], Model]
 """A function that preconditions gradients, see `Evaluate.precondition`."""
-
-log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
@@ -271,8 +273,8 @@ class Trial(Point):
 class Start:
     """The start of a step.
 
-    downhill: the gradient with its sign changed, zero in cells that cannot follow; steepest: that,
-    preconditioned, and zero there again.
+    downhill: the negative gradient, zero in cells that would leave the limits; steepest: the
+    preconditioned `downhill`, again zero in cells that would leave the limits.
     """
 
     model: Model
@@ -283,23 +285,24 @@ class Start:
 
 @dataclass(frozen=True)
 class Advance:
-    """A step that was taken, all of it with the same shots.
+    """A step that was taken; both gradients are those of the same shots.
 
-    direction: of its line; decrease: of the loss; change: of the model; bend: of the gradient, in
-    the cells that have changed.
+    direction: of the line; decrease: of the loss; s: change of the model; y: change of the
+    gradient, in the cells that have changed.
     """
 
     start: Start
     direction: Model
     decrease: float
-    change: Model
-    bend: Model
+    s: Model
+    y: Model
 
 
 class Descent(ABC):
-    """An `Optimizer` that searches along a line, of which it evaluates a few models a step.
+    """An `Optimizer` whose steps are searches along a line, with a few evaluated models each.
 
-    curvature: of the search "wolfe". tries: models that a search evaluates as a rule.
+    curvature: that of `wolfe`, for the search "wolfe"; tries: usual number of models that a search
+    evaluates.
     """
 
     tries: ClassVar[float]
@@ -309,30 +312,30 @@ class Descent(ABC):
         self._search = partial(wolfe, curvature=curvature) if search == "wolfe" else backtrack
         self._has_told = False
 
-    def price(self, shots: int) -> Price:  # noqa: ARG002
-        return Price(tries=(1.0, self.tries), carries=True)
+    def cost(self, shots: int) -> OptimizerCost:  # noqa: ARG002
+        return OptimizerCost(tries=(1.0, self.tries), carries=True)
 
     @abstractmethod
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
+        """Return the state on which the next step depends, see `Optimizer.state`."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a result of `state`."""
 
     @abstractmethod
     def _direct(
-        self, start: Start, bend: Bend, precondition: Precondition
+        self, start: Start, hessian_product: HessianProduct, precondition: Precondition
     ) -> tuple[Model, float] | None:
-        """A direction and how far to try it first; None where nothing is known."""
+        """Return a direction and the first distance to try, or None for steepest descent."""
 
     @abstractmethod
     def _learn(self, advance: Advance) -> None:
-        """Remember what a step has shown."""
+        """Store the information of a step that later directions need."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Remember nothing."""
+        """Remove the information of all steps."""
 
     def step(
         self,
@@ -340,10 +343,10 @@ class Descent(ABC):
         evaluate: Evaluate,
         progress: float = 0.0,  # noqa: ARG002
     ) -> tuple[Model, Evaluation]:
-        """The next model, and the evaluation of this one, with the gradient preconditioned.
+        """Return the next model, and the evaluation of this one with the preconditioned gradient.
 
-        Where the search finds nothing it begins anew, straight downhill. Where there is nothing
-        either the model stays: the next shots may know better.
+        If a search finds no lower point, the method is restarted along the steepest descent. If
+        that search finds none either, the model is unchanged; epochs with other shots may succeed.
         """
         evaluation = evaluate(model)
         downhill = self._limits.within(model, evaluation.gradient * -1.0)
@@ -351,10 +354,10 @@ class Descent(ABC):
         seen = evaluation if spread is downhill else replace(evaluation, gradient=spread * -1.0)
         start = Start(model, evaluation, downhill, self._limits.within(model, spread))
 
-        def bend(direction: Model, shots: int | None) -> Model:
+        def multiply(direction: Model, shots: int | None) -> Model:
             return evaluate.product(model, direction, shots)
 
-        directed = self._direct(start, bend, evaluate.precondition)
+        directed = self._direct(start, multiply, evaluate.precondition)
         found = directed and self._follow(start, *directed, evaluate)
         if not found:
             self._forget()
@@ -364,11 +367,11 @@ class Descent(ABC):
         if found:
             return found, seen
         if not self._has_told:
-            # Not a warning, which every rank would print
+            # This is not a warning, because every rank would print it.
             log.info(
-                "No model with a smaller misfit was found along the gradient: the model stays as "
-                "it is for an epoch, and later ones may do so too without being told. It may be as "
-                "good as single precision can tell; else try a smaller inversion.optimizer.step"
+                "No model with a smaller misfit was found along the gradient: the model does not "
+                "change in this epoch (later epochs of this kind are not reported). It may be as "
+                "good as single precision allows; otherwise try a smaller inversion.optimizer.step"
             )
             self._has_told = True
         return model, seen
@@ -380,7 +383,7 @@ class Descent(ABC):
         first: float,
         evaluate: Callable[[Model], Evaluation],
     ) -> Model | None:
-        """The model that a search finds along a direction, from which is learnt; None for none."""
+        """Return the model that a search along a direction finds, or None, and learn from it."""
         model, evaluation = start.model, start.evaluation
         direction = self._limits.within(model, direction)
         slope = dot(evaluation.gradient, direction)
@@ -395,7 +398,7 @@ class Descent(ABC):
             except StepFailure:
                 return nothing
             there = evaluate(trial)
-            # The mean over other shots cannot be compared
+            # Misfits of different shots cannot be compared.
             if there.failed != evaluation.failed:
                 return nothing
             followed = self._limits.within(trial, direction)
@@ -404,35 +407,35 @@ class Descent(ABC):
         end: Trial | None = self._search(along, here, first)
         if end is None:
             return None
-        change = end.model - model
-        bend = (end.gradient - evaluation.gradient).map(_where_changed, change)
-        self._learn(Advance(start, direction, here.value - end.value, change, bend))
+        s = end.model - model
+        y = (end.gradient - evaluation.gradient).map(_where_changed, s)
+        self._learn(Advance(start, direction, here.value - end.value, s, y))
         return end.model
 
 
 def as_model(arrays: Mapping[str, Tensor], initial: Model) -> Model:
     """Return the arrays of a checkpoint as a model, on the grid and the device of another.
 
-    Raises `ValueError` where the arrays have other names or shapes than those of that model.
+    Raises `ValueError` if names or shapes of the arrays differ from those of that model.
     """
     check_like(arrays, initial.arrays)
     device = initial.any.device
     return Model(initial.grid, {name: array.to(device) for name, array in arrays.items()})
 
 
-def _where_changed(bend: Tensor, change: Tensor) -> Tensor:
-    return torch.where(change == 0.0, 0.0, bend)
+def _where_changed(y: Tensor, s: Tensor) -> Tensor:
+    return torch.where(s == 0.0, 0.0, y)
 
 
-# Of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5)
+# Curvature condition of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5).
 LBFGS_CURVATURE = 0.9
 
 
 class LBFGS(Descent):
     """L-BFGS (Nocedal 1980), with a line search.
 
-    It evaluates the batch once an epoch, or more often, and once more where its shots are others
-    than those before. It is at its best where all epochs have the same: `batch` as large as the
+    It evaluates the batch at least once per epoch, and once more if the shots differ from those of
+    the last epoch. It works best if all epochs have the same shots, with `batch` as large as the
     survey.
     """
 
@@ -442,28 +445,26 @@ class LBFGS(Descent):
         self,
         initial: Model,
         limits: Limits,
-        slabs: Slabs = WHOLE,
+        shards: Shards = WHOLE,
         *,
         step: Step,
         memory: Annotated[int, Field(gt=0, le=1000, description=MEMORY)] = 5,
         search: Search = "wolfe",
     ) -> None:
         super().__init__(limits, step, search, LBFGS_CURVATURE)
-        self._memory, self._pairs = memory, Pairs(initial, memory, slabs)
+        self._memory, self._pairs = memory, LBFGSMemory(initial, memory, shards)
 
-    def price(self, shots: int) -> Price:
-        return replace(super().price(shots), remembered=2 * 4 * self._memory)
+    def cost(self, shots: int) -> OptimizerCost:
+        return replace(super().cost(shots), remembered=2 * 4 * self._memory)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, of which there may be slabs."""
         return {"pairs": self._pairs.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
         self._pairs.restore(state["pairs"])
 
     def _direct(
-        self, start: Start, _: Bend, precondition: Precondition
+        self, start: Start, _: HessianProduct, precondition: Precondition
     ) -> tuple[Model, float] | None:
         if not self._pairs:
             return None
@@ -476,20 +477,20 @@ class LBFGS(Descent):
         self._pairs.forget()
 
 
-# Of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5)
+# Curvature condition of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5).
 NCG_CURVATURE = 0.1
 
 
 @dataclass(frozen=True)
 class _Before:
-    """The quantities of the step before.
+    """Quantities of the previous step.
 
-    bend: change of the gradient along it; norm: squared norm of the gradient at its start, by the
-    preconditioner; decrease: that of the loss.
+    y: change of the gradient; norm: squared norm of the gradient at the start, in the scalar
+    product of the preconditioner; decrease: of the loss.
     """
 
     direction: Model
-    bend: Model
+    y: Model
     norm: float
     decrease: float
 
@@ -498,8 +499,8 @@ class ConjugateGradients(Descent):
     """Nonlinear conjugate gradients (Polak and Ribière 1969, PR+), with a line search.
 
     It remembers one step, in two arrays of the model's size, and evaluates the batch one to three
-    times an epoch, or more often. It is at its best where all epochs have the same shots, `batch`
-    as large as the survey, and with the search `"wolfe"`: its directions are as good as its
+    times per epoch, or more often. It works best if all epochs have the same shots, with `batch` as
+    large as the survey, and with the search `"wolfe"`, because good directions need accurate
     searches.
     """
 
@@ -512,44 +513,45 @@ class ConjugateGradients(Descent):
         self._initial = initial
         self._before: _Before | None = None
 
-    def price(self, shots: int) -> Price:
-        return replace(super().price(shots), remembered=2 * 4, working=6 * 4)
+    def cost(self, shots: int) -> OptimizerCost:
+        return replace(super().cost(shots), remembered=2 * 4, working=6 * 4)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
         before = self._before
         if before is None:
             return {}
         return {
             "direction": dict(before.direction.arrays),
-            "bend": dict(before.bend.arrays),
+            "y": dict(before.y.arrays),
             "norm": before.norm,
             "decrease": before.decrease,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
         self._before = None
         if state:
-            direction, bend = (as_model(state[n], self._initial) for n in ("direction", "bend"))
-            self._before = _Before(direction, bend, state["norm"], state["decrease"])
+            direction, y = (as_model(state[n], self._initial) for n in ("direction", "y"))
+            self._before = _Before(direction, y, state["norm"], state["decrease"])
 
-    def _direct(self, start: Start, *_: Bend | Precondition) -> tuple[Model, float] | None:
-        """(5.44) of Nocedal and Wright, preconditioned, and the first distance by (3.60).
+    def _direct(
+        self, start: Start, *_: HessianProduct | Precondition
+    ) -> tuple[Model, float] | None:
+        """Return the direction of (5.44), preconditioned, and the first distance of (3.60).
 
-        How the gradient has changed is that of the last step's own shots, whichever this one has.
+        The change of the gradient is that of the shots of the last step, whatever the current shots
+        are.
         """
         before = self._before
         if before is None:
             return None
-        share = max(0.0, -dot(start.steepest, before.bend) / before.norm)
+        share = max(0.0, -dot(start.steepest, before.y) / before.norm)
         direction = start.steepest.map(partial(go_along, by=share), before.direction)
         slope = -dot(start.downhill, direction)
         return direction, -2.0 * before.decrease / slope if slope else 0.0
 
     def _learn(self, taken: Advance) -> None:
         norm = dot(taken.start.downhill, taken.start.steepest)
-        self._before = _Before(taken.direction, taken.bend, norm, taken.decrease)
+        self._before = _Before(taken.direction, taken.y, norm, taken.decrease)
 
     def _forget(self) -> None:
         self._before = None

@@ -1,7 +1,8 @@
-"""Wrappers of any optimizer: a denoiser between its steps, or a network whose weights it updates.
+"""Wrappers of optimizers: a denoiser between steps, or a network whose weights are updated.
 
-`registry.DENOISERS` names denoisers; `operators.tiles` shares their tiles among ranks. `networks`
-makes models of weights, and gradients of weights from those of models.
+The module has two denoisers of scikit-image, which `registry.DENOISERS` names; `operators.tiles`
+distributes their tiles over ranks. `networks` computes models from weights, and gradients with
+respect to weights from those with respect to models.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from hpcfwi.config.inversion import PriorSection
 from hpcfwi.errors import InversionFailure, StepFailure
 from hpcfwi.inversion.networks import Represented, Weights
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate, Optimizer, Price
+from hpcfwi.inversion.optimizers import Evaluate, Optimizer, OptimizerCost
 from hpcfwi.inversion.optimizers.line_search import as_model
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -27,18 +29,72 @@ from hpcfwi.operators.vectors import one_thread
 from hpcfwi.parallel.context import Context
 
 Denoiser = Callable[[Tensor, float], Tensor]
-"""Makes images of the same shape of (image, 1, z, x) or (image, 1, z, y, x), and a strength."""
+"""A function of images (image, 1, z, x) or (image, 1, z, y, x) and a strength, to such images."""
+
+
+# Size of the compared patches, and distance within which they are searched, in points.
+PATCH, REACH = 5, 8
+# Differences of patches up to this share of the noise are ignored (Darbon et al. 2008).
+SIMILAR = 0.8
+# The iteration ends at this change of the objective, as a share of its first value.
+CLOSE = 1e-7
+MOST = 500
+
+
+def denoise_nlm(images: Tensor, strength: float) -> Tensor:
+    """Return the nonlocal means of images (Buades, Coll and Morel 2005).
+
+    Each point becomes the mean of points with similar surroundings: repeated structures, such as
+    layers, become clear, and other structures stay.
+
+    Parameters
+    ----------
+    images
+        (image, 1, z, x) or (image, 1, z, y, x), with values between about 0 and 1.
+    strength
+        The standard deviation of the noise.
+    """
+    from skimage.restoration import denoise_nl_means
+
+    noise = {"h": SIMILAR * strength, "sigma": strength}
+    denoise = partial(denoise_nl_means, patch_size=PATCH, patch_distance=REACH, **noise)
+    return _denoise_each(denoise, images)
+
+
+def denoise_tv(images: Tensor, strength: float) -> Tensor:
+    """Return the proximal operator of the total variation (Chambolle 2004, equation 2).
+
+    Layers and edges are preserved, and values between them become constant.
+
+    Parameters
+    ----------
+    images
+        (image, 1, z, x) or (image, 1, z, y, x), with values between about 0 and 1.
+    strength
+        The weight of the total variation.
+    """
+    from skimage.restoration import denoise_tv_chambolle
+
+    denoise = partial(denoise_tv_chambolle, weight=strength, eps=CLOSE, max_num_iter=MOST)
+    return _denoise_each(denoise, images)
+
+
+def _denoise_each(denoise: Callable[..., Any], images: Tensor) -> Tensor:
+    made = torch.empty_like(images)
+    for image, result in zip(images.flatten(0, 1), made.flatten(0, 1), strict=True):
+        result.copy_(torch.from_numpy(denoise(image.cpu().numpy())))
+    return made
 
 
 class Denoised:
     """An `Optimizer` whose steps end with a denoised model, every so many epochs.
 
-    After Venkatakrishnan, Bouman and Wohlberg (2013), with a step of the optimiser in place of the
-    proximal operator of the misfit (as in Kamilov, Mansour and Wohlberg 2017, algorithm 1). The
-    denoiser is given each parameter on a scale from 0 to 1; cells that are kept stay as they are.
+    The method is that of Venkatakrishnan, Bouman and Wohlberg (2013), with a step of the optimizer
+    in place of the proximal operator of the misfit (as in Kamilov, Mansour and Wohlberg 2017,
+    algorithm 1). The denoiser gets each parameter on a scale from 0 to 1; kept cells are unchanged.
 
-    reproducible: whether the denoiser computes on one thread, as its bits would depend on how many
-    there are.
+    reproducible: True if the denoiser computes on one thread, because its bits may depend on the
+    number of threads.
     """
 
     def __init__(
@@ -64,22 +120,19 @@ class Denoised:
     def step(
         self, model: Model, evaluate: Evaluate, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        """The next model, and the evaluation of this one; collective."""
         found, evaluation = self._optimizer.step(model, evaluate, progress)
         self._steps += 1
         if self._steps % self._section.every == 0:
             found = self._limits.apply(self._denoise(found))
         return found, evaluation
 
-    def price(self, shots: int) -> Price:
-        return self._optimizer.price(shots)
+    def cost(self, shots: int) -> OptimizerCost:
+        return self._optimizer.cost(shots)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
         return {"steps": self._steps, "optimizer": dict(self._optimizer.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
         self._steps = state["steps"]
         self._optimizer.restore(state["optimizer"])
 
@@ -96,18 +149,18 @@ class Denoised:
             made = self._tiles(image, self._section.strength)[0, 0]
         if not torch.isfinite(made).all():
             raise InversionFailure(
-                f'the denoiser "{self._section.denoiser}" of inversion.prior made values of {name} '
-                "that are not finite, of images with values between 0 and 1 that are: try it by "
-                "itself, or another inversion.prior.strength"
+                f'the denoiser "{self._section.denoiser}" of inversion.prior returned values of '
+                f"{name} that are not finite for finite images with values between 0 and 1: test "
+                "the denoiser separately, or try another inversion.prior.strength"
             )
         return made.to(array) * extent + lowest
 
 
 class Reparametrized:
-    """An `Optimizer` of a model that steps the weights of the network that makes it.
+    """An `Optimizer` that updates the weights of the network that computes the model.
 
-    make: the optimiser of the weights, of the first ones and their limits; weights: to begin with,
-    None where these are to be fitted to the initial model.
+    make: returns the optimizer, given the first weights and their limits; weights: the first
+    weights, None to fit them to the initial model.
     """
 
     def __init__(
@@ -123,30 +176,27 @@ class Reparametrized:
             self._begin(as_model(weights, represented.drawn))
 
     def make_model(self) -> Model:
-        """Return the model that the weights make; collective."""
+        """Return the model of the weights; collective."""
         self._ready()
         return self._represented.make(self._weights)
 
     def step(
         self, model: Model, evaluate: Evaluate, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        """The next model, and the evaluation of this one; collective."""
         inner, through = self._ready(), _Through(self._represented, evaluate)
         through.know(self._weights, model)
         self._weights, _ = inner.step(self._weights, through, progress)
         return through.make(self._weights), through.first
 
-    def price(self, shots: int) -> Price:
-        return self._ready().price(shots)
+    def cost(self, shots: int) -> OptimizerCost:
+        return self._ready().cost(shots)
 
     def state(self) -> Mapping[str, Any]:
-        """A copy of what the next step depends on beside the model, as a checkpoint keeps it."""
         inner = self._ready()
         weights = {name: array.cpu().clone() for name, array in self._weights.arrays.items()}
         return {"weights": weights, "optimizer": dict(inner.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
         weights = as_model(state["weights"], self._represented.drawn)
         self._begin(weights).restore(state["optimizer"])
 
@@ -161,7 +211,7 @@ class Reparametrized:
 
 @dataclass(frozen=True)
 class _Finite(Limits):
-    """Weights may be anything but infinite."""
+    """The limits of weights, which may have any finite value."""
 
     @classmethod
     def of(cls, weights: Weights) -> _Finite:
@@ -169,17 +219,17 @@ class _Finite(Limits):
         return cls(weights, nothing.arrays, {})
 
     def apply(self, model: Weights) -> Weights:
-        """The same weights; raises `StepFailure` where one is not finite."""
+        """Return the same weights; raise `StepFailure` if one is not finite."""
         if not all(torch.isfinite(array).all() for array in model.arrays.values()):
             raise StepFailure(
-                "the last step led to weights of the network that are not finite. Take a smaller "
-                "inversion.optimizer.lr or step, which is that of the weights."
+                "the last step led to weights of the network that are not finite. Use a smaller "
+                "inversion.optimizer.lr or step, which apply to the weights."
             )
         return model
 
 
 class _Through:
-    """An `Evaluate` of weights, which evaluates the models that they make."""
+    """An `Evaluate` of weights, which evaluates their models."""
 
     def __init__(self, represented: Represented, evaluate: Evaluate) -> None:
         self._represented, self._evaluate = represented, evaluate
@@ -188,12 +238,12 @@ class _Through:
 
     @property
     def first(self) -> Evaluation:
-        """The evaluation of the model with which the step began."""
+        """The evaluation of the model at the beginning of the step."""
         assert self._first is not None, "optimisers evaluate the model that they begin with"
         return self._first
 
     def know(self, weights: Weights, model: Model) -> None:
-        """Take a model for what weights make, the same object: what is known of it is known."""
+        """Store the model of some weights, so that its known evaluation can be used."""
         self._known = weights, model
 
     def make(self, weights: Weights) -> Model:
@@ -213,10 +263,10 @@ class _Through:
         return self._pull(weights, model, self._evaluate.product(model, change, shots))
 
     def remember(self, weights: Weights, evaluation: Evaluation) -> None:
-        """Nothing: what is said of the weights says nothing of the model's gradient."""
+        """Do nothing, because the gradient of the model is not known."""
 
     def precondition(self, gradient: Weights) -> Weights:
-        """The same: what is asked for is done to gradients of models."""
+        """Return the gradient unchanged, because only gradients of models are preconditioned."""
         return gradient
 
     def _pull(self, weights: Weights, model: Model, gradient: Model) -> Weights:

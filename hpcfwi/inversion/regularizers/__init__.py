@@ -1,9 +1,9 @@
-"""Regularizers, which are penalties of a model: one a file, named in `registry.REGULARIZERS`.
+"""Regularizers, which are penalties of a model: one in each file, named in `registry.REGULARIZERS`.
 
-A regulariser is a function of a model and of a prior one, which is what was known before, both of
-tensors, of the weights of the cells, a tensor or None where all are 1, and of keys of its own. It
-returns its penalty, which is added to the misfit, and the penalty's gradient, a model. It is
-computed on every rank alike: what it returns must not depend on the number of threads.
+A regularizer is a function of a model and a prior model, both of tensors, of the weights of cells,
+a tensor or None if all are 1, and of its keys. It returns the penalty, which is added to the
+misfit, and the gradient of the penalty, which is a model. Every rank computes it, so that its
+results must not depend on the number of threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Half the square of what has changed."""
+"""Damping: half the square of the change from the prior model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import add_up
 
-WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's squared."
+WEIGHT = "Weight of the penalty, in the misfit's unit over the square of the parameter's unit."
 
 
 def damping(
@@ -23,9 +23,9 @@ def damping(
 ) -> tuple[float, Model]:
     """weight / 2 times the mean of w (m - m0)^2 (Levenberg 1944), and its gradient.
 
-    m0 is the prior model and w the cells' weights, 1 where not given: how far each cell of what was
-    known before is to be trusted (Asnaashari and others 2013, equation 4), as along a well or in
-    salt. The sum goes over the parameters.
+    m0 is the prior model, and w are the weights of the cells, by default 1. They say how reliable
+    each cell of the prior model is (Asnaashari and others 2013, equation 4), for example along a
+    well or in salt. The penalty is summed over the parameters.
     """
     values: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Half the squared gradient in space of what has changed."""
+"""Tikhonov: half the squared gradient in space of the change from the prior model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import add_up
 
-WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's squared."
+WEIGHT = "Weight of the penalty, in the misfit's unit over the square of the parameter's unit."
 
 
 def tikhonov(
@@ -24,10 +24,10 @@ def tikhonov(
 ) -> tuple[float, Model]:
     """weight / 2 times the integral of the squared slope of m - m0 (Tikhonov 1963); its gradient.
 
-    m0 is the prior model, so that what was known before costs nothing. The sum goes over the
-    parameters; with lengths in units of the grid's first spacing h, and the integral divided by the
-    number of cells, it is half the mean of the squared differences between neighbours. A difference
-    is weighed by the mean of both cells' weights.
+    m0 is the prior model, so that the structure of the prior model is not penalized. The penalty is
+    summed over the parameters. With lengths in units of the grid's first spacing h, and the
+    integral divided by the number of cells, it is half the mean of the squared differences between
+    neighbours. A difference is weighted by the mean of the weights of both cells.
     """
     values: list[float] = []
 
@@ -41,7 +41,7 @@ def tikhonov(
 
 
 def _roughness(change: Tensor, grid: Grid, weights: Tensor | None) -> tuple[float, Tensor]:
-    """Half the mean of the squared differences between neighbours, and its gradient, in float64."""
+    """Return half the mean of squared differences of neighbours, and its gradient, in float64."""
     change = change.double()
     total, gradient = 0.0, torch.zeros_like(change)
     for axis, h in enumerate(grid.spacing):

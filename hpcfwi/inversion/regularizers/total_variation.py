@@ -1,4 +1,4 @@
-"""The total variation of what has changed."""
+"""The total variation of the change from the prior model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import add_up
 
-WEIGHT = "Of the penalty beside the misfit, in the misfit's unit over the parameter's."
+WEIGHT = "Weight of the penalty, in the misfit's unit over the parameter's unit."
 SMALLEST = (
-    "A difference between neighbours, in the parameter's unit, below which it counts squared."
+    "Difference between neighbours, in the parameter's unit, below which the penalty is quadratic."
 )
 
 
@@ -29,10 +29,10 @@ def total_variation(
     """weight times the mean slope of m - m0 (Rudin, Osher and Fatemi 1992), and its gradient.
 
     m0 is the prior model. Layers with sharp edges cost no more than smooth ones of the same
-    contrast, where `tikhonov` blurs them. Slopes are differences of neighbours, with lengths in
-    units of the grid's first spacing h; a cell's is sqrt(sum of its squares + smallest^2) -
-    smallest (Acar and Vogel 1994, equation 2.5), times the cell's weight. The sum goes over the
-    parameters.
+    contrast, whereas `tikhonov` blurs them. Slopes are differences of neighbours, with lengths in
+    units of the grid's first spacing h. The slope of a cell is sqrt(sum of the squared differences
+    + smallest^2) - smallest (Acar and Vogel 1994, equation 2.5), times the cell's weight. The
+    penalty is summed over the parameters.
     """
     values: list[float] = []
 
@@ -48,7 +48,7 @@ def total_variation(
 def _vary(
     change: Tensor, grid: Grid, smallest: float, weights: Tensor | None
 ) -> tuple[float, Tensor]:
-    """The mean length of the slope, and its gradient, in float64."""
+    """Return the mean length of the slope, and its gradient, in float64."""
     each = 1.0 if weights is None else weights.double()
     change = change.double()
     slopes = [_differ(change, axis) * (grid.spacing[0] / h) for axis, h in enumerate(grid.spacing)]
@@ -64,12 +64,12 @@ def _vary(
 
 
 def _differ(field: Tensor, axis: int) -> Tensor:
-    """The difference to the next cell along an axis, 0 in the last."""
+    """Return the difference to the next cell along an axis, 0 in the last cell."""
     zero = torch.zeros_like(field.narrow(axis, 0, 1))
     return torch.cat([field.diff(dim=axis), zero], axis)
 
 
 def _shift(field: Tensor, axis: int) -> Tensor:
-    """The field of the cell before, 0 in the first."""
+    """Return the field shifted by a cell along an axis, with 0 in the first cell."""
     zero = torch.zeros_like(field.narrow(axis, 0, 1))
     return torch.cat([zero, field.narrow(axis, 0, field.shape[axis] - 1)], axis)

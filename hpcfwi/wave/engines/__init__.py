@@ -1,8 +1,8 @@
-"""The same discrete scheme, several ways; each engine is a module that offers what `Engine` says.
+"""The engines, which solve the same discrete scheme; each is a module with the interface `Engine`.
 
-`eager`, the reference, and `deepwave`, a library behind the same functions, are a module each;
-`cpu` and `gpu` are packages, and the engine is their `engine`. Engines know one `Problem` and its
-`Scheme`, and nothing of files or ranks.
+`eager`, the reference, and `deepwave`, which calls the library of that name, are modules; `cpu` and
+`gpu` are packages with a module `engine`. Engines know one `Problem` and its `Scheme`, but no files
+and no ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Engine(Protocol):
     """The interface of an engine's module."""
 
     def available(self) -> str | None:
-        """Why this engine cannot be used here, or None."""
+        """Return why this engine cannot be used here, or None if it can be used."""
 
     NAME: str
     """Name of the engine."""
@@ -32,38 +32,38 @@ class Engine(Protocol):
     """The kinds of history that it has, the fastest first."""
 
     def footprint(self, problem: Problem, steps: int) -> int:
-        """Bytes that `forward` and `backward` take, about, for so many steps."""
+        """Return the approximate bytes of `forward` and `backward` for so many steps."""
 
     def count_updates(self, problem: Problem, steps: int) -> float:
-        """Cells that `forward` computes, about, added up over shots and steps."""
+        """Return the approximate number of cells of `forward`, summed over shots and steps."""
 
     def idle(self) -> int:
-        """Bytes that it holds from earlier batches, to be used again or let go."""
+        """Return the bytes of buffers from earlier batches."""
 
     def clear(self) -> None:
-        """Let these go."""
+        """Release these buffers."""
 
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
-        """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
+        """Return traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
 
     def backward(self, problem: Problem, state: Any, residual: Tensor) -> Gradients:
-        """Gradients from the one with respect to the traces, (shot, receiver, time)."""
+        """Return the gradients, given the one with respect to traces (shot, receiver, time)."""
 
     def scatter(self, problem: Problem, state: Any, direction: Tensor) -> Tensor:
-        """Return the change of the traces (shot, receiver, time) with the speed, to first order.
+        """Return the first-order change of the traces (shot, receiver, time) with the speed.
 
-        direction: change of the speed on the model's grid, m/s. The transpose of `backward`,
-        for the steps that were stored.
+        direction: change of the speed on the model's grid, m/s. This is the transpose of
+        `backward` for the steps that are stored.
         """
 
 
 def load(name: str) -> Engine:
-    """The engine of that name, imported only now: Numba and Triton take a while to import."""
+    """Import and return an engine; engines are imported late because Numba and Triton are slow."""
     return cast(Engine, find(ENGINES[name]))
 
 
-def let_go() -> bool:
-    """Let go what all engines hold from earlier batches; whether there was anything."""
+def release_buffers() -> bool:
+    """Release the buffers of all engines from earlier batches; return True if there were any."""
     used = [sys.modules[place] for place in ENGINES.values() if place in sys.modules]
     held = [engine for engine in cast(list[Engine], used) if engine.idle()]
     for engine in held:
@@ -72,10 +72,10 @@ def let_go() -> bool:
 
 
 def choose(name: str, device: torch.device) -> Engine:
-    """The engine of that name; "auto" takes `cpu` for models on CPUs, `gpu` for those on GPUs.
+    """Return the engine of a name; "auto" takes `cpu` for models on CPUs, `gpu` for those on GPUs.
 
-    Where Triton is not installed, "auto" takes `eager` on GPUs. Raises ValueError where there is no
-    such engine, or it cannot do this here.
+    If Triton is not installed, "auto" takes `eager` on GPUs. Raises ValueError if there is no such
+    engine, or if it does not work on this device.
     """
     if name == "auto" and device.type == "cpu":
         name = "cpu"

@@ -1,7 +1,7 @@
-"""Deepwave behind the same function: an optional extra, for cross-checks.
+"""The engine that calls Deepwave, an optional extra for cross-checks.
 
-Deepwave's `scalar` solves the same equation with a boundary of its own, so that results agree
-to the accuracy of the discretisation, not to rounding. It has no illuminations.
+Deepwave's `scalar` solves the same equation with another absorbing boundary, so that results agree
+to the accuracy of the discretisation, but not to rounding. It has no illuminations.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 
 def available() -> str | None:
-    """Why this engine cannot be used here, or None."""
+    """Return why this engine cannot be used here, or None if it can be used."""
     if find_spec("deepwave") is None:
         return "Deepwave is not installed (pip install hpcfwi[deepwave])"
     return None
 
 
 def footprint(problem: Problem, steps: int) -> int:
-    """Bytes that `forward` and `backward` take at most: kept fields, and some to work with."""
+    """Return an upper bound of the bytes of `forward` and `backward`."""
     fields = count_samples(steps, problem.interval) + 8
     return fields * problem.n_shots * prod(problem.padded_shape) * problem.speed.element_size()
 
 
 def count_updates(problem: Problem, steps: int) -> float:
-    """Cells that `forward` computes, added up over shots and steps: all of them."""
+    """Return the number of all cells, summed over shots and steps."""
     return problem.count_cells(steps)
 
 
 def idle() -> int:
-    """Bytes that it holds from earlier batches: none."""
+    """Return 0, because there are no buffers."""
     return 0
 
 
 def clear() -> None:
-    """Let go what earlier batches have left: nothing."""
+    """Do nothing, because there are no buffers."""
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     with torch.set_grad_enabled(keep):
         speed = problem.speed.expand(problem.n_shots, *problem.speed.shape).clone()
         speed, wavelet = speed.requires_grad_(keep), wavelet.detach().clone().requires_grad_(keep)
@@ -71,17 +71,17 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
 
 
 def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
-    """Gradients from the one with respect to the traces, (shot, receiver, time)."""
+    """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     speed, wavelet = torch.autograd.grad(
         state.traces, (state.speed, state.wavelet), residual, retain_graph=True
     )
-    return Gradients(speed, wavelet, None, None)
+    return Gradients({"vp": speed}, wavelet, None, None)
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """Return the change of the traces (shot, receiver, time) with the speed, to first order.
+    """Return the first-order change of the traces (shot, receiver, time) with the speed.
 
-    All steps count: it is the transpose of `backward` with an interval of 1.
+    All steps are used: this is the transpose of `backward` with an interval of 1.
     """
     speed = state.speed.detach()
     with forward_ad.dual_level():
@@ -96,13 +96,13 @@ def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:
     import deepwave
 
     ndim = problem.speed.ndim
-    # Deepwave's free surface is a node above its first row, where ours is the first row.
+    # Deepwave's free surface is a grid point above its first row; hpcfwi's is the first row.
     hidden = 1 if problem.free_surface else 0
     width = [problem.boundary] * (2 * ndim)
     sides: list[Literal["free", "pml"]] = ["pml"] * (2 * ndim)
     if problem.free_surface:
         width[0], sides[0] = 0, "free"
-    # Our points act on the model's own cells: Deepwave takes no source in its boundary.
+    # Sources and receivers act on cells of the model only: Deepwave allows none in its boundary.
     shape = (problem.speed.shape[0] - hidden, *problem.speed.shape[1:])
     grid = (problem.spacing, (-hidden,) + (0,) * (ndim - 1), shape, problem.free_surface)
     sources = _Cells(spread(problem.sources, *grid), shape, speed)
@@ -126,9 +126,9 @@ def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:
 
 
 class _Cells:
-    """The cells that the points of each shot touch, each once, as Deepwave wants them.
+    """The distinct cells that the points of each shot touch, as Deepwave expects them.
 
-    locations: (shot, cell, ndim); a shot that touches fewer cells than another has ignored ones.
+    locations: (shot, cell, ndim), padded with ignored locations for shots that touch fewer cells.
     """
 
     def __init__(self, taps: Taps, shape: tuple[int, ...], like: Tensor) -> None:
@@ -145,14 +145,14 @@ class _Cells:
         self._weights = torch.as_tensor(taps.weights, dtype=like.dtype)[..., None]
 
     def gather(self, values: Tensor) -> Tensor:
-        """Values (shot, point, time) at the points from those (shot, cell, time) of the cells."""
+        """Return values (shot, point, time) at points from those (shot, cell, time) of cells."""
         place = self._place.expand(-1, -1, values.shape[-1])
         taps = values.gather(1, place)
         shape = (*self._weights.shape[:3], values.shape[-1])
         return (self._weights * taps.reshape(shape)).sum(dim=2)
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Values (shot, cell, time) of the cells from those (shot, point, time) at the points."""
+        """Return values (shot, cell, time) of cells from those (shot, point, time) at points."""
         taps = (self._weights * values[:, :, None, :]).flatten(1, 2)
         cells = taps.new_zeros(taps.shape[0], self.locations.shape[1], taps.shape[-1])
         return cells.scatter_add(1, self._place.expand_as(taps), taps)

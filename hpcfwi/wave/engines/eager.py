@@ -1,8 +1,8 @@
 """The reference engine: plain torch, short and obvious, differentiated by autograd.
 
-It keeps every step, whatever the history asks for, and takes the kept ones only for
-illuminations. What a change of the model scatters is its forward derivative, of a simulation once
-more. Any number of axes.
+It stores every step with every history; the sampled steps are only used for illuminations. The
+scattered field is the forward-mode derivative of a second simulation. Models may have any number of
+axes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_c
 
 @dataclass(frozen=True)
 class State:
-    """The differentiable forward pass: its leaves, its output and its energies."""
+    """The differentiable forward pass: its leaves, its output and the energies of the fields."""
 
     v2dt2: Tensor
     wavelet: Tensor
@@ -36,32 +36,32 @@ HISTORIES: tuple[Kind, ...] = KINDS
 
 
 def available() -> str | None:
-    """Why this engine cannot be used here, or None."""
+    """Return why this engine cannot be used here, or None if it can be used."""
     return None
 
 
 def footprint(problem: Problem, steps: int) -> int:
-    """Bytes that `forward` and `backward` take at most: about 30 fields a step and axis."""
+    """Return an upper bound of the bytes of both passes: 30 fields for each step and axis."""
     cells = prod(problem.padded_shape) * problem.n_shots
     return 30 * problem.speed.ndim * steps * cells * problem.speed.element_size()
 
 
 def count_updates(problem: Problem, steps: int) -> float:
-    """Cells that `forward` computes, added up over shots and steps: all of them."""
+    """Return the number of all cells, summed over shots and steps."""
     return problem.count_cells(steps)
 
 
 def idle() -> int:
-    """Bytes that it holds from earlier batches: none."""
+    """Return 0, because there are no buffers."""
     return 0
 
 
 def clear() -> None:
-    """Let go what earlier batches have left: nothing."""
+    """Do nothing, because there are no buffers."""
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     scheme = problem.scheme
     shots = problem.n_shots
     with torch.set_grad_enabled(keep):
@@ -72,7 +72,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
-    """Gradients from the one with respect to the traces, (shot, receiver, time)."""
+    """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     state.adjoint_energy.zero_()
     v2dt2, wavelet = torch.autograd.grad(
         state.traces, (state.v2dt2, state.wavelet), residual, retain_graph=True
@@ -82,7 +82,7 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
+    """Return the first-order change of the traces (shot, receiver, time) with the speed."""
     v2dt2 = state.v2dt2.detach()
     with forward_ad.dual_level():
         change = v2dt2 * relative_change(problem, direction)
@@ -142,7 +142,10 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
 
 
 def _shifted(f: Tensor, axis: int, radius: int, mirrored: bool) -> list[Tensor]:
-    """f at the offsets -radius to radius along an axis, with zeros or the image outside."""
+    """Return f at the offsets -radius to radius along an axis.
+
+    Outside the grid it is zero, or before the first cell the mirror image if `mirrored`.
+    """
     n = f.shape[axis + 1]
     shape = list(f.shape)
     shape[axis + 1] = radius
@@ -179,12 +182,12 @@ class _Points:
         self.shape = shape
 
     def gather(self, field: Tensor) -> Tensor:
-        """Values (shot, point) of a field."""
+        """Return the values (shot, point) of a field."""
         values = field.flatten(1).gather(1, self.cells.flatten(1)).reshape(self.cells.shape)
         return (values * self.weights).sum(dim=-1)
 
     def scatter(self, values: Tensor) -> Tensor:
-        """A field with values (shot, point) at the points."""
+        """Return a field with values (shot, point) at the points."""
         spread = (values[..., None] * self.weights).flatten(1)
         shots = spread.shape[0]
         field = spread.new_zeros(shots, int(torch.tensor(self.shape).prod()))

@@ -1,4 +1,4 @@
-"""Traces in phase, and not, for the two misfits that are the same but for rounding."""
+"""The normalized and the correlation misfit, which are the same except for rounding."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.inversion.misfits.toys import DT, random_traces
 
 
 @pytest.mark.parametrize("misfit", [correlation, normalized])
-def test_correlation_misfit_is_2_a_trace_for_opposites_and_1_for_orthogonal_traces(misfit):
+def test_correlation_misfit_is_2_for_opposite_and_1_for_orthogonal_traces(misfit):
     phase = 2.0 * torch.pi * torch.arange(40, dtype=torch.float64) / 20.0
     sine, cosine = phase.sin()[None, None], phase.cos()[None, None]
     assert float(misfit(-3.0 * sine, sine, DT)[0]) == pytest.approx(2.0)
     assert float(misfit(cosine, sine, DT)[0]) == pytest.approx(1.0)
 
 
-def test_least_squares_of_normalized_traces_are_their_correlation():
+def test_normalized_misfit_equals_correlation_misfit():
     simulated, observed = random_traces(2), random_traces(1)
     found, gradient = normalized(simulated, observed, DT)
     expected, slow = correlation(simulated, observed, DT)

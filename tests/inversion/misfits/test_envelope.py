@@ -1,4 +1,4 @@
-"""Envelopes do not know phases."""
+"""The misfit of envelopes, which ignores phases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcfwi.inversion.misfits.envelope import envelope
 from tests.inversion.misfits.toys import DT, burst
 
 
-def test_a_trace_of_the_other_sign_is_as_good():
+def test_envelope_misfit_ignores_the_sign_of_traces():
     observed = burst(0.5)
     found, gradient = envelope(-observed, observed, DT)
     assert float(found) == 0.0

@@ -1,4 +1,4 @@
-"""Least squares where residuals are small, and bounded forces where they are not."""
+"""The Huber misfit: least squares of small residuals, with bounded adjoint sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcfwi.inversion.misfits.least_squares import least_squares
 from tests.inversion.misfits.toys import DT, random_traces
 
 
-def test_up_to_its_width_it_is_least_squares():
+def test_huber_is_least_squares_up_to_its_width():
     simulated, observed = random_traces(2), random_traces(1)
     found, gradient = huber(simulated, observed, DT, width=1e3)
     expected, slow = least_squares(simulated, observed, DT)
@@ -18,7 +18,7 @@ def test_up_to_its_width_it_is_least_squares():
     torch.testing.assert_close(gradient, slow, rtol=1e-13, atol=1e-16)
 
 
-def test_beyond_it_a_residual_pulls_as_hard_as_its_width():
+def test_huber_gradient_is_bounded_beyond_its_width():
     observed = torch.ones(1, 3, 10)
     observed[0, 1] *= 100.0
     simulated = observed.clone()

@@ -1,4 +1,4 @@
-"""The misfit and its gradient."""
+"""The least-squares misfit and its gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcfwi.inversion.misfits.least_squares import least_squares
 DT = 0.004
 
 
-def test_the_misfit_of_a_shot_is_half_the_time_integral_of_its_squared_residual():
+def test_least_squares_is_half_the_time_integral_of_squared_residual():
     simulated, observed = torch.zeros(2, 3, 50), torch.zeros(2, 3, 50)
     simulated[1] = 2.0
     misfit, _ = least_squares(simulated, observed, DT)
@@ -18,7 +18,7 @@ def test_the_misfit_of_a_shot_is_half_the_time_integral_of_its_squared_residual(
     assert misfit.tolist() == pytest.approx([0.0, 0.5 * 4.0 * 50 * DT * 3])
 
 
-def test_least_squares_and_its_gradient_are_those_of_autograd():
+def test_least_squares_and_its_gradient_match_autograd():
     torch.manual_seed(0)
     simulated = torch.randn(2, 3, 40, dtype=torch.float64, requires_grad=True)
     observed = torch.randn(2, 3, 40, dtype=torch.float64)
@@ -35,7 +35,7 @@ def test_small_residuals_of_large_data_are_summed_in_double_precision():
     assert float(misfit) == pytest.approx(0.5 * DT * 1e6 * float(residual[0, 0, 0]) ** 2, rel=1e-12)
 
 
-def test_the_residual_is_left_alone():
+def test_least_squares_does_not_change_its_arguments():
     simulated, observed = torch.randn(2, 2, 3, 40, generator=torch.Generator().manual_seed(0))
     before = simulated.clone(), observed.clone()
     least_squares(simulated, observed, DT)

@@ -1,4 +1,4 @@
-"""What holds of every misfit that an input may name."""
+"""Properties of all registered misfits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def misfit_of(name: str) -> Misfit:
 
 
 @every_misfit
-def test_the_gradient_is_that_of_finite_differences(name):
+def test_gradient_of_every_misfit_matches_finite_differences(name):
     misfit, observed, simulated = misfit_of(name), random_traces(1), random_traces(2)
     found, gradient = misfit(simulated, observed, DT)
     assert found.shape == (2,)
@@ -42,7 +42,7 @@ def test_the_gradient_is_that_of_finite_differences(name):
 
 
 @every_misfit
-def test_the_gradient_changes_as_its_forward_derivative_says(name):
+def test_forward_derivative_of_gradient_matches_finite_differences(name):
     misfit, observed, simulated = misfit_of(name), random_traces(1), random_traces(2)
     direction, step = random_traces(3), 1e-6
     with forward_ad.dual_level():
@@ -57,7 +57,7 @@ def test_the_gradient_changes_as_its_forward_derivative_says(name):
 @every_misfit
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), exponent=st.floats(-12.0, 12.0))
-def test_traces_that_are_met_cost_nothing_and_others_something(name, seed, exponent):
+def test_misfit_is_zero_for_equal_traces_only(name, seed, exponent):
     observed, other = random_traces(seed) * 10.0**exponent, random_traces(seed + 1)
     found, gradient = misfit_of(name)(observed, observed, DT)
     assert found.tolist() == [0.0, 0.0]
@@ -66,7 +66,7 @@ def test_traces_that_are_met_cost_nothing_and_others_something(name, seed, expon
 
 
 @every_misfit
-def test_every_misfit_vanishes_with_the_square_of_the_difference(name):
+def test_misfit_is_quadratic_in_small_differences(name):
     observed, between = random_traces(1), random_traces(2)
     near, nearer = (
         misfit_of(name)(observed + size * between, observed, DT)[0] for size in (1e-4, 1e-5)
@@ -76,7 +76,7 @@ def test_every_misfit_vanishes_with_the_square_of_the_difference(name):
 
 @every_misfit
 @pytest.mark.parametrize("factor", [0.01, 1e9])
-def test_a_trace_that_is_met_changes_nothing_of_the_others(name, factor):
+def test_equal_trace_does_not_change_misfit_of_others(name, factor):
     observed, simulated = random_traces(1), random_traces(2)
     without, expected = misfit_of(name)(simulated[:, 1:], observed[:, 1:], DT)
     simulated[:, 0] = observed[:, 0] = factor * observed[:, 0]
@@ -103,7 +103,7 @@ def test_dead_traces_do_not_count(name, which, rest):
 
 
 @every_other_misfit
-def test_where_all_is_silent_there_is_nothing(name):
+def test_misfit_of_zero_traces_is_zero(name):
     silence = torch.zeros(2, 3, 40)
     for pair in [(silence, silence), (silence, silence + 1.0), (silence + 1.0, silence)]:
         found, gradient = misfit_of(name)(*pair, DT)
@@ -114,7 +114,7 @@ def test_where_all_is_silent_there_is_nothing(name):
 @every_misfit
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", [0, 1])
-def test_what_is_not_finite_shows_in_the_misfit_of_its_shot_alone(name, which, value):
+def test_nonfinite_trace_affects_misfit_of_its_shot_only(name, which, value):
     pair = (random_traces(2), random_traces(1))
     expected, _ = misfit_of(name)(*pair, DT)
     pair[which][1, 2, 7] = value
@@ -128,7 +128,7 @@ def test_what_is_not_finite_shows_in_the_misfit_of_its_shot_alone(name, which, v
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**32), shots=st.integers(2, 4), traces=st.integers(1, 5))
-def test_the_bits_of_a_shot_do_not_depend_on_the_others(name, dtype, seed, shots, traces):
+def test_bits_of_a_shot_do_not_depend_on_other_shots(name, dtype, seed, shots, traces):
     simulated, observed = (random_traces(seed + k, shots, traces, 61).to(dtype) for k in range(2))
     together, gradient = misfit_of(name)(simulated, observed, DT)
     assert together.dtype == torch.float64
@@ -154,7 +154,7 @@ def test_bits_of_every_misfit_do_not_depend_on_the_threads(name, shape):
 
 
 @every_misfit
-def test_single_precision_is_that_of_the_traces_alone(name):
+def test_single_precision_traces_lose_no_further_precision(name):
     simulated, observed = (1e-22 * random_traces(seed) for seed in (2, 1))
     expected, slow = misfit_of(name)(simulated, observed, DT)
     found, gradient = misfit_of(name)(simulated.float(), observed.float(), DT)
@@ -166,7 +166,7 @@ def test_single_precision_is_that_of_the_traces_alone(name):
 @pytest.mark.parametrize("name", ["normalized", "correlation", "adaptive", "transport"])
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), exponents=st.tuples(*[st.floats(-1.0, 1.0)] * 6))
-def test_some_do_not_see_amplitudes(name, seed, exponents):
+def test_some_misfits_ignore_amplitudes(name, seed, exponents):
     simulated, observed = random_traces(seed), random_traces(seed + 1)
     factors = 10.0 ** torch.tensor(exponents, dtype=torch.float64).reshape(2, 3, 1)
     expected, slow = misfit_of(name)(simulated, observed, DT)
@@ -179,7 +179,7 @@ def test_some_do_not_see_amplitudes(name, seed, exponents):
 
 
 @pytest.mark.parametrize("periods", [-1.5, 1.5])
-def test_some_know_which_way_an_arrival_went_that_skipped_a_cycle(periods):
+def test_some_misfits_have_right_slope_beyond_a_skipped_cycle(periods):
     slopes = {name: slope(misfit_of(name), burst, periods) * periods for name in MISFITS}
     right = {name for name, value in slopes.items() if value > 0.0}
     assert right == {"envelope", "adaptive", "transport"}

@@ -1,4 +1,4 @@
-"""Least squares where residuals are small, and hardly a force where they are large."""
+"""Student's t misfit: least squares of small residuals, and little influence of large ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.inversion.misfits.toys import DT, random_traces
 
 
 @pytest.mark.parametrize("keys", [{"freedom": 1e9}, {"scale": 1e5}])
-def test_with_much_freedom_or_a_large_scale_it_is_least_squares(keys):
+def test_student_with_large_freedom_or_scale_is_least_squares(keys):
     simulated, observed = random_traces(2), random_traces(1)
     found, gradient = student(simulated, observed, DT, **keys)
     expected, slow = least_squares(simulated, observed, DT)
@@ -21,7 +21,7 @@ def test_with_much_freedom_or_a_large_scale_it_is_least_squares(keys):
     torch.testing.assert_close(gradient, slow, rtol=1e-7, atol=1e-12)
 
 
-def test_a_residual_far_off_pulls_less_the_further_it_is():
+def test_student_gradient_decreases_for_large_residuals():
     observed = torch.ones(1, 1, 10, dtype=torch.float64)
     simulated = observed.clone()
     simulated[0, 0, 4] += 8.0

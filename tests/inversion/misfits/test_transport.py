@@ -1,4 +1,4 @@
-"""What is carried, and how far."""
+"""The optimal-transport misfit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.inversion.misfits.toys import DT, random_traces, ricker, slope
 
 @settings(max_examples=30)
 @given(periods=st.floats(0.05, 3.0), sign=st.sampled_from([-1.0, 1.0]))
-def test_a_wavelet_is_led_home_from_anywhere(periods, sign):
+def test_transport_misfit_grows_with_delay_up_to_three_periods(periods, sign):
     assert sign * slope(transport, ricker, sign * periods) > 0.0
 
 
-def test_transport_misfit_is_the_mean_square_between_times_of_equal_shares():
+def test_transport_misfit_is_mean_square_of_time_between_equal_shares():
     traces = random_traces(2)[:1, :1], random_traces(1)[:1, :1]
     shares = (np.arange(10**6) + 0.5) / 10**6
     times = []

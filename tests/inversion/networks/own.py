@@ -1,4 +1,4 @@
-"""Networks of a user's own, for tests."""
+"""User-defined networks for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Waves(nn.Module):
-    """Sines of the coordinates, added up; a key without an annotation, and one with."""
+    """A sum of sines of the coordinates, with an annotated key and one that is not."""
 
     pointwise = True
 
@@ -22,7 +22,7 @@ class Waves(nn.Module):
 
 
 class Grid(nn.Module):
-    """A value for each cell, with no coordinates: what an inversion without a network has."""
+    """A value for each cell, as in an inversion without a network; coordinates are ignored."""
 
     def __init__(self, shape, count):
         super().__init__()

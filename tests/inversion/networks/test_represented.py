@@ -1,6 +1,6 @@
-"""Models that a network makes, and the way back of their gradients.
+"""Models represented by networks, and gradients with respect to their weights.
 
-On several ranks they are in `tests.run.test_ranks`, through an inversion.
+`tests.run.test_ranks` tests them on several ranks by an inversion.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHAPES = pytest.mark.parametrize("shape", [(9, 21), (6, 7, 9)])
 
 
 def model(shape, seed=None):
-    """Velocities that grow with depth, or random ones."""
+    """Return velocities that increase with depth, or random ones."""
     grid = Grid(shape, (10.0,) * len(shape), (0.0,) * len(shape))
     depth = torch.linspace(0.0, 1.0, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     values = (1500.0 + 1000.0 * depth).expand(shape).clone()
@@ -36,7 +36,7 @@ def model(shape, seed=None):
 
 
 def represent(keys, shape, fit=1, bounds=None):
-    """A network for a model whose first row is kept."""
+    """Return a network for a model whose first row is fixed."""
     initial = model(shape)
     fixed = torch.zeros(shape, dtype=torch.bool)
     fixed[0] = True
@@ -52,7 +52,7 @@ def changed(weights, seed=2, size=0.05):
 
 @SHAPES
 @EACH
-def test_a_model_is_what_the_network_says_at_every_cell_but_for_those_that_are_kept(keys, shape):
+def test_model_is_output_of_network_except_in_fixed_cells(keys, shape):
     network = represent(keys, shape)
     weights = network.fit()
     made = network.make(weights)["vp"]
@@ -68,7 +68,7 @@ def test_a_model_is_what_the_network_says_at_every_cell_but_for_those_that_are_k
 
 @SHAPES
 @EACH
-def test_a_gradient_goes_back_as_autograd_takes_it(keys, shape):
+def test_pull_back_matches_autograd(keys, shape):
     network = represent(keys, shape)
     weights, gradient = network.fit(), model(shape, seed=3)
     leaves = {name: array.clone().requires_grad_() for name, array in weights.arrays.items()}
@@ -85,7 +85,7 @@ def test_a_gradient_goes_back_as_autograd_takes_it(keys, shape):
 
 @SHAPES
 @EACH
-def test_the_way_back_is_the_transpose_of_the_way_there(keys, shape):
+def test_pull_back_is_transpose_of_push(keys, shape):
     network = represent(keys, shape)
     weights, gradient = changed(network.fit()), model(shape, seed=3)
     direction = changed(weights, seed=4) - weights
@@ -95,7 +95,7 @@ def test_the_way_back_is_the_transpose_of_the_way_there(keys, shape):
 
 
 @EACH
-def test_the_way_there_is_the_derivative_of_the_model(keys):
+def test_push_is_derivative_of_the_model(keys):
     network = represent(keys, (9, 21))
     weights = changed(network.fit())
     direction = changed(weights, seed=4) - weights
@@ -106,7 +106,7 @@ def test_the_way_there_is_the_derivative_of_the_model(keys):
     assert error < 2e-2
 
 
-def test_what_a_bound_holds_does_not_pull_at_the_weights():
+def test_gradient_out_of_bounds_does_not_reach_the_weights():
     network = represent(KINDS[0], (9, 21), bounds={"vp": (1500.0, 1990.0)})
     weights = network.fit()
     made = network.make(weights)
@@ -120,7 +120,7 @@ def test_what_a_bound_holds_does_not_pull_at_the_weights():
     assert any(array.any() for array in pulled.arrays.values())
 
 
-def test_blocks_change_nothing_but_rounding(monkeypatch):
+def test_blocks_of_cells_change_only_rounding(monkeypatch):
     network = represent(KINDS[0], (9, 21))
     weights, gradient = network.fit(), model((9, 21), seed=3)
     monkeypatch.setattr(module, "BLOCK", 50)
@@ -134,7 +134,7 @@ def test_blocks_change_nothing_but_rounding(monkeypatch):
 
 
 @pytest.mark.parametrize("keys", KINDS[:2], ids=["siren", "cnn"])
-def test_network_is_fitted_to_the_initial_model_with_the_same_weights_each_time(keys):
+def test_fit_to_the_initial_model_is_reproducible(keys):
     networks = [represent(keys, (12, 30), fit=fit) for fit in (1, 300, 300)]
     first, last, again = (network.fit() for network in networks)
     errors = [
@@ -145,7 +145,7 @@ def test_network_is_fitted_to_the_initial_model_with_the_same_weights_each_time(
     assert all(torch.equal(last[name], again[name]) for name in last.arrays)
 
 
-def test_another_seed_gives_other_weights_and_leaves_torchs_own_draws_alone():
+def test_seed_changes_weights_but_not_the_random_state_of_torch():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)

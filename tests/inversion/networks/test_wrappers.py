@@ -1,7 +1,7 @@
-"""Networks in torch's wrappers for several ranks, whose model our shots are simulated in.
+"""Networks in torch's wrappers for several ranks, together with distributed shots.
 
-As docs/networks.md has it: the gradient with respect to the model is the same on every rank, and
-each takes its own part of the coordinates through the network.
+As in docs/networks.md, the gradient with respect to the model is the same on every rank, and each
+rank evaluates the network at a part of the coordinates.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ with hpcfwi.launch() as context:
 
 
 def make_network():
-    """Of double precision, and the same each time."""
+    """Return a network in double precision with the same weights each time."""
     torch.manual_seed(3)
     return Siren(GRID.shape, 1, width=12, omega=8.0).double()
 
@@ -73,7 +73,7 @@ def make_shots():
 
 
 def step(network, optimizer, shots, context):
-    """One step of the weights, each rank with its share of the points; the model before it."""
+    """Update the weights, each rank by a part of the points, and return the model before."""
     axes = [torch.linspace(-1.0, 1.0, n, dtype=torch.float64) for n in GRID.shape]
     points = torch.cartesian_prod(*axes)
     mine = slice(context.rank, None, context.size)
@@ -91,12 +91,12 @@ def step(network, optimizer, shots, context):
 
 
 @pytest.mark.parametrize("n", [3])
-def test_replicas_and_shards_of_a_network_take_the_steps_of_one_process(n):
+def test_replicas_and_shards_of_a_network_take_steps_of_one_process(n):
     done = run_ranks(n, RANKS, warm=("torch._dynamo",))
     assert done.returncode == 0, done.stderr
-    told = {name: words for name, *words in map(str.split, done.stdout.splitlines())}
-    assert set(told) == {"replicate", "shard_the_optimizer", "shard"}
-    assert all(words[:2] == ["True", "True"] for words in told.values()), told
+    printed = {name: words for name, *words in map(str.split, done.stdout.splitlines())}
+    assert set(printed) == {"replicate", "shard_the_optimizer", "shard"}
+    assert all(words[:2] == ["True", "True"] for words in printed.values()), printed
     whole = sum(p.numel() for p in make_network().parameters())
-    assert int(told["replicate"][2]) == whole
-    assert whole / n <= int(told["shard"][2]) <= whole / n + 16
+    assert int(printed["replicate"][2]) == whole
+    assert whole / n <= int(printed["shard"][2]) <= whole / n + 16

@@ -1,6 +1,6 @@
-"""Models that go through a denoiser between updates.
+"""Inversions whose models are denoised between updates.
 
-On several ranks they are in `tests.run.test_ranks`.
+`tests.run.test_ranks` tests them on several ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
-from tests.inversion.denoisers.own import mix
-from tests.inversion.examples import WATER, write_input, write_volume
+from tests.inversion.examples import WATER, true_volume, write_input, write_volume
+from tests.inversion.optimizers.own_denoisers import mix
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-OWN = "tests.inversion.denoisers.own:"
+OWN = "tests.inversion.optimizers.own_denoisers:"
 
 
 def vp(run):
@@ -29,7 +29,7 @@ def vp(run):
 
 
 class Stepping:
-    """An optimiser that adds 10 to all cells, and counts."""
+    """An optimizer that adds 10 to all cells, and counts its steps."""
 
     def __init__(self):
         self.count = 0
@@ -46,7 +46,7 @@ class Stepping:
 
 
 def wrap(denoiser, bounds=None, **keys):
-    """An optimiser of a noisy model whose first row is kept, and that model."""
+    """Return an optimizer of a noisy model whose first row is fixed, and the model."""
     grid = Grid((9, 11), (10.0, 10.0), (0.0, 0.0))
     values = 2000.0 + 100.0 * torch.rand(grid.shape, generator=torch.Generator().manual_seed(1))
     model = Model(grid, {"vp": values})
@@ -58,7 +58,7 @@ def wrap(denoiser, bounds=None, **keys):
 
 
 @pytest.mark.parametrize("bounds", [None, {"vp": (1500.0, 4500.0)}])
-def test_a_step_ends_with_what_the_denoiser_makes_of_the_model_between_0_and_1(bounds):
+def test_step_ends_with_denoiser_of_model_scaled_between_0_and_1(bounds):
     seen = []
 
     def denoise(images, strength):
@@ -76,7 +76,7 @@ def test_a_step_ends_with_what_the_denoiser_makes_of_the_model_between_0_and_1(b
     assert torch.allclose(found["vp"], expected, rtol=1e-6)
 
 
-def test_every_so_many_steps_and_no_others_also_when_it_goes_on_in_between():
+def test_denoiser_runs_at_given_interval_also_after_a_restart():
     calls = []
     optimizer, model = wrap(lambda images, _: calls.append(1) or images, every=3)
     for _ in range(2):
@@ -89,14 +89,14 @@ def test_every_so_many_steps_and_no_others_also_when_it_goes_on_in_between():
     assert other.state() == {"steps": 3, "optimizer": {"count": 3}}
 
 
-def test_a_model_that_is_the_same_everywhere_has_a_scale_too():
+def test_constant_model_can_be_denoised():
     optimizer, model = wrap(mix)
     even = model.map(torch.full_like, Model(model.grid, {"vp": 1990.0}))
     found, _ = optimizer.step(even, lambda model: model)
     assert torch.allclose(found["vp"][1:], torch.tensor(2000.0))
 
 
-def test_the_bits_do_not_depend_on_the_threads():
+def test_denoiser_runs_with_one_thread():
     def look(images, _):
         assert torch.get_num_threads() == 1
         return images
@@ -111,7 +111,7 @@ def test_the_bits_do_not_depend_on_the_threads():
 
 
 @pytest.mark.parametrize("name", ["tv", "nlm", OWN + "mix"])
-def test_an_inversion_with_a_prior_goes_on_to_the_bit_and_keeps_its_water(name, hpcfwi, tmp_path):
+def test_inversion_with_denoiser_continues_to_the_bit_and_keeps_water(name, hpcfwi, tmp_path):
     prior = {"denoiser": name, "strength": 0.05, "every": 2, "patch": 24, "overlap": 8}
     keys = {"inversion.prior": prior, "inversion.epochs": 4, "inversion.bounds": [1400.0, 3200.0]}
     path = write_input(tmp_path, keys)
@@ -132,7 +132,7 @@ def test_an_inversion_with_a_prior_goes_on_to_the_bit_and_keeps_its_water(name, 
     assert (vp(tmp_path / "whole")[:rows] == 1500.0).all()
 
 
-def test_tiles_of_a_local_denoiser_give_the_bits_of_the_whole(hpcfwi, tmp_path):
+def test_tiles_of_a_local_denoiser_give_bits_of_whole_model(hpcfwi, tmp_path):
     runs = []
     for name, keys in (("whole", {}), ("tiles", {"patch": 7, "overlap": 2})):
         prior = {"denoiser": OWN + "mix", "strength": 0.3, **keys}
@@ -142,13 +142,20 @@ def test_tiles_of_a_local_denoiser_give_the_bits_of_the_whole(hpcfwi, tmp_path):
     np.testing.assert_array_equal(*runs)
 
 
-def test_a_volume_has_three_axes(hpcfwi, tmp_path):
+def test_denoiser_makes_inverted_volume_smoother(hpcfwi, tmp_path):
     prior = {"denoiser": "tv", "strength": 0.02, "patch": 8, "overlap": 2}
     path = write_volume(tmp_path, {"inversion.prior": prior, "inversion.epochs": 1})
     assert hpcfwi("run", path) == 0
+    plain = write_volume(tmp_path, {"inversion.epochs": 1})
+    assert hpcfwi("run", plain, "--output", tmp_path / "plain") == 0
+    found, other = vp(tmp_path / "run"), vp(tmp_path / "plain")
+    water = true_volume()["vp"] == 1500.0
+    np.testing.assert_array_equal(found[water], 1500.0)
+    roughness = [np.abs(np.diff(model, axis=1)).sum() for model in (found, other)]
+    assert roughness[0] < roughness[1]
 
 
-def test_values_that_are_not_finite_end_the_run_with_the_denoisers_name(hpcfwi, tmp_path, capsys):
+def test_nonfinite_values_of_a_denoiser_end_the_run_with_its_name(hpcfwi, tmp_path, capsys):
     prior = {"denoiser": OWN + "lose", "strength": 0.1}
     assert hpcfwi("run", write_input(tmp_path, {"inversion.prior": prior})) == 1
     assert OWN + "lose" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""L-BFGS and conjugate gradients: what theory says of them, within limits and from a state."""
+"""L-BFGS and conjugate gradients: convergence, limits, and continuation from a state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcfwi.inversion.optimizers.line_search import LBFGS, TRIES, ConjugateGradi
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
-from hpcfwi.parallel.shards import LINE, WHOLE, Slab, Slabs
+from hpcfwi.parallel.shards import LINE, WHOLE, Shard, Shards
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from tests.parallel.together import on_ranks
 
@@ -36,9 +36,9 @@ def model_of(values):
 
 
 class Descending:
-    """A model and the optimiser that makes a function of its values smaller.
+    """A model and an optimizer that minimizes a function of its values.
 
-    function(values) is a value and its gradient, of a NumPy array (n,); weights (n,): the
+    function(values) returns a value and its gradient, for a NumPy array (n,); weights (n,): the
     preconditioner.
     """
 
@@ -67,8 +67,8 @@ class Descending:
             return gradient
         return gradient.map(lambda array: array * self.weights.to(array.dtype))
 
-    def asks(self):
-        """What the optimiser asks."""
+    def make_evaluate(self):
+        """Return the callable that the optimizer evaluates."""
 
         def evaluate(model):
             return self.evaluate(model)
@@ -80,7 +80,7 @@ class Descending:
         evaluation = None
         for _ in range(n):
             before = self.model
-            self.model, evaluation = self.optimizer.step(before, self.asks())
+            self.model, evaluation = self.optimizer.step(before, self.make_evaluate())
         return evaluation
 
     def loss(self):
@@ -88,7 +88,7 @@ class Descending:
 
 
 def quadratic(spectrum, seed=0):
-    """Half the squared distance from a minimum of 2000 and a bit, weighted by a spectrum."""
+    """Return a quadratic with eigenvalues `spectrum`, and its minimum near 2000."""
     n, generator = len(spectrum), np.random.default_rng(seed)
     axes = np.linalg.qr(generator.normal(size=(n, n)))[0]
     matrix, minimum = axes @ np.diag(spectrum) @ axes.T, 2000.0 + generator.normal(size=n)
@@ -101,15 +101,13 @@ def quadratic(spectrum, seed=0):
 
 
 def shifted_rosenbrock(x):
-    """Rosenbrock's function, whose minimum is where all values are 11."""
+    """Return Rosenbrock's function with its minimum at 11 for all values, and its gradient."""
     return rosen(x - 10.0), rosen_der(x - 10.0)
 
 
 @BOTH
 @pytest.mark.parametrize("distinct", [2, 4, 8])
-def test_on_a_quadratic_exact_searches_take_as_many_steps_as_there_are_eigenvalues(
-    method, distinct, monkeypatch
-):
+def test_steps_on_a_quadratic_are_as_many_as_its_eigenvalues(method, distinct, monkeypatch):
     """Theorem 5.4 of Nocedal and Wright; L-BFGS with exact searches makes the same steps."""
     monkeypatch.setattr("hpcfwi.inversion.optimizers.line_search.LBFGS_CURVATURE", 1e-9)
     monkeypatch.setattr("hpcfwi.inversion.optimizers.line_search.NCG_CURVATURE", 1e-9)
@@ -123,12 +121,12 @@ def test_on_a_quadratic_exact_searches_take_as_many_steps_as_there_are_eigenvalu
         losses.append(descending.loss() / first)
     assert losses[-1] < 1e-15
     assert min(losses[:-1]) > 1e-8
-    # Each step evaluates where it begins, a first try and the lowest point; it may take more at
-    # the first, which knows no scale, and at the last, where the decrease is that of rounding.
+    # Each step evaluates its start, a first trial and the lowest point. The first step, which has
+    # no scale yet, and the last, whose decrease is that of rounding, may take more.
     assert len(descending.asked) <= 3 * distinct + 4
 
 
-def test_rosenbrock_takes_about_the_evaluations_of_scipys():
+def test_lbfgs_on_rosenbrock_takes_about_as_many_evaluations_as_scipy():
     initial = np.tile([8.8, 11.0], 5)
     theirs = minimize(
         shifted_rosenbrock, initial, jac=True, method="L-BFGS-B",
@@ -141,26 +139,26 @@ def test_rosenbrock_takes_about_the_evaluations_of_scipys():
         steps += 1
         assert steps < 500
     np.testing.assert_allclose(ours.values, theirs.x, atol=1e-6)
-    # Where a step begins is evaluated once more than SciPy does
+    # Unlike SciPy, each step evaluates its start once more
     assert len(ours.asked) - steps < 1.3 * theirs.nfev
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_rosenbrock_comes_to_its_minimum(make):
+def test_every_method_finds_minimum_of_rosenbrock(make):
     descending = Descending(make, shifted_rosenbrock, np.tile([8.8, 11.0], 2))
     losses = [descending.loss()]
     for _ in range(150):
         descending.step()
         losses.append(descending.loss())
     assert losses == sorted(losses, reverse=True)
-    # Conjugate directions want better searches than backtracking, with which they are slow.
+    # Conjugate directions are slow with backtracking, since they need better searches.
     slow = make is METHODS[-1]
     assert losses[-1] < (1e-2 if slow else 1e-10) * losses[0]
 
 
 @settings(max_examples=40)
 @given(st.sampled_from(METHODS), st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e6]))
-def test_fixed_cells_are_kept_to_the_bit_and_the_rest_within_bounds(make, seed, scale):
+def test_fixed_cells_keep_their_bits_and_others_stay_within_bounds(make, seed, scale):
     initial = np.random.default_rng(seed).uniform(1999.0, 2001.0, 12).astype(np.float32)
     function, _ = quadratic(scale * np.geomspace(1.0, 100.0, 12), seed)
     descending = Descending(make, function, initial, fixed=[0, 5], bounds=(1999.0, 2001.0))
@@ -175,7 +173,7 @@ def test_fixed_cells_are_kept_to_the_bit_and_the_rest_within_bounds(make, seed, 
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_within_bounds_it_comes_to_scipys_minimum(make):
+def test_minimum_within_bounds_matches_scipy(make):
     function, _ = quadratic(np.geomspace(1.0, 30.0, 8), seed=4)
     bounds = (1999.8, 2000.3)
     descending = Descending(make, function, np.full(8, 2000.0), bounds=bounds)
@@ -188,8 +186,8 @@ def test_within_bounds_it_comes_to_scipys_minimum(make):
     np.testing.assert_allclose(descending.values, theirs.x, atol=1e-5)
 
 
-def test_cells_at_their_bounds_do_not_spoil_what_the_others_have_shown():
-    """With the whole gradient's change in its pairs L-BFGS takes ten times as many evaluations."""
+def test_cells_at_bounds_do_not_slow_down_lbfgs():
+    """L-BFGS would take ten times as many evaluations with the whole gradient in its pairs."""
     function, _ = quadratic(np.geomspace(1.0, 300.0, 40))
     bounds = (1999.5, 2000.5)
     theirs = minimize(
@@ -205,7 +203,7 @@ def test_cells_at_their_bounds_do_not_spoil_what_the_others_have_shown():
 
 @pytest.mark.parametrize("make", METHODS)
 @pytest.mark.parametrize("done", [0, 1, 7])
-def test_from_a_checkpoint_the_steps_go_on_to_the_bit(make, done, tmp_path):
+def test_steps_continue_from_a_checkpoint_to_the_bit(make, done, tmp_path):
     initial = np.random.default_rng(3).uniform(1500.0, 2500.0, 12).astype(np.float32)
     function, _ = quadratic(np.geomspace(1e-3, 10.0, 12))
     whole, continued = (Descending(make, function, initial, fixed=[2]) for _ in range(2))
@@ -214,7 +212,7 @@ def test_from_a_checkpoint_the_steps_go_on_to_the_bit(make, done, tmp_path):
     before = deepcopy(whole.optimizer.state())
     _, table = load_latest_checkpoint(tmp_path)
     continued.model = whole.model
-    continued.optimizer.step(whole.model, continued.asks())  # to be forgotten
+    continued.optimizer.step(whole.model, continued.make_evaluate())  # is undone by restore
     continued.optimizer.restore(table["optimizer"])
     whole.step(3)
     continued.step(3)
@@ -224,34 +222,34 @@ def test_from_a_checkpoint_the_steps_go_on_to_the_bit(make, done, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_with_its_pairs_in_slabs_lbfgs_takes_the_same_steps_to_the_bit(size):
+def test_lbfgs_with_sharded_pairs_takes_same_steps_to_the_bit(size):
     n, memory, epochs = 300, 4, 7
     initial = np.random.default_rng(3).uniform(1500.0, 2500.0, n).astype(np.float32)
     function, _ = quadratic(np.geomspace(1e-3, 10.0, n))
 
-    def descend(slabs):
+    def descend(shards):
         def make(*given):
-            return LBFGS(*given, slabs, step=10.0, memory=memory)
+            return LBFGS(*given, shards, step=10.0, memory=memory)
 
         descending = Descending(make, function, initial)
-        for _ in range(epochs):  # as from epoch to epoch, and after a death
+        for _ in range(epochs):  # restored after each step, as after the loss of a rank
             descending.step()
             descending.optimizer.restore(descending.optimizer.state())
         return descending
 
     whole = descend(WHOLE)
-    for found in on_ranks(size, lambda context: descend(Slabs(context))):
+    for found in on_ranks(size, lambda context: descend(Shards(context))):
         np.testing.assert_array_equal(found.values, whole.values)
         pairs = found.optimizer.state()["pairs"]
         assert len(pairs) == memory
         for kept in (part["vp"] for pair in pairs for part in pair):
-            slab = kept.values if isinstance(kept, Slab) else kept
-            assert slab.untyped_storage().nbytes() <= 4 * (n / size + LINE)
-        assert found.optimizer.price(1).remembered == 2 * memory * 4
+            shard = kept.values if isinstance(kept, Shard) else kept
+            assert shard.untyped_storage().nbytes() <= 4 * (n / size + LINE)
+        assert found.optimizer.cost(1).remembered == 2 * memory * 4
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_the_largest_change_that_the_first_step_tries_is_the_one_asked_for(make):
+def test_first_trial_step_changes_the_model_by_at_most_the_given_step(make):
     function, minimum = quadratic(np.geomspace(1e-12, 1e-10, 8))
     descending = Descending(make, function, minimum + 1000.0)
     descending.step()
@@ -261,9 +259,9 @@ def test_the_largest_change_that_the_first_step_tries_is_the_one_asked_for(make)
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_where_nothing_is_better_the_model_stays_and_says_so_once(make, caplog):
+def test_model_stays_and_is_reported_once_if_search_finds_nothing_better(make, caplog):
     def misled(x):
-        """Uphill whichever way the gradient says."""
+        """Return a wrong gradient, along which no step is downhill."""
         return np.abs(x - 2000.0).sum(), np.ones(8)
 
     descending = Descending(make, misled, np.full(8, 2000.0))
@@ -272,11 +270,11 @@ def test_where_nothing_is_better_the_model_stays_and_says_so_once(make, caplog):
     assert descending.model is descending.initial
     assert evaluation.loss == 0.0
     assert len(descending.asked) == 2 * (1 + TRIES)
-    assert caplog.text.count("the model stays as it is") == 1
+    assert caplog.text.count("the model does not change") == 1
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_after_a_failed_search_it_begins_anew_straight_downhill(make):
+def test_failed_search_is_followed_by_steepest_descent(make):
     function, minimum = quadratic(np.geomspace(1.0, 10.0, 8))
     other, _ = quadratic(np.geomspace(1.0, 10.0, 8), seed=1)
     descending = Descending(make, function, minimum + 1000.0)
@@ -284,7 +282,7 @@ def test_after_a_failed_search_it_begins_anew_straight_downhill(make):
     before = len(descending.asked)
 
     def misled(x):
-        """Of the first search nothing is good."""
+        """Return infinite values for all trials of the first search."""
         tried = len(descending.asked) - before
         value, gradient = other(x)
         return np.inf if 2 <= tried <= 1 + TRIES else value, gradient
@@ -292,16 +290,18 @@ def test_after_a_failed_search_it_begins_anew_straight_downhill(make):
     descending.function = misled
     start = descending.model
     descending.step()
-    anew = descending.asked[before + 1 + TRIES]
+    retried = descending.asked[before + 1 + TRIES]
     gradient = torch.as_tensor(other(start["vp"].numpy().ravel())[1].reshape(2, -1))
-    torch.testing.assert_close((anew - start)["vp"], -10.0 * gradient / gradient.abs().max())
+    torch.testing.assert_close((retried - start)["vp"], -10.0 * gradient / gradient.abs().max())
     assert other(descending.values)[0] < other(start["vp"].numpy().ravel())[0]
-    assert len(descending.optimizer.state().get("pairs", [None])) == 1, "all else is forgotten"
+    assert len(descending.optimizer.state().get("pairs", [None])) == 1, (
+        "earlier pairs are discarded"
+    )
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_models_that_cannot_be_or_lose_shots_are_no_better(make):
-    """The parabola is lowest below 0, where no wave has a speed, and shots fail on the way."""
+def test_search_rejects_invalid_models_and_models_that_lose_shots(make):
+    """The minimum is at negative speeds, which are invalid, and shots fail on the way to it."""
     descending = Descending(
         make, lambda x: (0.5 * ((x + 5.0) ** 2).sum(), x + 5.0), np.full(8, 9.0)
     )
@@ -316,14 +316,14 @@ def test_models_that_cannot_be_or_lose_shots_are_no_better(make):
     assert 4.0 <= descending.values.min() < 9.0
 
 
-def test_a_step_that_shows_no_curvature_is_not_learnt_from():
+def test_lbfgs_ignores_steps_without_positive_curvature():
     descending = Descending(partial(LBFGS, step=1.0, search="backtracking"),
                             lambda x: (-0.5 * (x**2).sum(), -x), np.full(8, 9.0))  # fmt: skip
     descending.step(3)
     assert not descending.optimizer.state()["pairs"]
 
 
-def test_lbfgs_stores_as_many_steps_as_its_memory_says():
+def test_lbfgs_stores_as_many_steps_as_its_memory():
     function, minimum = quadratic(np.geomspace(1e-4, 10.0, 12))
     descending = Descending(partial(LBFGS, step=1.0, memory=3), function, minimum + 100.0)
     descending.step(6)
@@ -347,7 +347,7 @@ def test_scalar_products_have_the_same_bits_with_any_number_of_threads():
 
 
 def stretched(spectrum):
-    """A quadratic with its axes along those of the model, and what makes a sphere of it."""
+    """Return a quadratic with a diagonal matrix, and the inverse of its diagonal."""
     spectrum = np.asarray(spectrum)
 
     def function(x):
@@ -357,7 +357,7 @@ def stretched(spectrum):
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_a_preconditioner_that_is_the_inverse_of_the_curvature_leads_straight_to_the_minimum(make):
+def test_inverse_curvature_as_preconditioner_leads_straight_to_minimum(make):
     function, weights = stretched(np.logspace(0, 4, 8))
     straight = Descending(make, function, np.full(8, 2020.0), weights=weights)
     straight.step(3)
@@ -368,14 +368,14 @@ def test_a_preconditioner_that_is_the_inverse_of_the_curvature_leads_straight_to
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_a_preconditioner_spreads_nothing_to_cells_that_are_kept_nor_from_them(make):
+def test_preconditioner_does_not_mix_fixed_and_free_cells(make):
     function, _ = stretched(np.ones(8))
     initial = np.where(np.isin(np.arange(8), [0, 5]), 1000.0, 2020.0)
     descending = Descending(make, function, initial, fixed=[0, 5])
     mean = partial(torch.mean, dim=(0, 1), keepdim=True)
     descending.precondition = lambda g: g.map(lambda a: 0.5 * a + 0.5 * mean(a).expand(a.shape))
     seen = descending.step()
-    assert seen.gradient["vp"][0, 0] > 0.0, "as it was preconditioned"
+    assert seen.gradient["vp"][0, 0] > 0.0, "gradient after preconditioning"
     descending.step(3)
     assert descending.values[[0, 5]].tolist() == [1000.0, 1000.0]
     np.testing.assert_allclose(np.delete(descending.values, [0, 5]), 2000.0, atol=0.1)

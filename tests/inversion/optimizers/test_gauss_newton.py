@@ -1,4 +1,4 @@
-"""Truncated Gauss-Newton: what theory says of it, within limits and from a state."""
+"""Truncated Gauss-Newton: convergence, limits, and continuation from a state."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MAKE = partial(GaussNewton, step=10.0)
 
 
 class Solving(Descending):
-    """A model and the optimiser that makes a function smaller, of which curvatures are known too.
+    """A model and an optimizer that minimizes a function with known curvature.
 
-    matrix(values): of the products, (n, n).
+    matrix(values): the matrix (n, n) of the products.
     """
 
     def __init__(self, make, function, matrix, initial, **limits):
         super().__init__(make, function, initial, **limits)
         self.matrix, self.products = matrix, []
 
-    def asks(self):
-        evaluate = super().asks()
+    def make_evaluate(self):
+        evaluate = super().make_evaluate()
         evaluate.product = self.product
         return evaluate
 
@@ -51,7 +51,7 @@ def solve_quadratic(make, spectrum, initial, seed=0, **limits):
 
 
 def rosenbrock(x):
-    """As a sum of squares, whose minimum is where all values are 11."""
+    """Return residuals of Rosenbrock's function, with its minimum at 11, and their Jacobian."""
     a, b = x[::2] - 10.0, x[1::2] - 10.0
     residuals = np.concatenate([10.0 * (b - a**2), 1.0 - a])
     jacobian = np.zeros((len(x), len(x)))
@@ -75,10 +75,8 @@ def solve_rosenbrock(make, initial):
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 4, 8])
-def test_on_a_quadratic_one_step_has_as_many_products_as_there_are_eigenvalues(
-    distinct, monkeypatch
-):
-    """Theorem 5.4 of Nocedal and Wright, and the whole step is taken."""
+def test_products_on_a_quadratic_are_as_many_as_its_eigenvalues(distinct, monkeypatch):
+    """Theorem 5.4 of Nocedal and Wright; the full step is taken."""
     monkeypatch.setattr(gauss_newton, "FORCING", 1e-10)
     spectrum = np.repeat(np.linspace(1.0, 20.0, distinct), 8 // distinct)
     solving = solve_quadratic(
@@ -91,7 +89,7 @@ def test_on_a_quadratic_one_step_has_as_many_products_as_there_are_eigenvalues(
     assert len(solving.asked) == 2
 
 
-def test_the_step_solves_the_damped_equation(monkeypatch):
+def test_step_solves_the_damped_equation(monkeypatch):
     monkeypatch.setattr(gauss_newton, "FORCING", 1e-12)
     solving = solve_quadratic(
         partial(MAKE, inner=50, damping=0.3), np.geomspace(1.0, 9.0, 8), lambda m: m + 1.0
@@ -104,8 +102,8 @@ def test_the_step_solves_the_damped_equation(monkeypatch):
     np.testing.assert_allclose(solving.values, expected, atol=1e-9)
 
 
-def test_where_residuals_vanish_it_converges_faster_and_faster():
-    """Superlinearly, as forcing terms go to zero (Dembo, Eisenstat and Steihaug 1982)."""
+def test_convergence_is_superlinear_for_vanishing_residuals():
+    """Forcing terms go to zero (Dembo, Eisenstat and Steihaug 1982)."""
     solving = solve_rosenbrock(partial(MAKE, inner=50), np.tile([10.8, 10.7], 5))
     losses = [solving.loss()]
     while losses[-1] > 1e-24 and len(losses) < 40:
@@ -121,7 +119,7 @@ def test_where_residuals_vanish_it_converges_faster_and_faster():
 
 @settings(max_examples=40)
 @given(st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e6]), st.sampled_from([0.0, 0.1]))
-def test_fixed_cells_are_kept_to_the_bit_and_the_rest_within_bounds(seed, scale, damping):
+def test_fixed_cells_keep_their_bits_and_others_stay_within_bounds(seed, scale, damping):
     initial = np.random.default_rng(seed).uniform(1999.0, 2001.0, 12).astype(np.float32)
     solving = solve_quadratic(
         partial(MAKE, damping=damping), scale * np.geomspace(1.0, 100.0, 12), lambda _: initial,
@@ -139,7 +137,7 @@ def test_fixed_cells_are_kept_to_the_bit_and_the_rest_within_bounds(seed, scale,
         assert not direction["vp"].numpy().ravel()[[0, 5]].any()
 
 
-def test_within_bounds_it_comes_to_scipys_minimum():
+def test_minimum_within_bounds_matches_scipy():
     bounds = (1999.8, 2000.3)
     solving = solve_quadratic(
         MAKE, np.geomspace(1.0, 30.0, 8), lambda _: np.full(8, 2000.0), seed=4, bounds=bounds
@@ -154,7 +152,7 @@ def test_within_bounds_it_comes_to_scipys_minimum():
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])
-def test_from_a_checkpoint_the_steps_go_on_to_the_bit(done, tmp_path):
+def test_steps_continue_from_a_checkpoint_to_the_bit(done, tmp_path):
     initial = np.tile([8.8, 11.0], 6).astype(np.float32)
     whole, continued = (solve_rosenbrock(partial(MAKE, inner=3), initial) for _ in range(2))
     whole.step(done)
@@ -162,7 +160,7 @@ def test_from_a_checkpoint_the_steps_go_on_to_the_bit(done, tmp_path):
     before = deepcopy(whole.optimizer.state())
     _, table = load_latest_checkpoint(tmp_path)
     continued.model = whole.model
-    continued.optimizer.step(whole.model, continued.asks())  # to be forgotten
+    continued.optimizer.step(whole.model, continued.make_evaluate())  # is undone by restore
     continued.optimizer.restore(table["optimizer"])
     whole.step(3)
     continued.step(3)
@@ -171,7 +169,7 @@ def test_from_a_checkpoint_the_steps_go_on_to_the_bit(done, tmp_path):
     assert str(before) == str(table["optimizer"]), "a state is a copy"
 
 
-def test_there_are_at_most_so_many_products_of_so_many_shots(monkeypatch):
+def test_inner_and_sample_limit_products_and_their_shots(monkeypatch):
     monkeypatch.setattr(gauss_newton, "FORCING", 1e-12)
     solving = solve_quadratic(
         partial(MAKE, inner=3, sample=7), np.geomspace(1.0, 1e4, 12), lambda m: m + 1.0
@@ -180,13 +178,13 @@ def test_there_are_at_most_so_many_products_of_so_many_shots(monkeypatch):
     assert [shots for *_, shots in solving.products] == [7, 7, 7]
 
 
-def test_where_curvature_holds_it_solves_more_exactly_and_else_less():
+def test_forcing_falls_if_the_quadratic_model_holds_and_rises_if_not():
     solving = solve_quadratic(MAKE, np.geomspace(1.0, 30.0, 8), lambda m: m + 1.0)
     forcing = []
     for _ in range(4):
         forcing.append(solving.optimizer.state()["forcing"])
         solving.step()
-    # A safeguard lets it fall no faster than this, down to a tenth
+    # A safeguard limits how fast it falls, until it is below a tenth
     np.testing.assert_allclose(forcing[:3], [0.5 ** (gauss_newton.GOLDEN**k) for k in range(3)])
     assert forcing[3] < 1e-6
     solving = solve_quadratic(MAKE, np.geomspace(1.0, 30.0, 8), lambda m: m + 1.0)
@@ -197,7 +195,7 @@ def test_where_curvature_holds_it_solves_more_exactly_and_else_less():
     assert solving.optimizer.state()["forcing"] == pytest.approx(off)
 
 
-def test_at_a_negative_curvature_it_goes_straight_downhill():
+def test_step_is_steepest_descent_at_negative_curvature():
     solving = solve_quadratic(MAKE, np.geomspace(1e-12, 1e-10, 8), lambda m: m + 1000.0)
     solving.matrix = lambda _: -np.eye(8)
     solving.step()
@@ -209,7 +207,7 @@ def test_at_a_negative_curvature_it_goes_straight_downhill():
     )
 
 
-def test_a_negative_curvature_further_on_ends_the_sum():
+def test_later_negative_curvature_ends_the_inner_iteration():
     solving = solve_quadratic(MAKE, np.linspace(1.0, 2.0, 8), lambda m: m + 1.0)
     gradient = solving.function(solving.values)[1]
     matrix = np.diag([2.0, *[0.0] * 7]) - 0.1 * np.eye(8)
@@ -221,14 +219,14 @@ def test_a_negative_curvature_further_on_ends_the_sum():
     np.testing.assert_allclose(change, -share * gradient, rtol=1e-9)
 
 
-def test_where_the_gradient_is_zero_nothing_is_multiplied():
+def test_zero_gradient_needs_no_products():
     solving = solve_quadratic(MAKE, np.ones(8), lambda m: m)
     solving.step()
     assert not solving.products
     assert solving.model is solving.initial
 
 
-def test_with_the_inverse_of_the_curvature_for_a_preconditioner_one_product_is_enough():
+def test_inverse_curvature_as_preconditioner_needs_one_product():
     spectrum = np.logspace(0, 4, 8)
     function, weights = stretched(spectrum)
     values, matrix = np.full(8, 2020.0), np.diag(spectrum)

@@ -1,6 +1,6 @@
-"""Inversions with searches along a line: what they cost, and the same bits when they go on.
+"""Inversions with line searches: their number of simulations, and their continuation.
 
-On several ranks they are in `tests.run.test_ranks`, with all that starts ranks.
+`tests.run.test_ranks` tests them on several ranks.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def invert(hpcfwi, folder, changes):
     return history(folder / "run")
 
 
-def test_after_as_many_simulations_the_misfit_is_less_than_adams(hpcfwi, tmp_path):
-    """A loss is that of the model before the step, to which all simulations before have led."""
+def test_line_search_methods_beat_adam_after_as_many_simulations(hpcfwi, tmp_path):
+    """A loss is that of the model before the step, after the simulations of earlier steps."""
     adam = {**ALL, "inversion.optimizer": ADAM, "inversion.epochs": 14}
     *_, before, last = invert(hpcfwi, tmp_path / "adam", adam)
     for name, epochs in (("lbfgs", 6), ("ncg", 6), ("gauss-newton", 3)):
@@ -59,8 +59,8 @@ def test_after_as_many_simulations_the_misfit_is_less_than_adams(hpcfwi, tmp_pat
 
 
 @pytest.mark.long
-def test_of_the_first_try_they_need_fewer_simulations_to_where_adam_ends(hpcfwi, tmp_path):
-    """All its shots in each epoch. A loss is that of the model before an epoch's step."""
+def test_line_search_methods_need_fewer_simulations_on_small_input(hpcfwi, tmp_path):
+    """Each epoch has all shots of inputs/small.toml. A loss is that before the epoch's step."""
 
     def run(optimizer, epochs):
         folder = tmp_path / optimizer["name"]
@@ -80,7 +80,7 @@ def test_of_the_first_try_they_need_fewer_simulations_to_where_adam_ends(hpcfwi,
         assert found[at - 1]["simulations"] < before["simulations"]
 
 
-def test_looking_at_an_epoch_changes_nothing_but_what_it_costs(hpcfwi, tmp_path):
+def test_figures_of_an_epoch_change_only_the_number_of_simulations(hpcfwi, tmp_path):
     often = invert(hpcfwi, tmp_path / "often", changes("lbfgs", 3, **{"output.every": 1}))
     seldom = invert(hpcfwi, tmp_path / "seldom", changes("lbfgs", 3))
     assert often[-1]["simulations"] > seldom[-1]["simulations"]
@@ -88,7 +88,7 @@ def test_looking_at_an_epoch_changes_nothing_but_what_it_costs(hpcfwi, tmp_path)
 
 
 @EACH
-def test_every_simulation_counts_and_is_told(name, hpcfwi, tmp_path, monkeypatch):
+def test_every_simulation_is_counted_and_logged(name, hpcfwi, tmp_path, monkeypatch):
     simulate, simulated = objective.evaluate_shots, []
 
     def counting(model, survey, *others, direction, **keys):
@@ -105,9 +105,7 @@ def test_every_simulation_counts_and_is_told(name, hpcfwi, tmp_path, monkeypatch
     assert all(f"({each} simulations, compute" in log for each in took if each > N_SHOTS)
 
 
-def test_where_shots_stay_the_same_the_end_of_a_search_is_the_beginning_of_the_next(
-    hpcfwi, tmp_path
-):
+def test_search_reuses_last_evaluation_if_shots_stay_the_same(hpcfwi, tmp_path):
     *_, last = invert(hpcfwi, tmp_path, changes("lbfgs", 4, **{"inversion.sampling": "all"}))
     evaluations = (last["simulations"] - 1) / N_SHOTS
     assert 5 <= evaluations <= 6
@@ -115,8 +113,8 @@ def test_where_shots_stay_the_same_the_end_of_a_search_is_the_beginning_of_the_n
 
 @pytest.mark.parametrize("shots", [N_SHOTS, long_form(3)])
 @EACH
-def test_a_run_that_was_stopped_goes_on_to_the_bit(name, shots, hpcfwi, tmp_path):
-    # An epoch that is looked at is simulated for that: the second and the last of both runs
+def test_line_search_run_continues_to_the_bit(name, shots, hpcfwi, tmp_path):
+    # Figures take simulations; both runs draw them after the second and the last epoch
     keys, parts = {"inversion.batch": shots, "output.every": 2}, tmp_path / "parts"
     whole = invert(hpcfwi, tmp_path / "whole", changes(name, 4, **keys))
     invert(hpcfwi, parts, changes(name, 2, **keys))

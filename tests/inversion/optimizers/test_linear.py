@@ -1,4 +1,4 @@
-"""Conjugate gradients on a quadratic: theory's steps, and nothing simulated twice."""
+"""Linear conjugate gradients on a quadratic: convergence, and no repeated simulation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcfwi.inversion.objective import Evaluation, Times
-from hpcfwi.inversion.optimizers.linear import LinearConjugateGradients, weigh_depths
+from hpcfwi.inversion.optimizers.gauss_newton import LinearConjugateGradients, weigh_depths
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 
@@ -27,7 +27,7 @@ def flat(found):
 
 @dataclass
 class Quadratic:
-    """Half of (x - x0)^T A (x - x0), of few different curvatures."""
+    """Half of (x - x0)^T A (x - x0), which records its evaluations."""
 
     matrix: np.ndarray
     least: np.ndarray
@@ -68,7 +68,7 @@ def limits(initial, fixed=None, bounds=None):
 
 
 @pytest.mark.parametrize("curvatures", [[3.0], [1.0, 4.0], [1.0, 2.0, 9.0, 30.0]])
-def test_as_many_steps_as_there_are_curvatures_lead_to_the_least(curvatures):
+def test_steps_to_minimum_are_as_many_as_distinct_curvatures(curvatures):
     problem, x = make_quadratic(curvatures), model(np.full(N, 2000.0))
     optimizer = LinearConjugateGradients(x, limits(x))
     for _ in curvatures:
@@ -79,8 +79,8 @@ def test_as_many_steps_as_there_are_curvatures_lead_to_the_least(curvatures):
 
 
 @dataclass
-class Remembering(Quadratic):
-    """Which knows the directions that it was asked for."""
+class RecordingQuadratic(Quadratic):
+    """A quadratic that records the directions of products."""
 
     directions: list[np.ndarray] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class Remembering(Quadratic):
         return super().product(_, direction, shots)
 
 
-def test_depths_are_weighed_by_how_little_a_change_has_bent_the_misfit_there():
+def test_depth_weights_are_inverse_to_curvature():
     random = np.random.default_rng(2)
     change = torch.from_numpy(random.normal(size=(300, 400)))
     curvature = np.exp(-np.arange(300) / 60.0)
@@ -102,17 +102,17 @@ def test_depths_are_weighed_by_how_little_a_change_has_bent_the_misfit_there():
 
 
 @pytest.mark.parametrize("bend", [0.0, -1.0])
-def test_where_nothing_is_bent_depths_are_alike(bend):
+def test_depth_weights_are_equal_without_positive_curvature(bend):
     change = torch.ones((3, 4))
     assert torch.equal(weigh_depths(change, bend * change), torch.ones((3, 1)))
 
 
-def test_depths_are_balanced_from_the_second_step_on_with_conjugate_directions():
+def test_depth_balance_starts_at_second_step_with_conjugate_directions():
     plain = make_quadratic([1.0, 2.0, 9.0, 30.0])
     start = model(np.full(N, 2000.0))
     found = {}
     for balance in (False, True):
-        problem = Remembering(plain.matrix, plain.least)
+        problem = RecordingQuadratic(plain.matrix, plain.least)
         optimizer = LinearConjugateGradients(start, limits(start), balance=balance)
         x, _ = optimizer.step(start, problem)
         left = problem.known[1].gradient
@@ -131,7 +131,7 @@ def test_depths_are_balanced_from_the_second_step_on_with_conjugate_directions()
     assert np.abs(found[False][1] - found[True][1]).max() > 1e-6 * np.abs(found[True][1]).max()
 
 
-def test_with_weights_of_depths_it_ends_at_the_least_too():
+def test_depth_balance_reaches_the_same_minimum():
     problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.linspace(1500.0, 2500.0, N))
     optimizer = LinearConjugateGradients(x, limits(x), balance=True)
     for _ in range(2 * N):
@@ -139,14 +139,14 @@ def test_with_weights_of_depths_it_ends_at_the_least_too():
     np.testing.assert_allclose(flat(x), problem.least, atol=1e-4)
 
 
-def test_what_is_remembered_is_what_would_be_found():
+def test_updated_evaluation_matches_a_new_evaluation():
     problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.full(N, 2000.0))
     x, _ = LinearConjugateGradients(x, limits(x)).step(x, problem)
     known = problem.known[1]
     problem.known = None
-    anew = problem(x)
-    assert known.misfit == pytest.approx(anew.misfit, rel=1e-9)
-    np.testing.assert_allclose(flat(known.gradient), flat(anew.gradient), atol=1e-9)
+    evaluated = problem(x)
+    assert known.misfit == pytest.approx(evaluated.misfit, rel=1e-9)
+    np.testing.assert_allclose(flat(known.gradient), flat(evaluated.gradient), atol=1e-9)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -161,7 +161,7 @@ def test_linear_conjugate_gradients_continue_from_a_checkpoint(steps):
     np.testing.assert_array_equal(flat(found), flat(expected))
 
 
-def test_cells_that_are_kept_stay_and_the_others_find_their_least():
+def test_fixed_cells_stay_and_others_reach_their_minimum():
     problem, x = make_quadratic([1.0, 5.0, 20.0]), model(np.full(N, 2000.0))
     fixed = torch.zeros(GRID.shape, dtype=torch.bool)
     fixed[0] = True
@@ -172,7 +172,7 @@ def test_cells_that_are_kept_stay_and_the_others_find_their_least():
     np.testing.assert_allclose((problem.matrix @ (flat(x) - problem.least))[4:], 0.0, atol=1e-5)
 
 
-def test_where_bounds_cut_a_step_nothing_is_taken_for_known():
+def test_evaluation_is_not_reused_if_bounds_cut_a_step():
     problem, x = make_quadratic([1.0, 5.0]), model(np.full(N, 2000.0))
     optimizer = LinearConjugateGradients(x, limits(x, bounds={"vp": (1999.9, 2000.1)}))
     x, _ = optimizer.step(x, problem)
@@ -180,7 +180,7 @@ def test_where_bounds_cut_a_step_nothing_is_taken_for_known():
     assert flat(x).max() <= 2000.1
 
 
-def test_a_model_that_is_the_least_stays_and_so_does_one_of_which_the_data_say_nothing(caplog):
+def test_model_stays_at_zero_gradient_or_zero_curvature(caplog):
     caplog.set_level("INFO")
     problem = make_quadratic([1.0])
     x = model(problem.least)
@@ -189,4 +189,4 @@ def test_a_model_that_is_the_least_stays_and_so_does_one_of_which_the_data_say_n
     problem.product = lambda *_: model(np.zeros(N))
     other = model(problem.least + 1.0)
     assert LinearConjugateGradients(other, limits(other)).step(other, problem)[0] is other
-    assert "The data say nothing of the direction" in caplog.text
+    assert "The data do not depend on the direction" in caplog.text

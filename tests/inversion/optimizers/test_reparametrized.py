@@ -33,7 +33,7 @@ def losses(run):
     return [entry["loss"] for entry in read_metrics(run / "metrics.jsonl")]
 
 
-def test_the_misfit_falls_and_the_water_stays(hpcfwi, tmp_path):
+def test_inversion_for_weights_reduces_misfit_and_keeps_water(hpcfwi, tmp_path):
     path = write(tmp_path, **ALL, **{"inversion.epochs": 12})
     assert hpcfwi("run", path) == 0
     found = losses(tmp_path / "run")
@@ -64,7 +64,7 @@ def test_inversion_with_a_network_continues_from_a_checkpoint_to_the_bit(
     np.testing.assert_array_equal(vp(tmp_path / "parts"), vp(tmp_path / "whole"))
 
 
-def test_a_checkpoint_holds_the_weights_as_tensors_and_nothing_else(hpcfwi, tmp_path):
+def test_checkpoint_has_only_weights_as_tensors(hpcfwi, tmp_path):
     assert hpcfwi("run", write(tmp_path, **{"inversion.epochs": 2})) == 0
     _, state = load_latest_checkpoint(tmp_path / "run" / "checkpoints")
     weights = state["optimizer"]["weights"]
@@ -76,7 +76,7 @@ def test_a_checkpoint_holds_the_weights_as_tensors_and_nothing_else(hpcfwi, tmp_
     assert all(type(array) is torch.Tensor for array in weights.values())
 
 
-def test_a_stage_begins_with_the_weights_of_the_one_before(hpcfwi, tmp_path):
+def test_stage_begins_with_weights_of_the_previous_stage(hpcfwi, tmp_path):
     stages = [{"inversion": {"epochs": 2}}, {"inversion": {"epochs": 1}}]
     still = {"name": "sgd", "lr": 1e-30}
     path = write(tmp_path, optimizer=still, stage=stages, **ALL)
@@ -91,9 +91,7 @@ def test_a_stage_begins_with_the_weights_of_the_one_before(hpcfwi, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lbfgs", long_form("ncg"), long_form("gauss-newton")])
-def test_any_optimiser_steps_weights_and_knows_the_model_that_its_search_ended_with(
-    name, hpcfwi, tmp_path
-):
+def test_line_search_optimizers_update_weights_and_reuse_evaluations(name, hpcfwi, tmp_path):
     optimizer = {"name": name, "step": 1e-3}
     path = write(tmp_path, optimizer=optimizer, **ALL, **{"inversion.epochs": 3})
     assert hpcfwi("run", path, "--set", "output.every=99") == 0
@@ -105,8 +103,8 @@ def test_any_optimiser_steps_weights_and_knows_the_model_that_its_search_ended_w
         assert last["simulations"] <= 6 * N_SHOTS + 1
 
 
-def test_a_network_of_a_value_for_each_cell_is_an_inversion_without_one(hpcfwi, tmp_path):
-    """Whose steps are those of the cells, in units of their standard deviation."""
+def test_network_of_one_value_per_cell_matches_inversion_without_network(hpcfwi, tmp_path):
+    """The weights are the cells in units of their standard deviation."""
     network = {"kind": "tests.inversion.networks.own:Grid", "fit": 5000}
     keys = {"model.initial": {"linear": [2000.0, 1.0]}, **ALL, "inversion.epochs": 4}
     path = write(tmp_path, network, {"name": "lbfgs", "step": 0.1}, **keys)
@@ -121,7 +119,7 @@ def test_a_network_of_a_value_for_each_cell_is_an_inversion_without_one(hpcfwi, 
     assert found == pytest.approx(expected, rel=0.05)
 
 
-def test_weights_that_are_not_finite_end_the_run_and_say_whose_step_it_is(hpcfwi, tmp_path, capsys):
+def test_nonfinite_weights_end_the_run_with_an_error_on_the_network(hpcfwi, tmp_path, capsys):
     path = write(tmp_path, optimizer={"name": "sgd", "lr": 1e30})
     assert hpcfwi("run", path) == 2
     assert "of the network" in capsys.readouterr().err
@@ -138,6 +136,6 @@ def test_weights_that_are_not_finite_end_the_run_and_say_whose_step_it_is(hpcfwi
         ({"model.network": {"kind": "nowhere:Net"}}, "model.network.kind"),
     ],
 )
-def test_what_does_not_go_with_a_network_is_refused(changes, words, hpcfwi, tmp_path, capsys):
+def test_keys_incompatible_with_a_network_are_refused(changes, words, hpcfwi, tmp_path, capsys):
     assert hpcfwi("run", write(tmp_path, **changes)) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Searches along a line: what holds where they stop, and what they do where nothing is found."""
+"""Line searches: conditions at their end, and searches that find nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hpcfwi.inversion.optimizers.line_search import DECREASE, TRIES, Point, back
 
 SCALES = st.floats(1e-3, 1e3)
 FIRSTS = st.floats(1e-6, 1e6)
-# Of curvature: 0.1 and 0.9 are those of the optimisers.
+# Shares of curvature; the optimizers have 0.1 and 0.9
 SHARES = st.sampled_from([1e-3, 0.1, 0.9])
 
 
 def walled(x):
-    """A logarithm that is no number beyond 1: what a model out of its limits is like."""
+    """Return a logarithm that is infinite beyond 1, like the misfit of an invalid model."""
     return (math.inf, 0.0) if x >= 1.0 else (-math.log1p(-x) - 3.0 * x, 1.0 / (1.0 - x) - 3.0)
 
 
-# Values and slopes, each with a slope below 0 at 0
+# Values and slopes of functions that decrease at 0
 FUNCTIONS = {
     "parabola": lambda x: (0.5 * x * x - x, x - 1.0),
     "quartic": lambda x: (x**4 - x, 4.0 * x**3 - 1.0),
@@ -34,7 +34,7 @@ FUNCTIONS = {
 
 
 def along(name, scale):
-    """A function of `FUNCTIONS`, stretched, and the distances that were asked for."""
+    """Return a stretched function of `FUNCTIONS`, and the list of evaluated distances."""
     asked = []
 
     def at(distance):
@@ -46,7 +46,7 @@ def along(name, scale):
 
 
 @given(st.sampled_from(sorted(FUNCTIONS)), SCALES, FIRSTS, SHARES)
-def test_where_it_stops_the_strong_wolfe_conditions_hold(name, scale, first, curvature):
+def test_wolfe_search_satisfies_strong_wolfe_conditions(name, scale, first, curvature):
     at, asked = along(name, scale)
     start = at(0.0)
     end = wolfe(at, start, first, curvature, tries=100)
@@ -68,7 +68,7 @@ def test_backtracking_stops_at_the_first_sufficient_decrease(name, scale, first)
 
 
 @pytest.mark.parametrize("first", [0.3, 0.9, 1.5, 1.9])
-def test_of_a_parabola_it_finds_the_lowest_point_at_the_second_try(first):
+def test_wolfe_search_finds_minimum_of_a_parabola_at_second_trial(first):
     at, asked = along("parabola", 1.0)
     end = wolfe(at, at(0.0), first, curvature=1e-6)
     assert end.distance == pytest.approx(1.0, rel=1e-12)
@@ -76,7 +76,7 @@ def test_of_a_parabola_it_finds_the_lowest_point_at_the_second_try(first):
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1.0])
-def test_where_nothing_is_lower_nothing_is_found_and_the_tries_are_counted(value):
+def test_search_without_decrease_returns_none_after_all_trials(value):
     asked = []
 
     def at(distance):
@@ -89,14 +89,14 @@ def test_where_nothing_is_lower_nothing_is_found_and_the_tries_are_counted(value
     assert len(asked) == 2 * TRIES
 
 
-def test_where_tries_run_out_it_stops_at_the_lowest_point_with_a_sufficient_decrease():
+def test_search_out_of_trials_returns_lowest_point_with_decrease():
     at, asked = along("parabola", 1.0)
     end = wolfe(at, at(0.0), 1e-6, curvature=0.1, tries=3)
     assert end.distance == max(asked)
     assert end.distance < 0.5
 
 
-def test_what_the_caller_keeps_with_a_point_comes_back():
+def test_search_preserves_the_class_of_points():
     class Named(Point):
         pass
 

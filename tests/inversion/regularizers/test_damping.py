@@ -1,4 +1,4 @@
-"""The square of what has changed: its value, and its gradient against autograd."""
+"""Damping, the square of the change of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcfwi.inversion.regularizers.damping import damping
 from hpcfwi.model import Grid, Model
 
 
-def test_damping_and_its_gradient_are_those_of_autograd():
+def test_damping_and_its_gradient_match_autograd():
     torch.manual_seed(0)
     grid = Grid((5, 7), (10.0, 20.0), (0.0, 0.0))
     initial, array = torch.randn(2, 5, 7, dtype=torch.float64)

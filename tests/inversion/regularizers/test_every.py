@@ -1,4 +1,4 @@
-"""What every regulariser keeps to."""
+"""Properties of all regularizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EACH = pytest.mark.parametrize(
 
 
 @EACH
-def test_what_was_known_before_costs_nothing(regularize):
+def test_penalty_of_the_prior_model_is_zero(regularize):
     grid = Grid((6, 5), (10.0, 10.0), (0.0, 0.0))
     start = Model(grid, {"vp": torch.rand(6, 5)})
     penalty, gradient = regularize(start, start)
@@ -34,7 +34,7 @@ def test_what_was_known_before_costs_nothing(regularize):
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("regularize", EACH_BY_NAME)
-def test_a_model_file_takes_the_place_of_the_initial_one(regularize, hpcfwi, tmp_path):
+def test_prior_of_a_file_replaces_the_initial_model(regularize, hpcfwi, tmp_path):
     prior = resample(true_model(), (40.0, 40.0))
     write_model(tmp_path / "prior.h5", prior)
     losses = []
@@ -52,7 +52,7 @@ def test_a_model_file_takes_the_place_of_the_initial_one(regularize, hpcfwi, tmp
 
 
 @EACH
-def test_weights_of_cells_multiply_what_they_add_and_the_gradient_is_that_of_autograd(regularize):
+def test_weights_of_cells_scale_penalty_and_gradient(regularize):
     torch.manual_seed(0)
     grid = Grid((6, 5), (10.0, 20.0), (0.0, 0.0))
     start, array = torch.randn(2, 6, 5, dtype=torch.float64)
@@ -80,11 +80,11 @@ def test_weights_of_cells_multiply_what_they_add_and_the_gradient_is_that_of_aut
     moved = array.clone()
     moved[:, 4] += 1.0
     one, other = (regularize(Model(grid, {"vp": a}), known, apart)[0] for a in (array, moved))
-    assert one == other, "of cells without weight, beside none that has any"
+    assert one == other, "the changed cells and their neighbours have no weight"
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_weights_of_a_file_are_those_of_the_cells_on_the_grid_of_the_inversion(hpcfwi, tmp_path):
+def test_weights_of_a_file_are_resampled_to_the_grid_of_the_inversion(hpcfwi, tmp_path):
     model = true_model()
     fine = resample(model, (10.0, 10.0)).grid
     with h5py.File(tmp_path / "trust.h5", "w") as file:
@@ -105,7 +105,7 @@ def test_weights_of_a_file_are_those_of_the_cells_on_the_grid_of_the_inversion(h
     assert losses[1] - losses[0] == pytest.approx(penalty, rel=1e-3)
 
 
-def test_weights_that_are_negative_are_refused(hpcfwi, tmp_path, capsys):
+def test_negative_weights_are_refused(hpcfwi, tmp_path, capsys):
     write_input(tmp_path)
     with h5py.File(tmp_path / "true.h5", "a") as file:
         file["weights"] = np.full(file["vp"].shape, -1.0)

@@ -1,4 +1,4 @@
-"""The roughness of what has changed: its value, and its gradient against autograd."""
+"""Tikhonov regularization, the roughness of the change of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcfwi.model import Grid, Model
 @pytest.mark.parametrize(
     ("shape", "spacing"), [((5, 7), (10.0, 10.0)), ((4, 5, 6), (5.0, 10.0, 20.0))]
 )
-def test_tikhonov_penalty_and_its_gradient_are_those_of_autograd(shape, spacing):
+def test_tikhonov_penalty_and_its_gradient_match_autograd(shape, spacing):
     torch.manual_seed(0)
     grid = Grid(shape, spacing, (0.0,) * len(shape))
     initial, array = torch.randn(2, *shape, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The total variation of what has changed: its value, and its gradient against autograd."""
+"""The total variation of the change of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcfwi.model import Grid, Model
 @pytest.mark.parametrize(
     ("shape", "spacing"), [((5, 7), (10.0, 10.0)), ((4, 5, 6), (5.0, 10.0, 20.0))]
 )
-def test_total_variation_and_its_gradient_are_those_of_autograd(shape, spacing):
+def test_total_variation_and_its_gradient_match_autograd(shape, spacing):
     torch.manual_seed(0)
     grid = Grid(shape, spacing, (0.0,) * len(shape))
     initial, array = torch.randn(2, *shape, dtype=torch.float64)
@@ -31,7 +31,7 @@ def test_total_variation_and_its_gradient_are_those_of_autograd(shape, spacing):
     torch.testing.assert_close(gradient["vp"], array.grad, rtol=1e-12, atol=1e-15)
 
 
-def test_an_edge_costs_no_more_than_a_slope_of_the_same_contrast():
+def test_edge_costs_no_more_than_a_slope_of_the_same_contrast():
     grid = Grid((4, 40), (10.0, 10.0), (0.0, 0.0))
     start = Model(grid, {"vp": torch.zeros(grid.shape)})
     edge = (torch.arange(40) >= 20).float().expand(grid.shape) * 500.0

@@ -1,4 +1,4 @@
-"""Ranks that fail: whether all have failed alike is found out with a few notes of each."""
+"""Tests of the agreement of failed ranks on whether all raised the same error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 40
 
 @dataclass
 class Notes:
-    """In place of a store: counts the notes that pass."""
+    """A store that counts its notes."""
 
     notes: dict[str, Any] = field(default_factory=dict)
     passed: int = 0
@@ -38,7 +38,7 @@ class Notes:
 
 
 def fail(errors):
-    """What each rank, of as many, finds: whether it was the first, and whether all are alike."""
+    """Return for each rank if it is the first and if all errors agree, and the number of notes."""
     notes = Notes()
     alone = replace(Context.alone(), size=len(errors), store=cast(Any, notes))
 
@@ -49,7 +49,7 @@ def fail(errors):
         return list(pool.map(compare, range(len(errors)))), notes.passed
 
 
-def test_ranks_that_raise_the_same_are_alike_and_each_leaves_one_note():
+def test_ranks_with_the_same_error_agree_with_one_note_each():
     found, passed = fail([InputError("model.file", "missing", "Give one.") for _ in range(SIZE)])
     assert [alike for _, alike in found] == [True] * SIZE
     assert sum(is_first for is_first, _ in found) == 1
@@ -57,13 +57,13 @@ def test_ranks_that_raise_the_same_are_alike_and_each_leaves_one_note():
 
 
 @pytest.mark.parametrize("odd", [0, SIZE - 1])
-def test_rank_with_another_error_makes_all_differ(odd):
+def test_rank_with_another_error_makes_all_disagree(odd):
     errors = [ValueError(str(rank == odd)) for rank in range(SIZE)]
     found, _ = fail(errors)
     assert [alike for _, alike in found] == [False] * SIZE
 
 
-def test_rank_that_does_not_fail_is_waited_for_and_makes_all_differ(monkeypatch):
+def test_failed_rank_disagrees_after_waiting_for_one_that_does_not_fail(monkeypatch):
     monkeypatch.setattr(failure, "COMPANY_WAIT", 0.1)
     notes = Notes()
     alone = replace(Context.alone(), size=2, store=cast(Any, notes))

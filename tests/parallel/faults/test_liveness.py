@@ -1,4 +1,4 @@
-"""Who works, who waits, who is missing: what is concluded from reports, without any thread."""
+"""Tests of the monitor, which finds missing ranks from reports, without threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def works(since: float, number: int = 1, longest: float | None = 1.0) -> Report:
     return Report(number, work="epoch 4", waiting=False, since=since, longest=longest)
 
 
-def test_a_reporter_tells_how_long_the_last_sign_of_life_is_ago():
+def test_report_has_the_time_since_the_last_sign_of_life():
     heartbeat = Heartbeat()
     reporter = Reporter(heartbeat)
     heartbeat.begin("epoch 4")
@@ -42,7 +42,7 @@ def test_a_reporter_tells_how_long_the_last_sign_of_life_is_ago():
     assert (report.waiting, report.since) == (False, 0.0)
 
 
-def test_time_in_which_a_rank_waited_is_no_piece_of_work():
+def test_longest_work_does_not_include_waiting():
     heartbeat = Heartbeat()
     reporter = Reporter(heartbeat)
     reporter.look(0.0)
@@ -53,12 +53,12 @@ def test_time_in_which_a_rank_waited_is_no_piece_of_work():
     assert reporter.look(62.0).longest == 2.0
 
 
-def test_a_report_survives_its_journey():
+def test_report_survives_encoding_and_decoding():
     report = Report(3, "epoch 4", True, 1.5, None)
     assert Report.decode(report.encode().encode()) == report
 
 
-def test_a_rank_that_works_too_long_while_another_waits_is_missing():
+def test_rank_that_works_too_long_while_another_waits_is_missing():
     monitor = make_monitor()
     monitor.note(0, waits(110.0), 200.0)
     monitor.note(1, works(120.0), 200.0)
@@ -66,7 +66,7 @@ def test_a_rank_that_works_too_long_while_another_waits_is_missing():
     assert monitor.find_missing(200.0) == MissingRank(1, 120.0, "epoch 4")
 
 
-def test_nobody_is_missing_while_all_work_or_all_wait():
+def test_no_rank_is_missing_while_all_work_or_all_wait():
     for report in (works(500.0), waits(500.0)):
         monitor = make_monitor()
         for rank in range(3):
@@ -74,14 +74,14 @@ def test_nobody_is_missing_while_all_work_or_all_wait():
         assert monitor.find_missing(500.0) is None
 
 
-def test_whoever_has_just_begun_to_wait_has_patience():
+def test_no_rank_is_missing_if_the_others_began_to_wait_recently():
     monitor = make_monitor()
     for rank, report in enumerate((waits(90.0), works(120.0), works(80.0))):
         monitor.note(rank, report, 200.0)
     assert monitor.find_missing(200.0) is None
 
 
-def test_patience_grows_with_the_longest_piece_of_work_of_any_rank():
+def test_allowed_wait_grows_with_the_longest_work_of_any_rank():
     monitor = make_monitor()
     monitor.note(0, waits(1000.0), 2000.0)
     monitor.note(1, works(1000.0), 2000.0)
@@ -94,7 +94,7 @@ def test_patience_grows_with_the_longest_piece_of_work_of_any_rank():
     assert monitor.find_missing(2020.0) == MissingRank(1, 1020.0, "epoch 4")
 
 
-def test_before_a_first_piece_of_work_nobody_knows_how_long_one_takes():
+def test_no_rank_is_missing_before_the_first_work_is_complete():
     monitor = make_monitor()
     monitor.note(0, Report(1, "epoch 1", True, 900.0, None), 1000.0)
     monitor.note(1, works(900.0, longest=None), 1000.0)
@@ -103,7 +103,7 @@ def test_before_a_first_piece_of_work_nobody_knows_how_long_one_takes():
 
 
 @pytest.mark.parametrize("last", [waits(5.0), works(5.0, longest=None)])
-def test_a_rank_that_does_not_report_any_more_is_missing_whatever_it_did_last(last):
+def test_rank_that_stops_reporting_is_missing(last):
     monitor = make_monitor()
     monitor.note(1, last, 10.0)
     for now in (10.0, 60.0, 111.0):
@@ -115,7 +115,7 @@ def test_a_rank_that_does_not_report_any_more_is_missing_whatever_it_did_last(la
     assert missing.rank == 1
 
 
-def test_a_report_that_is_seen_again_is_no_sign_of_life():
+def test_repeated_report_is_not_a_sign_of_life():
     monitor = make_monitor()
     for now in (0.0, 50.0, 120.0):
         monitor.note(0, waits(now, number=int(now) + 1), now)

@@ -1,4 +1,4 @@
-"""Ranks that die, and the others, which go on: under Open MPI 5 with its fault tolerance on."""
+"""Tests of the recovery from the death of ranks, under Open MPI 5 with fault tolerance."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.recovery import Salvage, poll_deaths, retry_after_death
+from hpcfwi.parallel.recovery import Salvage, raise_if_rank_failed, retry_after_death
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import long_form, run_ranks
 
 PROGRAM = ["-m", "tests.parallel.programs"]
-PATIENCE = 90.0  # s, after which ranks are taken to hang
+PATIENCE = 90.0  # s, after which ranks are assumed to hang
 
 
 @pytest.fixture(scope="session")
 def run_on_ranks():
-    """`run_ranks` under an mpirun with fault tolerance; skips where none can be had.
+    """Return a `run_ranks` under an mpirun with fault tolerance; skip if there is none.
 
-    Warm, mpirun learns of a death from what stands for the rank, later than the others do, which
-    have to wait for it: on a busy machine perhaps for too long, unless their program bears that.
+    With warm ranks, mpirun learns of a death from the process that represents the rank, later than
+    the other ranks do. On a busy machine, they may wait too long, unless their program allows it.
     """
     mpirun, env = find_open_mpi()
 
@@ -57,22 +57,22 @@ def test_surviving_ranks_continue_with_the_same_sums(run_on_ranks, victims, paus
     assert messages(done.stderr) == []
 
 
-@pytest.mark.parametrize("dead", [0, long_form(1)], ids=["who sent it", "who was to receive it"])
-def test_a_death_while_a_message_is_half_on_its_way_keeps_nobody_waiting(run_on_ranks, dead):
-    done = run_on_ranks(3, "lose_a_message_on_its_way", DEAD=str(dead))
+@pytest.mark.parametrize("dead", [0, long_form(1)], ids=["the sender dies", "the receiver dies"])
+def test_death_during_a_message_does_not_block_the_other_ranks(run_on_ranks, dead):
+    done = run_on_ranks(3, "die_during_a_message", DEAD=str(dead))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "left 2 True\n"
     assert "Died: rank" in done.stderr
 
 
-def test_ranks_that_do_not_find_each_other_in_time_after_a_death_try_again(run_on_ranks):
+def test_survivors_that_do_not_connect_in_time_try_again(run_on_ranks):
     done = run_on_ranks(4, "connect_too_late")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "left 3 tries 2\n"
 
 
-def test_a_rank_with_an_error_of_its_own_ends_the_job_and_is_the_only_one_to_speak(run_on_ranks):
-    done = run_on_ranks(3, "defect_while_others_could_go_on")
+def test_rank_with_an_exception_ends_the_job_with_one_message(run_on_ranks):
+    done = run_on_ranks(3, "exception_in_recoverable_work")
     assert done.returncode == 1
     told = messages(done.stderr)
     assert len(told) == 1, done.stderr
@@ -80,7 +80,7 @@ def test_a_rank_with_an_error_of_its_own_ends_the_job_and_is_the_only_one_to_spe
     assert "RuntimeError: a defect of rank 1" in done.stderr
 
 
-def test_a_death_where_the_others_cannot_go_on_ends_the_job_and_is_told(run_on_ranks):
+def test_death_outside_recoverable_work_ends_the_job_with_a_message(run_on_ranks):
     done = run_on_ranks(3, "kill_last", warm=False)
     assert done.returncode == 1
     told = messages(done.stderr)
@@ -89,23 +89,23 @@ def test_a_death_where_the_others_cannot_go_on_ends_the_job_and_is_told(run_on_r
     assert "Traceback" not in done.stderr
 
 
-def test_without_fault_tolerance_a_death_ends_the_job(run_on_ranks):
+def test_death_without_fault_tolerance_ends_the_job(run_on_ranks):
     done = run_on_ranks(3, "outlive", tolerant=False, DEATHS="2:0")
     assert done.returncode not in (0, 3)
     assert "Died: rank" not in done.stderr
 
 
-def test_where_ranks_do_not_survive_work_is_run_once_and_its_errors_are_raised():
+def test_work_without_fault_tolerance_runs_once_and_raises_its_errors():
     calls: list[str] = []
     context = Context.alone()
     assert retry_after_death(context, partial(calls.append, "once")) is None
     assert calls == ["once"]
-    poll_deaths(context)
+    raise_if_rank_failed(context)
     with pytest.raises(RuntimeError, match="by itself"):
         retry_after_death(context, partial(_raise, RuntimeError("by itself")))
 
 
-def test_what_was_done_before_a_death_is_taken_up_where_the_same_is_to_be_done():
+def test_salvage_resumes_the_same_work_after_a_death():
     salvage: Salvage[list[int]] = Salvage(replace(Context.alone(), fault_tolerant=True))
     model = torch.ones(2)
     mine = salvage.take_up([], "epoch 7", model)
@@ -113,10 +113,10 @@ def test_what_was_done_before_a_death_is_taken_up_where_the_same_is_to_be_done()
     assert salvage.take_up([], "epoch 7", torch.ones(2)) is mine
     assert salvage.gather(mine) == [3]
     assert salvage.take_up([], "epoch 7", 2 * model) == []
-    assert salvage.take_up([], "epoch 7", model) == [], "only what was done last is kept"
+    assert salvage.take_up([], "epoch 7", model) == [], "only the last work is kept"
 
 
-def test_to_see_whether_it_is_the_same_no_copy_of_the_model_is_made():
+def test_salvage_does_not_copy_the_model():
     salvage: Salvage[list[int]] = Salvage(replace(Context.alone(), fault_tolerant=True))
     model = torch.ones(2**20)
     tracemalloc.start()
@@ -127,7 +127,7 @@ def test_to_see_whether_it_is_the_same_no_copy_of_the_model_is_made():
         tracemalloc.stop()
 
 
-def test_where_no_death_is_survived_nothing_is_kept():
+def test_salvage_keeps_nothing_without_fault_tolerance():
     salvage: Salvage[list[int]] = Salvage(Context.alone())
     salvage.take_up([1], "epoch 7")
     assert salvage.take_up([], "epoch 7") == []

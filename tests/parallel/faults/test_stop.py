@@ -1,4 +1,4 @@
-"""Requests to stop: noted at once, agreed upon by all ranks later."""
+"""Tests of requests to stop, which are noted at once and on which all ranks agree later."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ def send(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_signal_is_noted_and_does_not_interrupt(number):
+def test_signal_is_noted_without_interrupting(number):
     with StopRequest(Context.alone()) as stop:
-        assert stop.agreed() is None
+        assert stop.agree_to_stop() is None
         send(number)
-        assert stop.agreed() == number.name
-        assert stop.agreed() == number.name, "it stays requested"
+        assert stop.agree_to_stop() == number.name
+        assert stop.agree_to_stop() == number.name, "the request stays"
 
 
-def test_another_thread_learns_of_it_while_the_main_thread_does_not_come_back():
+def test_other_thread_sees_a_signal_while_the_main_thread_is_blocked():
     heard = []
     with StopRequest(Context.alone()) as stop:
         watcher = threading.Thread(target=lambda: heard.append(stop.wait(20.0)))
         watcher.start()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            send(signal.SIGUSR1)  # which the other thread takes, and only the main one may handle
+            send(signal.SIGUSR1)  # received by the other thread; only the main thread may handle it
             select.select([], [], [], 0.5)
             assert heard == ["SIGUSR1"]
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             stop.wake()
             watcher.join()
-        assert stop.agreed() == "SIGUSR1"
+        assert stop.agree_to_stop() == "SIGUSR1"
 
 
-def test_a_wait_for_a_signal_ends_after_its_time_or_when_it_is_called_off():
+def test_wait_for_a_signal_ends_at_its_timeout_or_when_woken():
     with StopRequest(Context.alone()) as stop:
         assert stop.wait(0.0) is None
         stop.wake()
         assert stop.wait(60.0) is None
 
 
-def test_while_the_ranks_decide_and_after_they_have_agreed_nobody_else_may():
+def test_decision_stays_locked_after_the_ranks_agree_to_stop():
     with StopRequest(Context.alone()) as stop:
-        assert stop.agreed() is None
+        assert stop.agree_to_stop() is None
         assert not stop.deciding.locked()
         send(signal.SIGTERM)
-        assert stop.agreed() == stop.agreed() == "SIGTERM"
+        assert stop.agree_to_stop() == stop.agree_to_stop() == "SIGTERM"
         assert stop.deciding.locked()
 
 
-def test_afterwards_signals_do_what_they_did_before_even_after_an_exception():
+def test_signal_handlers_are_restored_after_an_exception():
     def handler(*_):
         received.append("before")
 
@@ -84,7 +84,7 @@ def test_afterwards_signals_do_what_they_did_before_even_after_an_exception():
 
 
 class OneOfThree(Context):
-    """A rank whose two fellows have received this signal, if any."""
+    """A rank of three; `others` is the signal that the other two have received."""
 
     others: signal.Signals | None = None
 
@@ -95,15 +95,15 @@ class OneOfThree(Context):
 
 
 @pytest.mark.parametrize("others", [None, signal.SIGTERM, signal.SIGUSR1])
-def test_what_any_rank_has_received_all_ranks_obey(others, monkeypatch):
+def test_signal_received_by_other_ranks_stops_every_rank(others, monkeypatch):
     monkeypatch.setattr(OneOfThree, "others", others)
     context = OneOfThree(0, 3, 0, "host", torch.device("cpu"), 1)
     with StopRequest(context) as stop:
-        assert stop.agreed() == (None if others is None else others.name)
+        assert stop.agree_to_stop() == (None if others is None else others.name)
 
 
-def test_ranks_with_different_signals_agree_on_one(monkeypatch):
+def test_ranks_agree_on_the_signal_received_by_most(monkeypatch):
     monkeypatch.setattr(OneOfThree, "others", signal.SIGTERM)
     with StopRequest(OneOfThree(0, 3, 0, "host", torch.device("cpu"), 1)) as stop:
         send(signal.SIGUSR1)
-        assert stop.agreed() == "SIGTERM", "which most have received"
+        assert stop.agree_to_stop() == "SIGTERM", "most ranks have received it"

@@ -1,4 +1,4 @@
-"""Ranks under watch: signals in the middle of a step, ranks that hang, and nothing left over."""
+"""Tests of the watch: signals in the middle of a step, and ranks that hang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.parallel.faults.watched import GRACE, HEARTBEAT_WAIT
 from tests.ranks import make_env, run_ranks
 
 PROGRAM = "tests.parallel.faults.watched"
-# What happens, among how many ranks, and to which.
+# The program, the number of ranks, and the rank to which something happens
 SCENES = [
     ("stop_in_a_long_step", 1, 0),
     *(("stop_in_a_long_step", 3, rank) for rank in range(3)),
@@ -39,7 +39,7 @@ SAVED = ["rank 0 saves", "rank 0 has saved"]
 
 @dataclass(frozen=True)
 class End:
-    """How a program on some ranks ended: its first exit code that is not 0, and its output."""
+    """The end of a program: the first exit code that is not 0, and the output of its ranks."""
 
     code: int
     seconds: float
@@ -49,7 +49,7 @@ class End:
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int, int], End]:
-    """How all the scenes end; they run at the same time, mostly asleep."""
+    """The ends of all scenes, which run at the same time since they mostly sleep."""
     folder = tmp_path_factory.mktemp("watched")
     names = ["-".join(map(str, scene)) for scene in SCENES]
     words = " ".join(names).replace("-", " ").split()
@@ -71,19 +71,19 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int, in
 
 
 @pytest.mark.parametrize(("size", "rank"), [(1, 0), (3, 0), (3, 1), (3, 2)])
-def test_a_step_that_outlasts_the_grace_is_given_up_after_a_checkpoint(ends, size, rank):
+def test_step_longer_than_the_grace_period_is_given_up_after_a_checkpoint(ends, size, rank):
     end = ends["stop_in_a_long_step", size, rank]
     assert end.code == 3
     assert end.output == SAVED * 2, "once when the signal comes, once at the end"
     assert end.errors == [
-        "hpcfwi: stopped by SIGUSR1 in the middle of epoch 7, which is given up; "
-        "the same command goes on from epoch 6"
+        "hpcfwi: stopped by SIGUSR1 in the middle of epoch 7, which is lost; "
+        "the same command continues from epoch 6"
     ]
     assert end.seconds > GRACE
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_step_in_which_others_wait_for_the_rank_with_the_signal_is_given_up(ends, rank):
+def test_step_is_given_up_if_others_wait_for_the_signalled_rank(ends, rank):
     end = ends["stop_while_others_wait", 3, rank]
     assert end.code == 3
     assert end.output == SAVED * 2
@@ -93,7 +93,7 @@ def test_step_in_which_others_wait_for_the_rank_with_the_signal_is_given_up(ends
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_step_that_ends_in_time_is_kept_and_what_follows_is_not_cut_short(ends, rank):
+def test_step_within_the_grace_period_is_kept_and_its_checkpoint_completes(ends, rank):
     end = ends["stop_in_a_short_step", 3, rank]
     assert end.code == 3
     assert end.errors == ["hpcfwi: stopped by SIGTERM after epoch 7"]
@@ -101,11 +101,11 @@ def test_a_step_that_ends_in_time_is_kept_and_what_follows_is_not_cut_short(ends
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_a_stopped_process_ends_the_job_with_its_name_rank_0_included(ends, rank):
+def test_frozen_process_ends_the_job_with_its_rank_and_host(ends, rank):
     end = ends["fall_silent", 3, rank]
     assert end.code == 1
     assert end.errors[0].startswith(f"hpcfwi: rank {rank} on node7 has not answered for ")
-    assert end.errors[0].endswith(" s (last seen in its start): ended")
+    assert end.errors[0].endswith(" s (last seen in its start): the job is ended")
     assert end.output == [], "nothing is saved from the middle of a failure"
     assert end.seconds > HEARTBEAT_WAIT
 
@@ -115,26 +115,26 @@ def test_rank_whose_computation_never_returns_ends_the_job(ends, rank):
     end = ends["hang", 3, rank]
     assert end.code == 1
     assert end.errors[0].startswith(f"hpcfwi: rank {rank} on node7 has not answered for ")
-    assert end.errors[0].endswith(" s (last seen in epoch 7): ended")
+    assert end.errors[0].endswith(" s (last seen in epoch 7): the job is ended")
 
 
 @pytest.mark.parametrize(("name", "rank"), [("work_slowly", 1), ("wait_for_the_disk", 0)])
-def test_slow_work_and_a_slow_disk_are_no_failures(ends, name, rank):
+def test_slow_work_and_a_slow_disk_do_not_end_the_job(ends, name, rank):
     end = ends[name, 3, rank]
     assert (end.code, end.errors) == (0, [])
     assert end.seconds > HEARTBEAT_WAIT
 
 
-def test_under_mpirun_the_ranks_leave_together_and_without_an_abort():
+def test_stopped_ranks_under_mpirun_exit_together_without_an_abort():
     done = run_ranks(2, ["-m", PROGRAM, "stop_in_a_long_step", "1"], warm=True)
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines() == SAVED * 2
-    assert "goes on from epoch 6" in done.stderr
+    assert "continues from epoch 6" in done.stderr
     assert "MPI_ABORT" not in done.stderr
     assert "finalize" not in done.stderr
 
 
-def test_under_mpirun_a_stopped_rank_0_leaves_nothing_behind():
+def test_frozen_rank_0_under_mpirun_leaves_no_process():
     done = run_ranks(2, ["-m", PROGRAM, "fall_silent", "0"])
     assert done.returncode == 1, done.stderr
     assert "rank 0 on " in done.stderr
@@ -166,7 +166,7 @@ def is_left(cmdline: Path) -> bool:
         ("", None, None),
     ],
 )
-def test_a_rank_leaves_for_nothing_but_a_failure_or_a_stop(word, code, signal):
+def test_rank_exits_only_for_a_failure_or_a_stop(word, code, signal):
     secret = make_secret()
     server = Server("127.0.0.1", secret)
     store = Store(server.place, secret, timedelta(seconds=10), server)
@@ -178,15 +178,15 @@ def test_a_rank_leaves_for_nothing_but_a_failure_or_a_stop(word, code, signal):
     store.close()
 
 
-def test_a_machine_that_sleeps_is_not_late(monkeypatch):
+def test_clock_ignores_the_time_in_which_the_machine_sleeps(monkeypatch):
     seconds = iter([0.0, 1.0, 2.5, 3600.0, 3601.0, 3500.0])
     monkeypatch.setattr(watch.time, "monotonic", lambda: next(seconds))
     clock = watch._Clock(2.0)
     assert [clock.read() for _ in range(4)] == [1.0, 2.5, 4.5, 5.5]
 
 
-def test_no_rank_goes_on_before_all_are_connected_to_the_store_of_rank_0() -> None:
-    program = ["-m", "tests.parallel.programs", "hold_python_once_the_watch_is_made"]
+def test_ranks_wait_until_all_are_connected_to_the_store_of_rank_0() -> None:
+    program = ["-m", "tests.parallel.programs", "hold_the_gil_after_the_watch_starts"]
     done = run_ranks(2, program, warm=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "soon True\nsoon True\n"

@@ -1,9 +1,8 @@
-"""What the ranks run in the tests of the watch: python -m tests.parallel.faults.watched NAME RANK.
+"""Programs of the tests of the watch: python -m tests.parallel.faults.watched NAME RANK.
 
-RANK is the one to which something happens. The times are a fraction of the real ones. With
-`--fork FOLDER` and any number of triples NAME SIZE RANK, all of these programs run at the same
-time, without MPI, on so many ranks that are forked from one process; it ends what is left of them
-as mpirun would.
+RANK is the rank to which something happens. The times are a fraction of the real ones. With
+`--fork FOLDER` and triples NAME SIZE RANK, all of these programs run at the same time, without MPI,
+on SIZE ranks that are forked from one process. As mpirun does, it ends the remaining ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hpcfwi.errors import Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import run_guarded
 from hpcfwi.parallel.launch import launch
-from hpcfwi.parallel.store import Place, Server, Store
+from hpcfwi.parallel.store import Address, Server, Store
 from hpcfwi.parallel.watch import SIGNALS, StopRequest, Watch
 
 GRACE, HEARTBEAT_WAIT, TICK = 2.0, 6.0, 0.25  # s
@@ -35,7 +34,7 @@ SECRET = b"of these tests"
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a program runs, and whether it is on the rank to which something happens."""
+    """The context of a program, and whether it is on the rank to which something happens."""
 
     context: Context
     stop: StopRequest
@@ -46,7 +45,7 @@ Program = Callable[[Scene], None]
 
 
 def compute_for_ever() -> None:
-    """Like a call into compiled code: no signal comes through to the main thread."""
+    """Block the main thread without handling signals, as a call of compiled code does."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     time.sleep(3600.0)
 
@@ -56,14 +55,14 @@ def signal_myself(number: int, delay: float = 0.5) -> None:
 
 
 def stop_in_a_long_step(scene: Scene) -> None:
-    """All ranks compute for longer than anybody waits."""
+    """All ranks compute for longer than the grace period."""
     if scene.is_chosen:
         signal_myself(signal.SIGUSR1)
     compute_for_ever()
 
 
 def stop_while_others_wait(scene: Scene) -> None:
-    """The chosen rank computes, the others wait for it."""
+    """The chosen rank computes, and the others wait for it."""
     if scene.is_chosen:
         signal_myself(signal.SIGTERM)
         compute_for_ever()
@@ -71,24 +70,24 @@ def stop_while_others_wait(scene: Scene) -> None:
 
 
 def stop_in_a_short_step(scene: Scene) -> None:
-    """The step ends within the grace."""
+    """The step ends within the grace period."""
     if scene.is_chosen:
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE / 3)
-    name = scene.stop.agreed()
+    name = scene.stop.agree_to_stop()
     time.sleep(2 * GRACE)  # a checkpoint is written
     raise Stopped(f"stopped by {name} after epoch 7")
 
 
 def fall_silent(scene: Scene) -> None:
-    """The chosen process does not answer any more, in anything."""
+    """The chosen process is frozen."""
     if scene.is_chosen:
         os.kill(os.getpid(), signal.SIGSTOP)
     scene.context.barrier()
 
 
 def hang(scene: Scene) -> None:
-    """The main thread of the chosen rank never comes back; what it calls is a quick thing."""
+    """The main thread of the chosen rank hangs in a call that should be fast."""
     scene.context.heartbeat.beat()
     if scene.is_chosen:
         compute_for_ever()
@@ -96,7 +95,7 @@ def hang(scene: Scene) -> None:
 
 
 def work_slowly(scene: Scene) -> None:
-    """The others wait for longer than a shot with nothing to compare takes, and again after it."""
+    """The others wait longer than allowed before any shot is complete, and again afterwards."""
     for _ in range(2):
         if scene.is_chosen:
             time.sleep(1.5 * HEARTBEAT_WAIT)
@@ -105,7 +104,7 @@ def work_slowly(scene: Scene) -> None:
 
 
 def wait_for_the_disk(scene: Scene) -> None:
-    """The chosen rank writes for longer than a shot would ever take."""
+    """The chosen rank writes for longer than a shot may take."""
     scene.context.heartbeat.beat()
     if scene.is_chosen:
         with scene.context.heartbeat.waiting():
@@ -114,7 +113,7 @@ def wait_for_the_disk(scene: Scene) -> None:
 
 
 def run(program: Program, context: Context, chosen: int) -> int:
-    """The exit code of a program on this rank, under watch."""
+    """Run a program under watch on this rank and return its exit code."""
 
     def save() -> str:
         print(f"rank {context.rank} saves", flush=True)
@@ -136,7 +135,7 @@ def run(program: Program, context: Context, chosen: int) -> int:
 
 
 def fork(folder: Path, size: int, program: Program, chosen: int) -> int:
-    """Run a program on forked ranks, its output in the folder; the first exit code of its ranks."""
+    """Run a program on forked ranks, with its output in a folder; return its first exit code."""
     name = f"{program.__name__}-{size}-{chosen}"
     for stream in (sys.stdout, sys.stderr):
         file = (folder / f"{name}.{stream.name.strip('<>')}").open("w")
@@ -160,7 +159,7 @@ def fork(folder: Path, size: int, program: Program, chosen: int) -> int:
 
 
 def join(address: str, rank: int, size: int) -> Context:
-    """A context like that of torchrun's ranks; rank 0 writes where its store is."""
+    """Return a context like that of a rank of torchrun; rank 0 writes the address of its store."""
     if size == 1:
         return Context.alone()
     note, server = Path(address), None
@@ -170,7 +169,7 @@ def join(address: str, rank: int, size: int) -> Context:
         note.with_suffix(".part").rename(note)
     while not note.exists():
         time.sleep(0.01)
-    place = Place("127.0.0.1", int(note.read_text()))
+    place = Address("127.0.0.1", int(note.read_text()))
     store = Store(place, SECRET, timedelta(minutes=1), server)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     return Context(rank, size, rank, "node7", torch.device("cpu"), 1, None, store)

@@ -1,8 +1,9 @@
-"""A job whose ranks may not open enough files ends before they connect."""
+"""Tests of the limit of open files, which is checked before the ranks connect."""
 
 from __future__ import annotations
 
 import resource
+import sys
 
 import pytest
 
@@ -11,7 +12,7 @@ from hpcfwi.parallel import launch
 from tests.ranks import run_ranks
 
 
-def test_a_process_may_have_as_many_files_as_it_is_allowed():
+def test_soft_limit_of_open_files_is_raised_to_the_hard_limit():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
@@ -21,16 +22,16 @@ def test_a_process_may_have_as_many_files_as_it_is_allowed():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_ranks_that_may_not_open_enough_files_are_told_before_they_connect():
+def test_too_low_a_limit_of_open_files_is_an_input_error():
     many = 10_000
     launch.check_files([launch.FILES + 3 * launch.FILES_OF_ROOT, launch.FILES + 3, many])
-    with pytest.raises(InputError, match=r"^rank 0: it may open 1024 files, and takes 1600 among"):
+    with pytest.raises(InputError, match=r"^rank 0: it may open 1024 files, but needs 1600 among"):
         launch.check_files([1024] * 512)
     with pytest.raises(InputError, match=r"^rank 2: it may open 60 files"):
         launch.check_files([many, many, 60])
 
 
-# Descriptors before a watch is open, in a first one and in a second one, and those asked for.
+# Prints the number of descriptors before a watch and in each of three watches
 WATCHED = """
 import os
 from hpcfwi.parallel.watch import StopRequest
@@ -55,7 +56,7 @@ context.close()
 """
 
 
-def test_what_is_asked_for_is_what_rank_0_has_under_watch():
+def test_required_descriptors_match_those_of_rank_0_under_watch():
     found = {}
     for n in (2, 5):
         done = run_ranks(n, WATCHED, warm=True)
@@ -63,11 +64,13 @@ def test_what_is_asked_for_is_what_rank_0_has_under_watch():
         found[n] = [int(count) for count in done.stdout.split()]
     _, first, *later = found[5]
     assert first - found[2][1] == 3 * launch.FILES_OF_ROOT
-    assert max(later) <= first, "a watch gives back what it has taken"
+    assert max(later) <= first, "a watch closes its descriptors"
     assert first <= launch.FILES + 5 * launch.FILES_OF_ROOT
 
 
-def test_where_there_is_no_limit_no_rank_is_one_too_many(monkeypatch):
+def test_unlimited_open_files_allow_any_number_of_ranks(monkeypatch):
     infinity = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (infinity, infinity))
-    launch.check_files([launch.count_files_allowed()] * 1_000_000)
+    allowed = launch.count_files_allowed()
+    assert allowed == sys.maxsize
+    launch.check_files([allowed] * 1_000_000)

@@ -1,4 +1,4 @@
-"""Sockets that libraries listen on, once all have come."""
+"""Tests of shutting the sockets on which libraries listen, after all ranks have connected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hpcfwi.parallel import rendezvous
 
 
-def test_who_has_come_stays_and_nobody_else_comes():
+def test_shut_sockets_keep_connections_and_accept_no_others():
     with socket.create_server(("127.0.0.1", 0)) as earlier:
         with rendezvous.shut_afterwards():
             door = socket.create_server(("127.0.0.1", 0))
@@ -24,7 +24,7 @@ def test_who_has_come_stays_and_nobody_else_comes():
             each.close()
 
 
-def test_looking_at_sockets_leaves_no_descriptor_behind():
+def test_listing_sockets_leaks_no_descriptor():
     before = rendezvous._listening()
     for _ in range(200):
         rendezvous._listening()

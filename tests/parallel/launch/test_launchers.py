@@ -1,4 +1,4 @@
-"""Who started this process, and what is said when that and MPI do not agree."""
+"""Tests of recognising the launcher, and of errors if it does not fit the MPI library."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.launchers import (
-    OPERATOR,
+    ENVIRONMENT,
     Launcher,
     check_operator,
     find_launcher,
@@ -30,15 +30,15 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}
         (MPICH, Launcher("MPICH's mpirun", 1, 2)),
         (SRUN, Launcher("srun", 5, 8)),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Launcher("a PMI launcher", 0, 2)),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Launcher(OPERATOR, 1, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Launcher(ENVIRONMENT, 1, 2)),
         ({"RANK": "1", "WORLD_SIZE": "2", **MPICH}, Launcher("MPICH's mpirun", 1, 2)),
     ],
 )
-def test_each_launcher_is_known_by_its_variables(env, launcher):
+def test_launcher_is_recognised_by_its_variables(env, launcher):
     assert find_launcher(env) == launcher
 
 
-def test_a_plain_start_has_no_launcher():
+def test_plain_process_has_no_launcher():
     assert find_launcher({"HOME": "/"}) is None
     assert find_launcher({"RANK": "0", "WORLD_SIZE": "1"}) is None
     assert find_launcher({"RANK": "3"}) is None
@@ -58,23 +58,23 @@ COMPLETE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_
         ({"MASTER_PORT": "any"}, "MASTER_PORT=any"),
     ],
 )
-def test_variables_of_an_operator_that_are_incomplete_are_refused(changes, words):
+def test_incomplete_torch_variables_are_refused(changes, words):
     check_operator(COMPLETE)
     with pytest.raises(InputError, match=words) as caught:
         check_operator(COMPLETE | changes)
     assert "MASTER_ADDR and MASTER_PORT to the host of rank 0" in str(caught.value)
 
 
-def test_a_plain_python_in_a_batch_script_has_no_launcher():
+def test_plain_python_in_a_batch_script_has_no_launcher():
     assert find_launcher({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}) is None
 
 
 @pytest.mark.parametrize("inner", [TORCHRUN, OPEN_MPI, MPICH])
-def test_a_launcher_that_srun_started_counts_before_srun(inner):
+def test_launcher_started_by_srun_takes_precedence_over_srun(inner):
     assert find_launcher(SRUN | inner) == find_launcher(inner)
 
 
-def test_srun_with_the_pmi2_plugin_is_srun():
+def test_srun_with_the_pmi2_plugin_is_recognised_as_srun():
     assert find_launcher(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}) == Launcher("srun", 5, 8)
 
 
@@ -85,7 +85,7 @@ def test_srun_with_the_pmi2_plugin_is_srun():
         ("MPICH Version:      5.0.2\nMPICH Release date: x\0", "--mpi=pmi2"),
     ],
 )
-def test_lonely_ranks_under_srun_are_told_the_plugin_of_their_mpi(library, plugin):
+def test_error_for_unconnected_srun_ranks_names_the_mpi_plugin(library, plugin):
     error = lonely(Launcher("srun", 0, 4), library)
     assert error.where == "srun"
     assert "4 processes" in error.problem
@@ -93,7 +93,7 @@ def test_lonely_ranks_under_srun_are_told_the_plugin_of_their_mpi(library, plugi
     assert "(Open MPI v4.1.4)" in error.problem or "(MPICH 5.0.2)" in error.problem
 
 
-def test_a_launcher_of_another_family_and_the_library_are_both_named():
+def test_error_for_a_foreign_mpirun_names_launcher_and_library():
     error = lonely(Launcher("MPICH's mpirun", 0, 2), "Open MPI v4.1.4, package: Debian")
     assert error.where == "MPICH's mpirun"
     assert "Open MPI v4.1.4" in error.problem
@@ -101,7 +101,7 @@ def test_a_launcher_of_another_family_and_the_library_are_both_named():
 
 
 def join_mpi(before: str = "", **env: str) -> str:
-    """What a process with these variables says of its MPI, after some lines of its own."""
+    """Return what a process with these variables prints when it joins MPI, after some code."""
     code = (
         f"import os\n{before}\n"
         "from hpcfwi.errors import InputError\n"
@@ -116,31 +116,31 @@ def join_mpi(before: str = "", **env: str) -> str:
     return done.stdout
 
 
-def test_a_plain_process_joins_an_mpi_of_its_own():
+def test_plain_process_has_an_mpi_of_size_1():
     assert join_mpi() == "1\n"
 
 
-def test_a_task_of_srun_that_mpi_leaves_alone_is_an_input_error():
+def test_srun_task_not_connected_by_mpi_is_an_input_error():
     assert "srun: it started 4" in join_mpi(SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="0")
 
 
-def test_a_process_of_a_foreign_mpirun_is_an_input_error_without_further_warnings():
+def test_process_of_a_foreign_mpirun_is_an_input_error():
     said = join_mpi(PMI_RANK="0", PMI_SIZE="2", MPI_LOCALNRANKS="2")
     assert "it started 2 processes" in said
     assert "Use the mpirun that came with" in said
 
 
-def test_a_single_task_of_srun_is_fine():
+def test_single_srun_task_is_accepted():
     assert join_mpi(SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0") == "1\n"
 
 
-def test_a_missing_mpi_library_is_told_with_the_remedy():
+def test_missing_mpi_library_is_an_error_with_a_remedy():
     said = join_mpi(MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert "/nowhere/libmpi.so" in said
     assert "apt install openmpi-bin" in said
 
 
-def test_an_mpi4py_that_is_not_installed_is_told_with_the_remedy():
+def test_missing_mpi4py_is_an_error_with_a_remedy():
     said = join_mpi("import sys; sys.modules['mpi4py'] = None")
     assert said.startswith("mpi4py: not installed")
     assert "pip install mpi4py" in said
@@ -157,8 +157,6 @@ def test_an_mpi4py_that_is_not_installed_is_told_with_the_remedy():
         ("MPICH Version:      5.0.2", "1", False),
     ],
 )
-def test_a_job_survives_deaths_under_open_mpi_5_where_that_is_switched_on(
-    library, switch, fault_tolerant
-):
+def test_fault_tolerance_needs_open_mpi_5_and_its_switch(library, switch, fault_tolerant):
     env = {} if switch is None else {"OMPI_MCA_mpi_ft_enable": switch}
     assert is_fault_tolerant(library, env) is fault_tolerant

@@ -1,4 +1,4 @@
-"""What a rank takes of its host: devices, threads, interfaces. No GPU is needed here."""
+"""Tests of the devices, threads and network interfaces of a rank; they need no GPU."""
 
 import os
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.rendezvous import (
-    Share,
+    DeviceShare,
     check_shares,
     choose_device,
     count_sharers,
@@ -21,28 +21,28 @@ from hpcfwi.parallel.rendezvous import (
 
 
 def on_cores(*cores, host="a"):
-    return Share(host, frozenset(cores), "cpu")
+    return DeviceShare(host, frozenset(cores), "cpu")
 
 
 def on_gpu(gpu, host="a", device="cuda:0"):
-    return Share(host, frozenset({0}), device, gpu)
+    return DeviceShare(host, frozenset({0}), device, gpu)
 
 
 core_sets = st.frozensets(st.integers(0, 7), min_size=1)
 
 
 @given(st.integers(0, 63))
-def test_a_process_that_sees_one_gpu_takes_it_whatever_its_local_rank(local_rank):
+def test_process_that_sees_one_gpu_uses_it(local_rank):
     assert choose_device(1, local_rank) == "cuda:0"
 
 
 @given(st.integers(1, 16))
-def test_ranks_that_all_see_as_many_gpus_as_they_are_get_one_each(n):
+def test_ranks_that_see_as_many_gpus_as_ranks_use_one_each(n):
     devices = {choose_device(n, local_rank) for local_rank in range(n)}
     assert devices == {f"cuda:{i}" for i in range(n)}
 
 
-def test_without_gpus_a_rank_computes_on_the_cpu():
+def test_rank_without_gpus_uses_the_cpu():
     assert choose_device(0, 3) == "cpu"
 
 
@@ -51,23 +51,25 @@ def test_two_ranks_on_one_gpu_are_an_input_error_that_names_both():
         check_shares([on_gpu("x"), on_gpu("y"), on_gpu("x")])
 
 
-def test_ranks_that_are_to_share_gpus_may_and_know_how_many_they_are():
+def test_ranks_allowed_to_share_gpus_know_the_number_of_sharers():
     shares = [on_gpu("x"), on_gpu("y"), on_gpu("x"), on_gpu("x", host="b")]
     check_shares(shares, share_gpus=True)
     assert [count_sharers(shares, rank) for rank in range(4)] == [2, 1, 2, 1]
 
 
-def test_where_there_is_none_to_share_it_is_an_input_error():
-    with pytest.raises(InputError, match=r"rank 0 on a: its GPU is to be shared .* sees none"):
+def test_sharing_gpus_without_a_gpu_is_an_input_error():
+    with pytest.raises(InputError, match=r"rank 0 on a: ranks are to share its GPU, but"):
         check_shares([on_cores(0), on_cores(0)], share_gpus=True)
     assert count_sharers([on_cores(0), on_cores(0)], 0) == 1
 
 
-def test_gpus_of_different_hosts_are_different():
-    check_shares([on_gpu("x", host="a"), on_gpu("x", host="b")])
+def test_gpus_of_different_hosts_are_not_shared():
+    shares = [on_gpu("x", host="a"), on_gpu("x", host="b")]
+    check_shares(shares)
+    assert [count_sharers(shares, rank) for rank in range(2)] == [1, 1]
 
 
-def test_some_ranks_with_and_some_without_a_gpu_are_an_input_error():
+def test_gpus_on_only_some_ranks_are_an_input_error():
     with pytest.raises(InputError, match=r"rank 1 on a: it sees no GPU"):
         check_shares([on_gpu("x"), on_cores(0)])
 
@@ -83,7 +85,7 @@ def test_ranks_bound_to_one_core_each_have_one_thread():
 
 
 @given(st.lists(core_sets, min_size=1, max_size=12))
-def test_threads_are_never_more_than_cores_nor_less_than_one(masks):
+def test_threads_are_between_one_and_the_number_of_cores(masks):
     shares = [on_cores(*mask) for mask in masks]
     threads = [count_threads(shares, rank, {}) for rank in range(len(shares))]
     assert all(1 <= t <= len(mask) for t, mask in zip(threads, masks, strict=True))
@@ -99,12 +101,12 @@ def test_omp_num_threads_is_obeyed():
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-1"])
-def test_a_senseless_omp_num_threads_is_an_input_error(text):
+def test_invalid_omp_num_threads_is_an_input_error(text):
     with pytest.raises(InputError, match="OMP_NUM_THREADS"):
         count_threads([on_cores(0)], 0, {"OMP_NUM_THREADS": text})
 
 
-def test_the_single_thread_that_torchrun_sets_by_itself_does_not_count():
+def test_default_omp_num_threads_of_torchrun_is_ignored():
     env = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}
     assert count_threads([on_cores(0, 1)], 0, env) == 2
 
@@ -115,7 +117,7 @@ def test_slurm_cpus_per_task_is_an_upper_limit():
     assert count_threads([on_cores(0)], 0, env) == 1
 
 
-def test_this_process_has_a_share_of_this_host_and_no_gpu_where_none_is_wanted(monkeypatch):
+def test_share_of_a_process_without_gpus_has_its_cores_and_no_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     share = find_share("here", 0, gpus=False)
     assert share.cores == os.sched_getaffinity(0)
@@ -135,11 +137,11 @@ def test_this_process_has_a_share_of_this_host_and_no_gpu_where_none_is_wanted(m
         ({"SLURM_JOB_GPUS": "0,1", "ROCR_VISIBLE_DEVICES": "-1"}, None),
     ],
 )
-def test_a_job_was_given_gpus_unless_they_are_hidden(env, expected):
+def test_gpus_given_to_a_job_are_found_unless_hidden(env, expected):
     assert find_given(env) == expected
 
 
-def test_gpus_that_torch_does_not_see_are_refused_unless_cpus_are_meant(monkeypatch):
+def test_given_gpus_that_torch_does_not_see_are_an_input_error(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setenv("SLURM_JOB_GPUS", "2")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -147,15 +149,15 @@ def test_gpus_that_torch_does_not_see_are_refused_unless_cpus_are_meant(monkeypa
     with pytest.raises(InputError) as caught:
         check_shares([blind, blind])
     told = str(caught.value)
-    assert told.startswith("rank 0 on here: it was given GPUs (SLURM_JOB_GPUS=2), and torch ")
+    assert told.startswith("rank 0 on here: it was given GPUs (SLURM_JOB_GPUS=2), but torch ")
     assert "--device cpu" in told
     meant = find_share("here", 0, gpus=False)
     check_shares([meant, meant])
 
 
-def test_the_loopback_interface_leads_to_the_loopback_address():
+def test_loopback_address_belongs_to_the_loopback_interface():
     assert interface_towards("127.0.0.1") == dict(map(reversed, list_interfaces()))["127.0.0.1"]
 
 
-def test_an_address_that_is_none_has_no_interface():
+def test_invalid_address_has_no_interface():
     assert interface_towards("not an address") is None

@@ -1,4 +1,4 @@
-"""Programs of users that have ranks."""
+"""Tests of `hpcfwi.launch`, with which programs of users get ranks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import hpcfwi
 from tests.ranks import run_ranks
 
 
-def test_alone_a_program_has_the_only_rank_and_its_errors_are_raised_on():
+def test_program_alone_is_a_single_rank_and_raises_its_errors():
     with hpcfwi.launch() as context:
         assert (context.rank, context.size) == (0, 1)
     with pytest.raises(KeyError), hpcfwi.launch():
         raise KeyError
 
 
-def test_ranks_of_a_program_add_up():
+def test_program_under_mpirun_has_all_ranks():
     program = "import hpcfwi\nwith hpcfwi.launch() as c: print(c.size, sum(c.all_gather(c.rank)))"
     done = run_ranks(3, program, warm=True)
     assert (done.returncode, done.stdout.splitlines()) == (0, ["3 3"] * 3), done.stderr
 
 
-def test_where_one_rank_fails_the_others_do_not_wait_for_it_and_it_says_why():
+def test_failed_rank_ends_the_program_with_its_traceback():
     program = (
         "import hpcfwi\n"
         "with hpcfwi.launch() as c:\n"

@@ -1,4 +1,4 @@
-"""Where ranks meet: on the one address that they need, with a secret that nobody else has."""
+"""Tests of the rendezvous of ranks: the address, and the secret of the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel import rendezvous
-from hpcfwi.parallel.rendezvous import TorchrunExchange, list_interfaces, open_store
+from hpcfwi.parallel.rendezvous import EnvironmentExchange, list_interfaces, open_store
 from hpcfwi.parallel.store import Server, Store, StoreError, make_secret
 from tests.parallel.store.test_server import listening
 
@@ -27,7 +27,7 @@ HOSTS = threading.local()
 
 
 class Together:
-    """An `Exchange` of threads that play ranks on hosts of their own names."""
+    """An `Exchange` of threads that represent ranks on several hosts."""
 
     def __init__(self, rank: int, hosts: list[str], said: list[Any], all_here: Any) -> None:
         self.rank, self.size = rank, len(hosts)
@@ -41,19 +41,19 @@ class Together:
         return values
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """The variables that ranks set for other programs end with the test."""
+    """Restore the environment, which ranks change for other programs."""
     with mock.patch.dict(os.environ):
         yield
 
 
 @pytest.fixture
 def open_stores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """What `open_store` gives to each of the ranks on these hosts, or raises."""
+    """A function that returns the store or the error of each rank on given hosts."""
     monkeypatch.setattr(rendezvous.socket, "gethostname", lambda: HOSTS.name)
 
     def open_on(hosts: list[str]) -> list[Any]:
@@ -83,7 +83,7 @@ def in_hexadecimal(address: str) -> str:
     return "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
 
 
-def test_ranks_of_one_host_meet_without_a_port(open_stores):
+def test_ranks_of_one_host_connect_without_a_port(open_stores):
     stores = open_stores(["a", "a", "a"])
     with closing(stores):
         stores[1].set("who", "rank 1")
@@ -93,7 +93,7 @@ def test_ranks_of_one_host_meet_without_a_port(open_stores):
         assert int(os.environ["MASTER_PORT"]) > 0
 
 
-def test_a_secret_that_all_have_been_given_is_not_passed_on(open_stores, monkeypatch):
+def test_given_secret_is_used_by_all_ranks(open_stores, monkeypatch):
     monkeypatch.setenv("HPCFWI_SECRET", "of this job")
     stores = open_stores(["a", "a"])
     with closing(stores):
@@ -102,26 +102,26 @@ def test_a_secret_that_all_have_been_given_is_not_passed_on(open_stores, monkeyp
         assert {store._secret for store in stores} == {b"of this job"}
 
 
-def test_secret_is_not_taken_from_strangers_who_can_write_at_the_rendezvous(monkeypatch):
-    """torchrun's store has no secret: what is said there may be anybody's."""
+def test_secret_is_not_accepted_from_the_rendezvous(monkeypatch):
+    """Anyone can write to torchrun's store, which has no secret."""
     monkeypatch.setenv("HPCFWI_SECRET", "of this job")
     foreign = Server("127.0.0.1", make_secret())
 
-    class Lies:
+    class ForgedExchange:
         rank, size = 1, 2
 
         def all_gather(self, value: Any) -> list[Any]:
             return ["a", "a"] if value else [[*foreign.place, foreign._secret.hex()], None]
 
         def forget(self) -> None:
-            """Nothing is kept."""
+            """Do nothing."""
 
     with pytest.raises(StoreError, match="no connection to rank 0"):
-        open_store(Lies(), timedelta(seconds=0.3))
+        open_store(ForgedExchange(), timedelta(seconds=0.3))
     foreign.close()
 
 
-def test_an_address_at_which_somebody_else_answers_is_not_taken(open_stores, monkeypatch):
+def test_address_at_which_another_program_answers_is_not_used(open_stores, monkeypatch):
     own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
     if not own:
         pytest.skip("this machine has no network but its loopback")
@@ -137,7 +137,7 @@ def test_an_address_at_which_somebody_else_answers_is_not_taken(open_stores, mon
         assert sorted(heard for _, heard in doors) == [False, False, True, True]
 
 
-def test_ranks_of_several_hosts_meet_at_one_address_that_all_reach(open_stores):
+def test_ranks_of_several_hosts_connect_at_an_address_that_all_reach(open_stores):
     own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
     if not own:
         pytest.skip("this machine has no network but its loopback")
@@ -148,24 +148,24 @@ def test_ranks_of_several_hosts_meet_at_one_address_that_all_reach(open_stores):
         assert listening(stores[0]._place.port) == {in_hexadecimal(own[0])}
 
 
-def test_where_there_is_none_all_are_told_so(open_stores, monkeypatch):
+def test_all_ranks_raise_the_same_error_without_a_common_address(open_stores, monkeypatch):
     monkeypatch.setattr(rendezvous, "list_interfaces", lambda: [("lo", "127.0.0.1")])
     told = {str(error) for error in open_stores(["a", "b"])}
     assert len(told) == 1
     assert "network of a: none of its addresses (no IPv4) can be reached" in told.pop()
 
 
-def test_every_job_has_a_secret_of_its_own(open_stores):
+def test_jobs_have_different_secrets(open_stores):
     one, other = open_stores(["a", "a"]), open_stores(["a", "a"])
     with closing(one + other), pytest.raises(StoreError):
         Store(one[0]._place, other[0]._secret, timedelta(seconds=0.3))
 
 
-def test_torchruns_store_keeps_no_secret(monkeypatch):
+def test_store_of_torchrun_does_not_contain_the_secret(monkeypatch):
     shared = dist.HashStore()
     ranks = iter([(shared, 0, 2), (shared, 1, 2)])
     monkeypatch.setattr(rendezvous, "rendezvous", lambda *_, **__: iter([next(ranks)]))
-    exchanges = [TorchrunExchange(SOON), TorchrunExchange(SOON)]
+    exchanges = [EnvironmentExchange(SOON), EnvironmentExchange(SOON)]
     with ThreadPoolExecutor(2) as pool:
         stores = list(pool.map(lambda exchange: open_store(exchange, SOON), exchanges))
     with closing(stores):
@@ -179,20 +179,20 @@ def test_torchruns_store_keeps_no_secret(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_rank_that_meets_no_other_is_told_where_it_waited_and_how_to_start_all(rank, monkeypatch):
+def test_error_for_a_failed_rendezvous_names_the_address(rank, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     env = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     monkeypatch.setattr(rendezvous, "MEETING_WAIT", timedelta(seconds=1))
     monkeypatch.setattr(os, "environ", {**os.environ, **env})
-    told = f"2 ranks did not meet at 127.0.0.1:{port}.*Start all"
+    told = f"2 ranks did not connect .* at 127.0.0.1:{port}.*Start all"
     with pytest.raises(InputError, match=told) as refused:
-        TorchrunExchange(SOON)
+        EnvironmentExchange(SOON)
     assert "\n" not in str(refused.value)
 
 
-def test_ranks_that_have_met_wait_longer_for_each_other_than_for_their_meeting(monkeypatch):
+def test_timeout_after_the_rendezvous_is_longer_than_during_it(monkeypatch):
     monkeypatch.setattr(rendezvous, "MEETING_WAIT", timedelta(seconds=1))
     shared = dist.HashStore()
     monkeypatch.setattr(rendezvous, "rendezvous", lambda *_, **__: iter([(shared, 0, 1)]))
-    assert TorchrunExchange(SOON)._store.timeout == SOON
+    assert EnvironmentExchange(SOON)._store.timeout == SOON

@@ -1,4 +1,4 @@
-"""Ranks from every launcher, and how they end: mpirun, torchrun, a plain python."""
+"""Tests of starting and ending ranks under mpirun, torchrun and plain Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ranks import make_env, run_ranks, warm_python
 
 PROGRAM = ["-m", "tests.parallel.programs"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-# How ranks end does not depend on how long they have taken to start.
+# Warm ranks start faster and end like others.
 run_warm = partial(run_ranks, warm=True)
 TIMEOUT = 60.0  # s
 
@@ -41,11 +41,11 @@ def start_words(*words: str, **env: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Wait for the end; a process that has none is ended, torchrun's ranks with it."""
+    """Wait for a process; end it and the ranks of torchrun after a timeout."""
     try:
         output, errors = process.communicate(timeout=TIMEOUT)
     except BaseException:
-        process.terminate()  # torchrun ends its ranks on SIGTERM, and could not on SIGKILL
+        process.terminate()  # on SIGTERM, torchrun ends its ranks
         try:
             process.wait(timeout=15)
         finally:
@@ -55,7 +55,7 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def messages(errors: str) -> list[str]:
-    """The lines that hpcfwi itself has written among those of the launcher."""
+    """Return the lines that hpcfwi has written, without those of the launcher."""
     return [line for line in errors.splitlines() if line.startswith("hpcfwi: ")]
 
 
@@ -68,7 +68,7 @@ def messages(errors: str) -> list[str]:
         ({}, 0, "gloo"),
     ],
 )
-def test_sums_go_by_nccl_where_ranks_have_gpus_of_their_own(world, cards, expected, monkeypatch):
+def test_nccl_is_used_only_if_each_rank_has_its_own_gpu(world, cards, expected, monkeypatch):
     asked = []
 
     def init_process_group(backend, **_):
@@ -89,14 +89,14 @@ def test_sums_go_by_nccl_where_ranks_have_gpus_of_their_own(world, cards, expect
 
 
 @pytest.mark.parametrize(("n", "run"), [(2, run_ranks), (3, run_warm), (4, run_warm)])
-def test_under_mpirun_the_collectives_give_what_one_process_computes(n, run):
+def test_collectives_under_mpirun_equal_those_of_one_process(n, run):
     done = run(n, [*PROGRAM, "collectives"])
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"ranks {n} mpi True environment 0 {n} 127.0.0.1\n"
 
 
-# What each of the ranks is told by the store until they are connected.
-TOLD = """
+# Prints how many answers and bytes a rank gets from the store until it is connected
+COUNT_ANSWERS = """
 from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel import store
 
@@ -107,7 +107,7 @@ def counted(*arguments):
 
 store._receive = counted
 context = launch(gpus=False)
-answers = sum(len(part) == 36 for part in told)  # as many bytes as are before an answer
+answers = sum(len(part) == 36 for part in told)  # the header of an answer
 found = context.all_gather((answers, sum(map(len, told))))
 if context.is_root:
     print(*(max(counts) for counts in zip(*found)))
@@ -115,19 +115,19 @@ context.close()
 """
 
 
-def test_each_rank_asks_the_store_as_often_whatever_their_number_and_hears_little_of_each():
+def test_store_requests_per_rank_do_not_grow_with_the_number_of_ranks():
     counts = []
     for n in (2, 6):
-        done = run_warm(n, TOLD)
+        done = run_warm(n, COUNT_ANSWERS)
         assert done.returncode == 0, done.stderr
         counts.append([int(number) for number in done.stdout.split()])
     (few, of_two), (many, of_six) = counts
     assert few == many
-    assert (of_six - of_two) / 4 < 400  # bytes of a rank more
+    assert (of_six - of_two) / 4 < 400  # bytes for each additional rank
 
 
-# Ranks that are dealt to two hosts in turn, as by `mpirun --map-by node` and `srun -m cyclic`.
-DEALT = """
+# Ranks that are distributed cyclically over two hosts, as by `mpirun --map-by node`
+CYCLIC = """
 from mpi4py import MPI
 from hpcfwi.parallel.launch import find_ranks
 
@@ -145,8 +145,8 @@ for comm in (world, Dealt(world)):
 """
 
 
-def test_ranks_of_a_host_are_numbered_one_after_the_other():
-    done = run_warm(4, DEALT)
+def test_ranks_of_a_host_are_numbered_consecutively():
+    done = run_warm(4, CYCLIC)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "(0, 0) (1, 1) (2, 2) (3, 3)",
@@ -154,19 +154,19 @@ def test_ranks_of_a_host_are_numbered_one_after_the_other():
     ]
 
 
-def test_the_process_group_ends_with_the_context_whatever_was_imported_meanwhile():
-    done = run_warm(2, [*PROGRAM, "leave_after_others_have_named_the_group"])
+def test_closing_the_context_ends_the_process_group_after_imports():
+    done = run_warm(2, [*PROGRAM, "close_after_imports_that_keep_the_group"])
     assert done.returncode == 0, done.stderr
 
 
-def test_under_torchrun_they_do_so_without_mpi():
+def test_collectives_under_torchrun_work_without_mpi():
     done = finish(start(*TORCHRUN, *PROGRAM, "collectives"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ranks 2 mpi False environment 0 2 ")
 
 
 def test_torchrun_on_a_host_whose_name_does_not_resolve_starts_with_a_local_address():
-    """As docs/cluster.md advises; a name of the test's own, where the system allows that."""
+    """The start is that of docs/cluster.md, in a namespace where the host has another name."""
     renamed = ["unshare", "--uts", "sh", "-c", 'hostname nohost.invalid && exec "$@"', "sh"]
     if not shutil.which("unshare") or subprocess.run([*renamed, "true"], check=False).returncode:
         pytest.skip("this process may not rename its host")
@@ -176,7 +176,7 @@ def test_torchrun_on_a_host_whose_name_does_not_resolve_starts_with_a_local_addr
     assert done.stdout.startswith("ranks 2 mpi False ")
 
 
-def test_processes_that_torch_s_variables_number_are_ranks_without_mpi():
+def test_torch_variables_define_ranks_without_mpi():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -187,19 +187,19 @@ def test_processes_that_torch_s_variables_number_are_ranks_without_mpi():
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_rank_that_has_no_address_of_the_first_ends_with_2_and_does_not_go_on_alone(rank):
+def test_rank_without_master_address_ends_with_exit_code_2(rank):
     done = finish(start(*PROGRAM, "collectives", RANK=rank, WORLD_SIZE="2"))
     assert done.returncode == 2
     assert "ranks 1" not in done.stdout
 
 
-def test_a_plain_python_is_a_single_rank_even_in_a_batch_script():
+def test_plain_python_in_a_batch_script_is_a_single_rank():
     done = finish(start(*PROGRAM, "collectives", SLURM_NTASKS="4", SLURM_PROCID="0"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ranks 1 mpi True environment None None None\n"
 
 
-def test_a_bad_input_that_all_ranks_see_is_told_once_by_rank_0():
+def test_input_error_of_all_ranks_is_reported_once_by_rank_0():
     done = run_warm(2, [*PROGRAM, "bad_input_for_all"])
     assert done.returncode == 2
     assert messages(done.stderr) == ["hpcfwi: vp.h5: NaN at (3, 4). Mend the model."]
@@ -207,7 +207,7 @@ def test_a_bad_input_that_all_ranks_see_is_told_once_by_rank_0():
     assert "MPI_ABORT" not in done.stderr
 
 
-def test_a_bad_input_of_one_rank_ends_the_job_with_that_ranks_message():
+def test_input_error_of_one_rank_ends_the_job_with_its_message():
     began = time.monotonic()
     done = run_warm(2, [*PROGRAM, "bad_input_for_last"])
     assert done.returncode == 2
@@ -219,14 +219,14 @@ def test_a_bad_input_of_one_rank_ends_the_job_with_that_ranks_message():
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_ranks_that_stop_together_wait_for_a_rank_0_that_comes_late(n):
+def test_ranks_that_stop_together_wait_for_a_late_rank_0(n):
     done = run_warm(n, [*PROGRAM, "stop_together_with_rank_0_late"])
     assert done.returncode == 3
     assert messages(done.stderr) == ["hpcfwi: stopped by SIGUSR1 after epoch 7"]
     assert "MPI_ABORT" not in done.stderr
 
 
-def test_a_defect_on_rank_0_ends_the_job_with_its_traceback():
+def test_exception_on_rank_0_ends_the_job_with_its_traceback():
     done = run_warm(2, [*PROGRAM, "defect_on_root"])
     assert done.returncode == 1
     (message,) = messages(done.stderr)
@@ -234,12 +234,12 @@ def test_a_defect_on_rank_0_ends_the_job_with_its_traceback():
     assert "ZeroDivisionError: a defect" in done.stderr
 
 
-def test_a_killed_rank_ends_the_job():
+def test_killed_rank_ends_the_job():
     done = run_warm(2, [*PROGRAM, "kill_last"])
     assert done.returncode != 0
 
 
-def test_under_torchrun_one_failed_rank_ends_the_job_with_its_message():
+def test_failed_rank_under_torchrun_ends_the_job_with_its_message():
     warm = warm_python()
     words = [*warm, *TORCHRUN, "--no-python", *warm, *PROGRAM, "bad_input_for_last"]
     done = finish(start_words(*words))
@@ -248,7 +248,7 @@ def test_under_torchrun_one_failed_rank_ends_the_job_with_its_message():
     assert message.startswith("hpcfwi: rank 1 on ")
 
 
-def test_of_ranks_that_cannot_find_each_other_only_the_first_speaks():
+def test_unconnected_ranks_report_the_error_once():
     env = {"SLURM_STEP_NUM_TASKS": "2"}
     ranks = [
         start_words(*warm_python(), *PROGRAM, "collectives", **env, SLURM_PROCID=str(rank))
@@ -261,7 +261,7 @@ def test_of_ranks_that_cannot_find_each_other_only_the_first_speaks():
     assert second.stderr == ""
 
 
-def test_the_collectives_of_a_single_rank_give_back_what_they_get():
+def test_collectives_of_a_single_rank_return_their_input():
     context = Context.alone(threads=2)
     tensor = torch.arange(3.0)
     assert context.sum(tensor) is tensor
@@ -283,7 +283,7 @@ def test_the_collectives_of_a_single_rank_give_back_what_they_get():
         (KeyboardInterrupt(), 1, "hpcfwi: interrupted\n"),
     ],
 )
-def test_a_single_rank_tells_its_error_and_exits_with_its_code(error, code, text, capsys):
+def test_single_rank_reports_its_error_and_returns_its_exit_code(error, code, text, capsys):
     def main() -> int:
         raise error
 
@@ -291,5 +291,5 @@ def test_a_single_rank_tells_its_error_and_exits_with_its_code(error, code, text
     assert capsys.readouterr().err == text
 
 
-def test_a_main_that_ends_well_gives_its_exit_code():
+def test_successful_main_returns_its_exit_code():
     assert run_guarded(Context.alone(), lambda: 3) == 3

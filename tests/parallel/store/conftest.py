@@ -1,4 +1,4 @@
-"""A store, and one who has come to it."""
+"""Fixtures of a server and a connected store."""
 
 from __future__ import annotations
 

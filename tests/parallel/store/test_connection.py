@@ -1,4 +1,4 @@
-"""A connection to the store: notes are written, waited for, and never mixed up."""
+"""Tests of a client of the store, which writes notes and waits for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from datetime import timedelta
 import pytest
 
 from hpcfwi.parallel import store
-from hpcfwi.parallel.store import Place, Server, Store, StoreError, make_secret
+from hpcfwi.parallel.store import Address, Server, Store, StoreError, make_secret
 from tests.parallel.store.conftest import SECRET
 
 SOON = timedelta(seconds=0.5)
 
 
-def test_a_note_is_there_for_every_rank(store):
+def test_note_is_visible_to_every_rank(store):
     store.set("a", "one")
     other = store.clone()
     assert other.get("a") == b"one"
@@ -33,7 +33,7 @@ def test_a_note_is_there_for_every_rank(store):
 
 
 def count_received(monkeypatch):
-    """The sizes of what comes from the store, from now on."""
+    """Return a list to which the sizes of messages from the store are appended."""
     sizes, receive = [], store._receive
 
     def counted(*arguments):
@@ -45,22 +45,22 @@ def count_received(monkeypatch):
     return sizes
 
 
-def test_a_note_takes_few_more_bytes_on_the_way_than_it_has(store, monkeypatch):
-    address = bytes(1200)  # gloo's are mostly zeros
+def test_reading_a_note_transfers_little_more_than_its_bytes(store, monkeypatch):
+    address = bytes(1200)  # the addresses of gloo are mostly zeros
     store.set("address", address)
     sizes = count_received(monkeypatch)
     assert store.get("address") == address
     assert sum(sizes) < 1.5 * len(address)
 
 
-def test_who_waits_for_a_note_is_told_that_it_is_there_and_not_what_it_says(store, monkeypatch):
+def test_waiting_for_a_note_does_not_transfer_its_content(store, monkeypatch):
     store.set("address", bytes(1200))
     sizes = count_received(monkeypatch)
     store.wait(["address"])
     assert sum(sizes) < 100
 
 
-def test_who_waits_for_several_notes_has_all_of_them_in_whatever_order_they_come(store):
+def test_waiting_for_several_notes_does_not_depend_on_their_order(store):
     def ask(first: int) -> list[bytes]:
         return store.clone().multi_get([str((first + n) % 9) for n in range(9)])
 
@@ -73,7 +73,7 @@ def test_who_waits_for_several_notes_has_all_of_them_in_whatever_order_they_come
             assert notes.result(10.0) == [bytes([(first + n) % 9]) for n in range(9)]
 
 
-def test_numbers_are_added_up_and_notes_taken_away(store):
+def test_store_adds_numbers_and_deletes_notes(store):
     assert [store.add("n", 2) for _ in range(3)] == [2, 4, 6]
     assert store.get("n") == b"6"
     assert store.delete_key("n")
@@ -81,15 +81,17 @@ def test_numbers_are_added_up_and_notes_taken_away(store):
     assert store.add("n", 1) == 1
 
 
-def test_the_first_of_several_who_compare_and_set_wins(store):
+def test_first_compare_and_set_wins(store):
     assert store.compare_set("word", "", "SIGTERM") == b"SIGTERM"
     assert store.compare_set("word", "", "SIGINT") == b"SIGTERM"
     assert store.compare_set("word", "SIGTERM", "3") == b"3"
-    assert store.compare_set("other", "x", "y") == b"x", "as torch's own stores have it"
+    assert store.compare_set("other", "x", "y") == b"x", (
+        "the result equals that of the stores of torch"
+    )
     assert not store.check(["other"])
 
 
-def test_who_asks_for_a_note_that_is_not_there_waits_for_it(store):
+def test_reading_a_missing_note_waits_for_it(store):
     other = store.clone()
     later = threading.Timer(0.2, lambda: other.set("late", "here"))
     later.start()
@@ -98,7 +100,7 @@ def test_who_asks_for_a_note_that_is_not_there_waits_for_it(store):
     other.close()
 
 
-def test_waiting_for_a_key_ends_and_a_late_answer_is_not_taken_for_another(server):
+def test_wait_for_a_key_times_out_and_breaks_the_connection(server):
     hasty = Store(server.place, SECRET, SOON)
     with pytest.raises(StoreError, match="does not answer"):
         hasty.get("never")
@@ -106,7 +108,7 @@ def test_waiting_for_a_key_ends_and_a_late_answer_is_not_taken_for_another(serve
         hasty.look(["never"])
 
 
-def test_the_end_of_the_server_is_learned_at_once(server, store):
+def test_waiting_client_fails_at_once_when_the_server_closes(server, store):
     waiting: list[str] = []
 
     def wait() -> None:
@@ -127,14 +129,14 @@ def test_the_end_of_the_server_is_learned_at_once(server, store):
         store.set("a", "one")
 
 
-def test_another_secret_is_refused_on_both_sides(server):
+def test_connection_with_another_secret_is_refused(server):
     with pytest.raises(StoreError, match="no connection"):
         Store(server.place, make_secret(), SOON)
 
 
-def test_who_only_pretends_to_be_the_server_is_not_believed():
+def test_client_refuses_a_server_without_the_secret():
     with socket.create_server(("127.0.0.1", 0)) as door:
-        place = Place(*door.getsockname())
+        place = Address(*door.getsockname())
 
         def pretend() -> None:
             for _ in range(100):
@@ -152,25 +154,25 @@ def test_who_only_pretends_to_be_the_server_is_not_believed():
             Store(place, SECRET, SOON)
 
 
-def test_a_message_that_was_changed_or_said_twice_ends_the_connection(store):
+def test_changed_or_repeated_message_is_ignored(store):
     other = store.clone()
-    said = other._line.pack(("add", "n", 1))
+    said = other._channel.pack(("add", "n", 1))
     other._socket.sendall(said + said)
     time.sleep(0.3)
-    assert store.get("n") == b"1", "the second time it was not listened to"
+    assert store.get("n") == b"1", "the repeated message is ignored"
     other = store.clone()
-    changed = bytearray(other._line.pack(("add", "n", 1)))
+    changed = bytearray(other._channel.pack(("add", "n", 1)))
     changed[-2:-1] = b"7"
     other._socket.sendall(changed)
     time.sleep(0.3)
     assert store.get("n") == b"1"
 
 
-def test_what_is_said_is_json_and_never_a_pickle(store):
-    assert json.loads(store._line.pack(("set", {"a": "b"}))[36:]) == ["set", {"a": "b"}]
+def test_messages_are_json_and_not_pickles(store):
+    assert json.loads(store._channel.pack(("set", {"a": "b"}))[36:]) == ["set", {"a": "b"}]
 
 
-def test_what_was_signed_at_an_earlier_start_with_the_same_secret_is_no_signature_now():
+def test_signature_is_not_valid_for_another_server_with_the_same_secret():
     signatures = []
     for _ in range(2):
         server = Server("127.0.0.1", SECRET)

@@ -1,4 +1,4 @@
-"""The server: notes for those who know the secret, and nothing for anybody else."""
+"""Tests of the server of the store, which serves only clients that know the secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.strangers import as_root, as_stranger
 
 
 def listening(port: int) -> set[str]:
-    """The addresses, in the kernel's hexadecimal, at which something listens on this port."""
+    """Return the addresses, in hexadecimal, on which a socket listens at this port."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with open(table) as lines:  # noqa: PTH123
@@ -31,7 +31,7 @@ def listening(port: int) -> set[str]:
     return found
 
 
-def test_store_listens_on_the_one_address_that_it_is_given(server):
+def test_server_listens_only_on_its_given_address(server):
     assert listening(server.place.port) == {"0100007F"}
 
 
@@ -45,9 +45,7 @@ def test_store_listens_on_the_one_address_that_it_is_given(server):
     ],
     ids=["nothing", "a browser", "zeros", "another secret"],
 )
-def test_who_does_not_know_the_secret_hears_a_greeting_and_no_more(
-    server, store, opening, monkeypatch
-):
+def test_client_without_the_secret_gets_only_a_greeting(server, store, opening, monkeypatch):
     monkeypatch.setattr(servers, "HANDSHAKE_WAIT", 0.3)
     store.set("a", "one")
     with socket.create_connection(server.place) as stranger:
@@ -60,10 +58,10 @@ def test_who_does_not_know_the_secret_hears_a_greeting_and_no_more(
         except ConnectionResetError:
             pass
     assert len(heard) <= 32
-    assert store.get("a") == b"one", "and the others are served"
+    assert store.get("a") == b"one", "other clients are served"
 
 
-def test_strangers_who_say_nothing_and_come_again_and_again_keep_nobody_out(server, monkeypatch):
+def test_reconnecting_silent_clients_do_not_block_others(server, monkeypatch):
     monkeypatch.setattr(servers, "HANDSHAKE_WAIT", 60.0)
     over = threading.Event()
 
@@ -76,14 +74,14 @@ def test_strangers_who_say_nothing_and_come_again_and_again_keep_nobody_out(serv
                 while stranger.recv(64):
                     pass
 
-    for _ in range(2 * servers.STRANGERS):
+    for _ in range(2 * servers.MOST_UNPROVEN):
         threading.Thread(target=come_again, daemon=True).start()
     time.sleep(0.5)
     try:
         store = Store(server.place, SECRET, timedelta(seconds=20))
         store.set("a", "one")
         time.sleep(0.5)
-        assert store.get("a") == b"one", "who has come in is not sent away"
+        assert store.get("a") == b"one", "a connected client stays connected"
         store.close()
     finally:
         over.set()
@@ -94,15 +92,15 @@ def count_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_strangers_take_a_few_descriptors_and_no_more(server, monkeypatch):
+def test_unauthenticated_clients_take_few_descriptors(server, monkeypatch):
     monkeypatch.setattr(servers, "HANDSHAKE_WAIT", 60.0)
     before = count_descriptors()
-    crowd = [socket.create_connection(server.place) for _ in range(3 * servers.STRANGERS)]
+    crowd = [socket.create_connection(server.place) for _ in range(3 * servers.MOST_UNPROVEN)]
     time.sleep(0.5)
     taken = count_descriptors() - before - len(crowd)
     for stranger in crowd:
         stranger.close()
-    assert taken <= servers.STRANGERS + 1
+    assert taken <= servers.MOST_UNPROVEN + 1
 
 
 COME = """
@@ -115,7 +113,7 @@ with socket.socket(socket.AF_UNIX) as stranger:
 
 
 @as_root
-def test_on_one_host_the_system_says_who_comes_and_other_users_hear_nothing():
+def test_local_server_refuses_other_users():
     server = Server(local_address(), SECRET)
     store = Store(server.place, SECRET, timedelta(seconds=10), server)
     store.set("a", "one")

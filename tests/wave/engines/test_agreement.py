@@ -1,4 +1,4 @@
-"""Every engine computes the same scheme, in either precision."""
+"""Tests of the agreement of the engines in single and double precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.wave.examples import (
 )
 
 
-def test_the_engines_agree_to_rounding_in_double_precision() -> None:
+def test_engines_agree_to_rounding_in_double_precision() -> None:
     shots = random_shots(free_surface=True, dt=4e-3)
     eager, cpu = (shots.simulate(engine=engine) for engine in ("eager", "cpu"))
     residual = white_residual(eager.data)
@@ -28,7 +28,7 @@ def test_the_engines_agree_to_rounding_in_double_precision() -> None:
         assert relative(by_name(found)[name], by_name(expected)[name]) < 1e-12
 
 
-def test_the_engines_agree_to_rounding_in_single_precision() -> None:
+def test_engines_agree_to_rounding_in_single_precision() -> None:
     shots = smooth_shots(samples=160)
     shots = replace(shots, vp=shots.vp.float())
     eager, cpu = (shots.simulate(engine=engine, history=EXACT) for engine in ("eager", "cpu"))
@@ -40,7 +40,7 @@ def test_the_engines_agree_to_rounding_in_single_precision() -> None:
 
 
 @pytest.mark.parametrize("engine", ["eager", "cpu"])
-def test_single_precision_is_as_good_as_double_precision_to_five_digits(engine: str) -> None:
+def test_single_precision_agrees_with_double_to_five_digits(engine: str) -> None:
     shots = smooth_shots(samples=160)
     single = replace(shots, vp=shots.vp.float()).simulate(engine=engine, history=EXACT)
     double = shots.simulate(engine="cpu", history=EXACT)

@@ -1,7 +1,6 @@
-"""An independent program, Deepwave, finds the same traces and the same gradients.
+"""Tests against an independent program, Deepwave, called directly and as the `deepwave` engine.
 
-It is called twice: directly, and as the `deepwave` engine. Receivers are one or two cells from
-the edges, and the shortest peak wavelength is 15 cells.
+Some receivers are one or two cells from the edges, and the shortest peak wavelength is 15 cells.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ ONE_PERCENT = 0.01
 def call_deepwave(
     shots: Shots, vp: Tensor, order: int, free_surface: bool, direction: Tensor | None = None
 ) -> Tensor:
-    """Deepwave's traces for points on the grid, or what a change of vp in a direction scatters.
+    """Return the traces of Deepwave for points on the grid, or those scattered by a change of vp.
 
-    Its free surface is a node above the model's first row, where ours is the first row.
+    Its free surface is one node above the first row of the model; ours is the first row.
     """
     first = 1 if free_surface else 0
 
@@ -72,7 +71,7 @@ def call_deepwave(
 
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("order", [4, 8])
-def test_the_traces_are_those_of_deepwave(order: int, free_surface: bool) -> None:
+def test_traces_agree_with_deepwave(order: int, free_surface: bool) -> None:
     shots = smooth_shots()
     ours = shots.acoustic(order=order, free_surface=free_surface)
     theirs = call_deepwave(shots, shots.vp, order, free_surface)
@@ -81,7 +80,7 @@ def test_the_traces_are_those_of_deepwave(order: int, free_surface: bool) -> Non
 
 
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_the_gradient_is_that_of_deepwave(free_surface: bool) -> None:
+def test_gradient_agrees_with_deepwave(free_surface: bool) -> None:
     shots = smooth_shots()
     vp = shots.vp.clone().requires_grad_()
     traces = call_deepwave(shots, vp, 8, free_surface)
@@ -94,7 +93,7 @@ def test_the_gradient_is_that_of_deepwave(free_surface: bool) -> None:
 
 
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_the_deepwave_engine_gives_the_traces_and_gradients_of_the_cpu_engine(
+def test_deepwave_engine_agrees_with_the_cpu_engine(
     free_surface: bool,
 ) -> None:
     shots = smooth_shots()
@@ -111,7 +110,7 @@ def test_the_deepwave_engine_gives_the_traces_and_gradients_of_the_cpu_engine(
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("on_grid", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, 4e-3])
-def test_the_deepwave_engine_is_transposed_to_rounding(
+def test_deepwave_engine_passes_the_dot_product_test(
     free_surface: bool, on_grid: bool, dt: float
 ) -> None:
     scheme: dict[str, Any] = {"free_surface": free_surface, "on_grid": on_grid, "dt": dt}
@@ -119,7 +118,7 @@ def test_the_deepwave_engine_is_transposed_to_rounding(
 
 
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_central_differences_confirm_the_gradient_of_the_deepwave_engine(
+def test_deepwave_engine_gradient_agrees_with_central_differences(
     free_surface: bool,
 ) -> None:
     shots = random_shots(engine="deepwave", free_surface=free_surface)
@@ -130,7 +129,7 @@ def test_central_differences_confirm_the_gradient_of_the_deepwave_engine(
 
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("order", [4, 8])
-def test_what_scatters_is_what_deepwaves_born_modelling_finds(
+def test_scattered_traces_agree_with_born_modelling_of_deepwave(
     order: int, free_surface: bool
 ) -> None:
     shots = smooth_shots()
@@ -141,7 +140,7 @@ def test_what_scatters_is_what_deepwaves_born_modelling_finds(
 
 
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_the_deepwave_engine_scatters_as_the_cpu_engine(free_surface: bool) -> None:
+def test_deepwave_engine_scatters_like_the_cpu_engine(free_surface: bool) -> None:
     shots = smooth_shots()
     direction = white_direction(shots)
     ours, theirs = (
@@ -153,7 +152,7 @@ def test_the_deepwave_engine_scatters_as_the_cpu_engine(free_surface: bool) -> N
 
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, 4e-3])
-def test_what_the_deepwave_engine_scatters_is_transposed_to_rounding(
+def test_scattering_of_the_deepwave_engine_passes_the_dot_product_test(
     free_surface: bool, dt: float
 ) -> None:
     shots = random_shots(free_surface=free_surface, dt=dt, sources=2, engine="deepwave")

@@ -1,14 +1,14 @@
-"""The engine for CPUs: compiled sweeps, one shot a thread; spare threads share the last shots.
+"""The engine for CPUs: compiled sweeps, one thread per shot; spare threads share the last shots.
 
-Shots share nothing while they run, so that threads wait for one another only where several work
-on the same shot, and the bits of a shot depend neither on its batch nor on the number of threads.
+Shots share nothing while they run, so that threads wait for one another only if several work on the
+same shot, and the bits of a shot depend neither on its batch nor on the number of threads.
 `histories` has the data that a shot stores for the backward pass, `sweeps` the time loops.
 
-The module begins with what the engine will take, in bytes and in cells to compute: a wave has not
-yet reached every cell, and the others are left out (docs/decisions/012-windows.md). Compiled loops
-are kept on disk, so that they are compiled once on a machine and again when they change. Of ranks
-that begin together and need the same loop, one compiles it. `hpcfwi.system` decides where
-compiled loops may be stored.
+After the engine come estimates of the bytes and of the computed cells: cells that a wave has not
+reached are left out (docs/decisions/012-windows.md). At the end of the module, compiled loops are
+stored on disk, so that they are compiled once on a machine and again when they change. If several
+ranks need the same loop, one of them compiles it. `hpcfwi.system` decides where compiled loops may
+be stored.
 """
 
 from __future__ import annotations
@@ -53,17 +53,150 @@ from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, cou
 from hpcfwi.wave.history import KINDS, Boundary, Kind, Recompute, sampled_steps
 from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
 
-# Ahead of a wave there are tiny numbers: AT_ONCE cells of them in the first step, and two more with
-# each, until they are too small for the precision, as they are AHEAD cells before it.
+log = logging.getLogger(__name__)
+
+NAME = "cpu"
+HISTORIES: tuple[Kind, ...] = KINDS
+
+# Smallest number of planes, or of blocks of rows, for each thread of a shared shot.
+LEAST_SHARE = 3
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The stored histories of the shots, and the number of their steps.
+
+    energies: (shot, row, column), in the layout of the sweeps.
+    """
+
+    tables: Tables
+    steps: int
+    histories: list[ShotHistory]
+    energies: NDArray
+
+
+def available() -> str | None:
+    """Return why this engine cannot be used here, or None if it can be used.
+
+    Raises `InputError` if NUMBA_CACHE_DIR names a directory in which others may write.
+    """
+    find_disk()
+    return None
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Return the approximate bytes of `forward` and `backward` for so many steps."""
+    return estimate_bytes(problem, steps, torch.get_num_threads())
+
+
+def count_updates(problem: Problem, steps: int) -> float:
+    """Return the approximate number of cells with a wave, summed over shots and steps."""
+    return estimate_updates(problem, steps)
+
+
+def idle() -> int:
+    """Return the bytes of buffers from earlier batches."""
+    return POOL.count_bytes()
+
+
+def clear() -> None:
+    """Release these buffers."""
+    POOL.clear()
+
+
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
+    keep_loops()
+    tables = make_tables(problem)
+    emitted = wavelet.transpose(1, 2).contiguous().numpy()
+    count, steps = emitted.shape[:2]
+    traces = np.empty((count, steps, problem.receivers.shape[1]), tables.v2dt2.dtype)
+    energies = _make_sums(tables, count if keep and problem.illuminate else 0)
+    shots = make_shots(problem, tables, emitted)
+    histories = [make_history(problem, shot, keep) for shot in shots]
+
+    def simulate(k: int, threads: int) -> None:
+        energy = energies[k] if len(energies) else no_records(shots[k]).energy
+        histories[k].simulate(Records(traces[k], energy), threads)
+
+    _each_shot(simulate, count, tables)
+    data = torch.from_numpy(traces).transpose(1, 2).contiguous()
+    return data, State(tables, steps, histories, energies) if keep else None
+
+
+def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
+    """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
+    tables, shape = state.tables, problem.scheme.shape
+    arriving = residual.transpose(1, 2).contiguous().numpy()
+    shots, steps = arriving.shape[:2]
+    sources = problem.sources.shape[1]
+    wavelet = torch.zeros((shots, steps, sources), dtype=problem.speed.dtype)
+    fields = 3 if problem.illuminate else 1
+    found = torch.empty((fields, shots, *problem.speed.shape), dtype=problem.speed.dtype)
+
+    def backpropagate(k: int, threads: int) -> None:
+        sums = _make_sums(tables, 2 if problem.illuminate else 1)
+        energy = sums[1] if problem.illuminate else sums[0, :0]
+        way_back = WayBack(arriving[k], wavelet[k].numpy(), sums[0], energy)
+        state.histories[k].backpropagate(way_back, threads)
+        image, *arrived = take_out(sums, shape).mul_(problem.interval)[:, None]
+        emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[k:][:1]]
+        energies = [*emitted, *arrived] or [None, None]
+        one = gather_gradients(problem, image, wavelet[k : k + 1].transpose(1, 2), *energies)
+        given = (one.model["vp"], one.source_illumination, one.receiver_illumination)
+        terms = [term for term in given if term is not None]
+        for whole, term in zip(found, terms, strict=True):
+            whole[k] = term[0]
+
+    _each_shot(backpropagate, shots, tables)
+    energies = found[1:] if problem.illuminate else (None, None)
+    return Gradients({"vp": found[0]}, wavelet.transpose(1, 2), *energies)
+
+
+def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
+    """Return the first-order change of the traces (shot, receiver, time) with the speed."""
+    tables = state.tables
+    change = lay_out(problem.interval * relative_change(problem, direction))
+    change *= tables.v2dt2
+    size = (problem.n_shots, state.steps, problem.receivers.shape[1])
+    traces = np.empty(size, tables.v2dt2.dtype)
+
+    def scatter_one(k: int, threads: int) -> None:
+        state.histories[k].scatter(Scattering(change, traces[k]), threads)
+
+    _each_shot(scatter_one, len(traces), tables)
+    return torch.from_numpy(traces).transpose(1, 2).contiguous()
+
+
+def _make_sums(tables: Tables, count: int) -> NDArray:
+    """Return fields of zeros in the layout of the sweeps."""
+    return make_zeros((count, *tables.v2dt2.shape), tables.v2dt2.dtype)
+
+
+def _each_shot(work: Callable[[int, int], None], shots: int, tables: Tables) -> None:
+    """Call work(shot, threads) for all shots; the last ones share the threads of the process."""
+    threads = torch.get_num_threads()
+    rest = shots % threads
+    alone = shots - rest
+    parts = tables.grid.planes if tables.grid.planes > 1 else tables.sides.blocks
+    together = min(max(1, parts // LEAST_SHARE), threads // rest) if rest else 1
+    for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
+        if len(numbers):
+            with make_threads(min(len(numbers), threads)) as pool:
+                list(pool.map(lambda k, size=size: work(k, size), numbers))
+
+
+# Cells in front of a wave hold tiny numbers: AT_ONCE cells in the first step and two more in each
+# later one, up to AHEAD cells, where the numbers are too small for the precision.
 AHEAD = {np.dtype(np.float32): 80, np.dtype(np.float64): 350}
 AT_ONCE = 20
-# A sum over a record is found from so many of its steps.
+# Number of steps from which the sum over a record is estimated.
 ENOUGH = 200
 
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """Boxes around a source: near and far, (step, ndim), from the first to before the last cell."""
+    """Boxes around a source: first cell `near` and last + 1 `far`, each (step, ndim)."""
 
     near: NDArray[np.float64]
     far: NDArray[np.float64]
@@ -82,12 +215,12 @@ def follow_wave(
     source: Sequence[float],
     steps: NDArray[np.int64],
 ) -> Front:
-    """Return the box that the wave of a source has reached after some steps of dt (s).
+    """Return the boxes that the wave of a source has reached after some steps of dt (s).
 
-    speeds: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation; the mean of each
-    depth counts; spacing: m; source: its cell, (ndim,). Up and down, a wave goes through one depth
-    after the other; sideways, it goes to some depth straight and along that, whichever takes it
-    furthest.
+    speeds: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation, of which the mean
+    over each depth is used; spacing: m; source: its cell, (ndim,); steps: step numbers, (step,).
+    Up and down, a wave passes one depth after the other. Sideways, it goes vertically to a depth
+    and then along it, and the depth that takes it furthest counts.
     """
     speed = speeds.reshape(len(speeds), -1).mean(axis=1, dtype=np.float64)
     depth = int(np.clip(np.rint(source[0]), 0, len(speeds) - 1))
@@ -113,13 +246,13 @@ def follow_wave(
 
 
 def unite(fronts: Iterable[Front]) -> Front:
-    """The boxes around waves that go together."""
+    """Return the boxes around several waves together."""
     nears, fars = zip(*((front.near, front.far) for front in fronts), strict=True)
     return Front(np.min(nears, axis=0), np.max(fars, axis=0))
 
 
 def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> float:
-    """The sum of what is counted for each of the steps, from some of them."""
+    """Estimate the sum of counts over all steps from some of them."""
     if len(steps) == 0:
         return 0.0
     some = np.array(steps[:: -(-len(steps) // ENOUGH)])
@@ -127,15 +260,15 @@ def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float
 
 
 def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
-    """Bytes of a batch, forwards and backwards, about.
+    """Estimate the bytes of the forward and the backward pass of a batch.
 
-    Each shot counts as one in the middle of its line: those at its ends keep less, but in the
-    memory that others have filled before them.
+    Every shot counts as if it were in the middle of the model. Shots at the ends of a line store
+    less, but in buffers that other shots have filled before.
     """
     shots, size = problem.n_shots, problem.speed.element_size()
     rows, columns = field_shape(problem.padded_shape)
-    # In fields: the waves and what the slabs remember; of a shot that runs, also u, the image and
-    # what is made of it; of one that waits, its gradients and illuminations.
+    # Memory, in fields: the waves and the memory variables; for a running shot, also u, the image
+    # and its intermediate results; for a waiting shot, its gradients and illuminations.
     state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.speed.shape, problem.padded_shape)))
     running = state + (4.0 if problem.illuminate else 3.0)
     waiting = 4.0 if problem.illuminate else 1.0
@@ -160,7 +293,7 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
 
 
 def estimate_updates(problem: Problem, steps: int) -> float:
-    """Cells that the waves of all shots have reached, added up over so many steps, about."""
+    """Estimate the number of cells that waves have reached, summed over shots and steps."""
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
     medium = (problem.speed.numpy(), problem.spacing, problem.dt)
     shots = problem.sources / problem.spacing
@@ -173,7 +306,7 @@ def estimate_updates(problem: Problem, steps: int) -> float:
 
 
 def _count_cells(problem: Problem, steps: range) -> float:
-    """Cells that a shot keeps of its wave, summed over some steps."""
+    """Return the number of cells of its wave that a shot stores, summed over some steps."""
     medium = (problem.speed.numpy(), problem.spacing, problem.dt)
     sources = problem.sources[0] / problem.spacing
     sources += np.divide(problem.speed.shape, 2) - sources.mean(axis=0)
@@ -190,19 +323,18 @@ def _count_cells(problem: Problem, steps: range) -> float:
 
 
 def _count_rim(problem: Problem) -> int:
-    """Cells around the interior that its stencils reach."""
+    """Return the number of cells around the interior that its stencils reach."""
     interior = make_interior(problem)
     whole = whole_of.py_func(make_grid(problem.padded_shape))
     return count_cells(Frame(grown(interior, problem.order // 2, whole), interior))
 
 
-log = logging.getLogger(__name__)
-
-PATIENCE = 300.0  # s, several times what it takes to compile a loop
+LOCK_WAIT = 300.0  # s, several times the time to compile a loop
 POLL = 0.1  # s
 
-# What the loops are compiled from: what they call, and the types of what they are given.
-SOURCES = (layout, layout, kernels, windows, kernels, sweeps, sweeps, sweeps, kernels, windows)
+# The modules that the loops are compiled from: the functions that they call and the types of their
+# arguments.
+SOURCES = (layout, kernels, windows, sweeps)
 
 
 def find_disk() -> Place:
@@ -212,7 +344,7 @@ def find_disk() -> Place:
 
 @cache
 def keep_loops() -> None:
-    """Have the loops kept, from now on; says so once where that cannot be."""
+    """Enable the on-disk cache of compiled loops; warn once if that is impossible."""
     disk = find_disk()
     if disk.path is None:
         _say_not_kept(disk.problem)
@@ -223,7 +355,7 @@ def keep_loops() -> None:
         sweeps.sweep_backward,
         sweeps.sweep_scattered,
     )
-    # Looked at when a cache is made; what else is compiled by Numba in this process has its own
+    # Numba reads this setting when a cache is made; other code in this process keeps the old one.
     given, settings.CACHE_DIR = settings.CACHE_DIR, str(disk.path)
     try:
         for loop in loops:
@@ -233,19 +365,19 @@ def keep_loops() -> None:
 
 
 def edition() -> str:
-    """A hash of all sources of the loops, as Numba itself looks at the file of a loop alone."""
+    """Return a hash of all sources of the loops, because Numba checks only the file of a loop."""
     files = (Path(str(module.__file__)) for module in SOURCES)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @contextmanager
 def taking_turns(path: Path) -> Iterator[bool]:
-    """Hold a lock on a file; yields True if another process has held it before.
+    """Hold a lock on a file; yield True if this process had to wait for another one.
 
-    A process that hangs is not waited for longer than `PATIENCE`, and none is if the file system
-    has no locks.
+    It waits for at most `LOCK_WAIT`, in case the other process hangs, and not at all if the file
+    system has no locks.
     """
-    until, waited = time.monotonic() + PATIENCE, False
+    until, waited = time.monotonic() + LOCK_WAIT, False
     with ExitStack() as stack:
         with suppress(OSError):
             file = stack.enter_context(path.open("w"))
@@ -261,17 +393,17 @@ def taking_turns(path: Path) -> Iterator[bool]:
 
 
 class _Cache(FunctionCache):
-    """Numba's own, but of one edition; and what cannot be written is done without."""
+    """Numba's cache for one edition of the sources, which ignores errors of writing."""
 
     def __init__(self, py_func: Any) -> None:
         super().__init__(py_func)
-        # Not as the stamp of the source, which Numba compares after it has unpickled types that
-        # another edition may not have.
+        # This is not the stamp of the source, which Numba compares only after it has unpickled
+        # types that another edition may not have.
         self._cache_file._version = f"{numba.__version__} {edition()}"
         self._turn = ExitStack()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """A loop from disk, perhaps when another process has compiled it; None: compile it."""
+        """Return a loop from disk, perhaps after another process has compiled it, or None."""
         found = super().load_overload(sig, target_context)
         if found is None:
             name = f"{self._py_func.__name__} {sig}"
@@ -283,7 +415,7 @@ class _Cache(FunctionCache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
-            # Numba may give two loops that are saved at once the same name
+            # Numba may give the same name to two loops that are saved at the same time.
             with self._taking_turns("saving"):
                 super().save_overload(sig, data)
         except OSError as error:
@@ -299,139 +431,7 @@ class _Cache(FunctionCache):
 @cache
 def _say_not_kept(problem: str) -> None:
     log.warning(
-        "The cpu engine is compiled for this process only, as %s; "
-        "NUMBA_CACHE_DIR may name a directory that is yours alone",
+        "The cpu engine is compiled for this process only, because %s; "
+        "NUMBA_CACHE_DIR may name a directory that only you can access",
         problem,
     )
-
-
-NAME = "cpu"
-HISTORIES: tuple[Kind, ...] = KINDS
-
-# A thread that shares a shot gets at least so many planes, or blocks of rows.
-LEAST_SHARE = 3
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """The stored histories of the shots, of so many steps.
-
-    energies: (shot, row, column), as the sweeps leave them.
-    """
-
-    tables: Tables
-    steps: int
-    histories: list[ShotHistory]
-    energies: NDArray
-
-
-def available() -> str | None:
-    """Why this engine cannot be used here, or None.
-
-    Raises `InputError` where NUMBA_CACHE_DIR names a directory in which others may write.
-    """
-    find_disk()
-    return None
-
-
-def footprint(problem: Problem, steps: int) -> int:
-    """Bytes that `forward` and `backward` take, about, for so many steps."""
-    return estimate_bytes(problem, steps, torch.get_num_threads())
-
-
-def count_updates(problem: Problem, steps: int) -> float:
-    """Cells that `forward` computes, about, added up over shots and steps: those with a wave."""
-    return estimate_updates(problem, steps)
-
-
-def idle() -> int:
-    """Bytes that it holds from earlier batches, to be used again or let go."""
-    return POOL.count_bytes()
-
-
-def clear() -> None:
-    """Let go what earlier batches have left for use again."""
-    POOL.clear()
-
-
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
-    keep_loops()
-    tables = make_tables(problem)
-    emitted = wavelet.transpose(1, 2).contiguous().numpy()
-    count, steps = emitted.shape[:2]
-    traces = np.empty((count, steps, problem.receivers.shape[1]), tables.v2dt2.dtype)
-    energies = _make_sums(tables, count if keep and problem.illuminate else 0)
-    shots = make_shots(problem, tables, emitted)
-    histories = [make_history(problem, shot, keep) for shot in shots]
-
-    def simulate(k: int, threads: int) -> None:
-        energy = energies[k] if len(energies) else no_records(shots[k]).energy
-        histories[k].simulate(Records(traces[k], energy), threads)
-
-    _each_shot(simulate, count, tables)
-    data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return data, State(tables, steps, histories, energies) if keep else None
-
-
-def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
-    """Gradients from the one with respect to the traces, (shot, receiver, time)."""
-    tables, shape = state.tables, problem.scheme.shape
-    arriving = residual.transpose(1, 2).contiguous().numpy()
-    shots, steps = arriving.shape[:2]
-    sources = problem.sources.shape[1]
-    wavelet = torch.zeros((shots, steps, sources), dtype=problem.speed.dtype)
-    fields = 3 if problem.illuminate else 1
-    found = torch.empty((fields, shots, *problem.speed.shape), dtype=problem.speed.dtype)
-
-    def backpropagate(k: int, threads: int) -> None:
-        sums = _make_sums(tables, 2 if problem.illuminate else 1)
-        energy = sums[1] if problem.illuminate else sums[0, :0]
-        way_back = WayBack(arriving[k], wavelet[k].numpy(), sums[0], energy)
-        state.histories[k].backpropagate(way_back, threads)
-        image, *arrived = take_out(sums, shape).mul_(problem.interval)[:, None]
-        emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[k:][:1]]
-        energies = [*emitted, *arrived] or [None, None]
-        one = gather_gradients(problem, image, wavelet[k : k + 1].transpose(1, 2), *energies)
-        given = (one.speed, one.source_illumination, one.receiver_illumination)
-        terms = [term for term in given if term is not None]
-        for whole, term in zip(found, terms, strict=True):
-            whole[k] = term[0]
-
-    _each_shot(backpropagate, shots, tables)
-    return Gradients(
-        found[0], wavelet.transpose(1, 2), *(found[1:] if problem.illuminate else (None, None))
-    )
-
-
-def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
-    tables = state.tables
-    change = lay_out(problem.interval * relative_change(problem, direction))
-    change *= tables.v2dt2
-    size = (problem.n_shots, state.steps, problem.receivers.shape[1])
-    traces = np.empty(size, tables.v2dt2.dtype)
-
-    def scatter_one(k: int, threads: int) -> None:
-        state.histories[k].scatter(Scattering(change, traces[k]), threads)
-
-    _each_shot(scatter_one, len(traces), tables)
-    return torch.from_numpy(traces).transpose(1, 2).contiguous()
-
-
-def _make_sums(tables: Tables, count: int) -> NDArray:
-    """Fields of zeros."""
-    return make_zeros((count, *tables.v2dt2.shape), tables.v2dt2.dtype)
-
-
-def _each_shot(work: Callable[[int, int], None], shots: int, tables: Tables) -> None:
-    """Do work(shot, threads) for all shots; those left over share the threads of the process."""
-    threads = torch.get_num_threads()
-    rest = shots % threads
-    alone = shots - rest
-    parts = tables.grid.planes if tables.grid.planes > 1 else tables.sides.blocks
-    together = min(max(1, parts // LEAST_SHARE), threads // rest) if rest else 1
-    for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
-        if len(numbers):
-            with make_threads(min(len(numbers), threads)) as pool:
-                list(pool.map(lambda k, size=size: work(k, size), numbers))

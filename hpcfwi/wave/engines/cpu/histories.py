@@ -1,4 +1,4 @@
-"""The histories of the `cpu` engine: what a shot keeps of its simulation for the way back.
+"""The histories of the `cpu` engine: the data that a shot stores for its backward pass.
 
 Each kind of `history` is a class with the same methods: `simulate`, `backpropagate` and `scatter`,
 which run the compiled `sweeps`. `engine` decides which shots run when, and on how many threads.
@@ -41,12 +41,12 @@ from hpcfwi.wave.engines.cpu.windows import (
 from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
 
-# Samples between two states that are kept: about as much memory as a state.
+# Samples between two stored states, which take about as much memory as a state.
 SAMPLES_PER_STATE = 2
 
 
 def make_history(problem: Problem, shot: Shot, keep: bool) -> ShotHistory:
-    """The problem's history for one shot, or one that keeps nothing."""
+    """Return the history of the problem for one shot, or one that keeps nothing."""
     if not keep:
         return _Nothing(shot)
     if isinstance(problem.history, Recompute):
@@ -56,13 +56,13 @@ def make_history(problem: Problem, shot: Shot, keep: bool) -> ShotHistory:
 
 
 class _Nothing:
-    """Keeps nothing of one shot's simulation."""
+    """The absence of a history: nothing of the shot's simulation is stored."""
 
     def __init__(self, shot: Shot) -> None:
         self._shot = shot
 
     def simulate(self, records: Records, threads: int) -> None:
-        """Fill the records, with so many threads."""
+        """Simulate the shot and fill the records, with so many threads."""
         shot = self._shot
         windows = make_windows(shot.tables, shot.sources, shot.steps)
         no_u, rebuilding = np.empty((0, 0), shot.dtype), no_rebuilding(shot)
@@ -71,16 +71,16 @@ class _Nothing:
         run(sweep_forward, shot, fields, (0, shot.steps - 1), tape, records, threads)
 
     def backpropagate(self, way_back: WayBack, threads: int) -> None:
-        """Propagate a residual back, through the same simulation: `Simulation` never asks here."""
+        """Raise RuntimeError; `Simulation` never propagates back without a history."""
         raise RuntimeError
 
     def scatter(self, scattering: Scattering, threads: int) -> None:
-        """Fill the traces of what a change scatters: never asked for here either."""
+        """Raise RuntimeError, for the same reason."""
         raise RuntimeError
 
 
 class _Samples:
-    """u of some samples in a format, and the tape that the sweeps want of them."""
+    """The samples of u in a format, and their tape for the sweeps."""
 
     def __init__(
         self, shot: Shot, interval: int, count: int, format: str, inner: Box = NOWHERE
@@ -97,7 +97,7 @@ class _Samples:
         keeps: bool = True,
         rebuilding: Rebuilding | None = None,
     ) -> Tape:
-        """first: the sample that is the store's first; keeps: whether u is kept, or wanted."""
+        """Return a tape; first: first sample of the store; keeps: True if u is used."""
         shot = self._shot
         return Tape(
             self._interval,
@@ -112,7 +112,7 @@ class _Samples:
 
 
 class _Snapshots:
-    """Keeps u of the sampled steps, but for the cells of `inner`."""
+    """A history that stores u of the sampled steps, except for the cells of `inner`."""
 
     def __init__(self, shot: Shot, interval: int, format: str, inner: Box = NOWHERE) -> None:
         self._shot, self._interval, self._span = shot, interval, (0, shot.steps - 1)
@@ -142,7 +142,7 @@ class _Snapshots:
 
 
 class _Boundary(_Snapshots):
-    """Keeps the perimeter of every step, and u of the sampled steps where p cannot be rebuilt."""
+    """A history of the perimeter of every step, and of u in the cells that cannot be rebuilt."""
 
     def __init__(self, shot: Shot, interval: int, format: str) -> None:
         super().__init__(shot, interval, format, shot.interior)
@@ -152,7 +152,7 @@ class _Boundary(_Snapshots):
         self._last: NDArray | None = None
 
     def scatter(self, scattering: Scattering, threads: int) -> None:
-        """Simulate again and scatter, as p is rebuilt backwards in time only."""
+        """Simulate again and scatter, because p can only be rebuilt backwards in time."""
         _Recompute(self._shot, self._interval, 1).scatter(scattering, threads)
 
     def _follow(self, waves: NDArray) -> Rebuilding:
@@ -165,9 +165,9 @@ class _Boundary(_Snapshots):
 
 
 class _Recompute:
-    """Keeps a few whole states, and simulates again from them.
+    """A history of a few whole states, from which segments are simulated again.
 
-    A segment is what lies between two states that may be kept; its samples are kept together.
+    A segment lies between two states that may be stored; its samples are stored together.
     """
 
     def __init__(self, shot: Shot, interval: int, states: int) -> None:
@@ -190,7 +190,7 @@ class _Recompute:
 
     def backpropagate(self, way_back: WayBack, threads: int) -> None:
         shot, adjoint = self._shot, make_fields(self._shot.tables, threads)
-        # What the first pass has left can be used once.
+        # The states that the first pass has left can be used once.
         replay, self._replay = self._replay or _Replay(make_fields(shot.tables, threads)), None
         records = no_records(shot)
         for action in history.schedule(self._segments, self._states):
@@ -209,7 +209,7 @@ class _Recompute:
         shot = self._shot
         replay, records = _Replay(make_fields(shot.tables, threads)), no_records(shot)
         fields = make_fields(shot.tables, threads)
-        # Ends with the samples of the last segment, as `simulate` has left them
+        # At the end, the stored samples are those of the last segment, as after `simulate`.
         for segment in range(self._segments):
             self._simulate_segment(replay, segment, records, threads, explores=True)
             tape = self._samples.make_tape(segment * self._length)
@@ -223,7 +223,7 @@ class _Recompute:
         threads: int,
         explores: bool = False,
     ) -> None:
-        """Simulate from the state of a segment to that of another, and store it if requested."""
+        """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
         if replay.position != action.origin:
             replay.load(action.origin)
         if action.segment > action.origin:
@@ -247,17 +247,17 @@ class _Recompute:
         replay.position, replay.sampled = segment + 1, segment
 
     def _span(self, segment: int) -> tuple[int, int]:
-        """The steps of a segment: from, to before."""
+        """Return the steps of a segment: first and last + 1."""
         last = segment == self._segments - 1
         end = self._shot.steps - 1 if last else (segment + 1) * self._stride
         return segment * self._stride, end
 
 
 class _Replay:
-    """A simulation that goes to and fro: where it is, and the states that it has kept.
+    """A simulation that is repeated in parts: its position, and the stored states.
 
-    position: the segment whose beginning the fields are at; sampled: the segment whose samples are
-    kept.
+    position: the segment at whose beginning the fields are; sampled: the segment whose samples are
+    stored.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -267,7 +267,7 @@ class _Replay:
         self.states: dict[int, Fields] = {}
 
     def load(self, segment: int) -> None:
-        """Go to the beginning of a segment whose state is kept, or of the first."""
+        """Load the state at the beginning of a segment, or the initial state."""
         state = self.states.get(segment)
         for k, array in enumerate(arrays_of(self.fields)):
             array[...] = 0 if state is None else arrays_of(state)[k]
@@ -291,11 +291,11 @@ def run(
 
 
 def arrays_of(fields: Fields) -> list[NDArray]:
-    """Return all arrays of a field."""
+    """Return all arrays of these fields."""
     return [fields.waves, *fields.slabs, *fields.sides]
 
 
 def grown(box: Box, radius: int, whole: Box) -> Box:
-    """A box with `radius` more cells along each axis, as far as the grid goes."""
+    """Return a box with `radius` more cells on each side, limited to the grid."""
     edges = (edge + sign * radius for edge, sign in zip(box, (-1, 1) * 3, strict=True))
     return clamp.py_func(Box(*edges), whole)

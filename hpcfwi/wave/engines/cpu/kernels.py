@@ -1,18 +1,22 @@
 """Compiled functions of the `cpu` engine: rows of the grid, points on it, and barriers of threads.
 
-Numba turns into good SIMD instructions: loops over one row of two-dimensional arrays with unsigned
-indices, few arrays at a time (it gives up where too many pairs might overlap), and stencils given
-as tuples, whose length the compiler knows, so that it unrolls the sum. Entry m of a stencil belongs
-to the offsets m + 1 and -(m + 1). An axis across the rows is known by its stride, which is the
-number of rows between neighbours. Arrays of the size of the grid have the layout of `layout`.
+The functions are written in the form that Numba compiles to efficient SIMD instructions. Each loop
+runs over one row of two-dimensional arrays with unsigned indices. It uses few arrays, because the
+compiler does not vectorize a loop if too many pairs of arrays might overlap. Stencils are tuples,
+whose length is known to the compiler, so that it unrolls the sum. Entry m of a stencil is the
+weight of the offsets m + 1 and -(m + 1). An axis across the rows is given by its stride, the number
+of rows between neighbours. Arrays of the size of the grid have the layout of `layout`.
 
-A barrier is one counter, to which every thread adds one when it arrives; all go on when the count
-is a multiple of their number. A thread that waits looks a few hundred times, then yields its core
-at each look, so that a thread that has lost its core gets it back.
+A barrier is a counter, to which every thread adds one when it arrives. The threads continue when
+the count is a multiple of their number. A waiting thread reads the counter a few hundred times, and
+then yields its core after each read, so that a thread that has lost its core gets it back.
 
-Points at one depth make a line. What they emit is added up along the line first, and then added
-once to each of the rows over which it is spread; recording is the reverse. So points between grid
-points take little more time than points on them.
+Points that differ only in x form a line. Their values are first added up along the line, and the
+sum is then added once to each of the rows over which the points are spread; recording is the
+reverse. Points between grid points therefore take little more time than points on the grid.
+
+psi, zeta and phi are the memory variables of the CPML, and a and b its profiles (docs/physics.md).
+`relax` and its variants advance one of them by a step.
 """
 
 from __future__ import annotations
@@ -31,15 +35,17 @@ from numpy.typing import NDArray
 from hpcfwi.wave.engines.cpu.layout import HALO, MARGIN, Box, Grid
 from hpcfwi.wave.numerics import Taps
 
+# Number of times that a waiting thread reads the counter before it yields its core.
 LOOKS = 300
 
 _give_way = types.ExternalFunction("sched_yield", types.intc())
 
 
 class ThreadTeam(NamedTuple):
-    """The threads of one shot, as one of them sees them.
+    """One of the threads that share a shot.
 
-    rank, size: it is number `rank` of `size`; arrivals: (1,) int64, theirs in common, 0 at first.
+    rank, size: number of this thread, and number of threads; arrivals: (1,) int64, the counter of
+    the barrier, shared by all threads and initially 0.
     """
 
     rank: int
@@ -48,7 +54,7 @@ class ThreadTeam(NamedTuple):
 
 
 def run_team(size: int, work: Callable[[ThreadTeam], None]) -> None:
-    """Do the same work on `size` threads, each with its rank in the team."""
+    """Call `work` on `size` threads, each with its rank in the team."""
     arrivals = np.zeros(1, np.int64)
     teams = [ThreadTeam(rank, size, arrivals) for rank in range(size)]
     if size == 1:
@@ -59,13 +65,16 @@ def run_team(size: int, work: Callable[[ThreadTeam], None]) -> None:
 
 
 def make_threads(size: int) -> ThreadPoolExecutor:
-    """Threads in which numbers below 1e-38 become 0; ahead of a wave they would slow it tenfold."""
+    """Return a pool of threads that flush numbers below 1e-38 to 0.
+
+    These numbers occur ahead of a wave, and would make its simulation ten times as slow there.
+    """
     return ThreadPoolExecutor(size, initializer=torch.set_flush_denormal, initargs=(True,))
 
 
 @intrinsic
 def _arrive(typing_context, array):
-    """Add one to the array's first element, and return what it was."""
+    """Add one to the array's first element, atomically, and return its previous value."""
 
     def generate(context, builder, signature, args):
         one = ir.Constant(ir.IntType(64), 1)
@@ -77,7 +86,7 @@ def _arrive(typing_context, array):
 
 @intrinsic
 def _look(typing_context, array):
-    """The array's first element, as other threads have left it."""
+    """Return the array's first element, including changes by other threads."""
 
     def generate(context, builder, signature, args):
         place = context.make_array(signature.args[0])(context, builder, value=args[0]).data
@@ -88,7 +97,7 @@ def _look(typing_context, array):
 
 @njit(nogil=True)
 def barrier(team):
-    """Wait until all threads of the team are here."""
+    """Wait until all threads of the team have called this function."""
     if team.size > 1:
         arrived: int = _arrive(team.arrivals)  # type: ignore[call-arg]
         target = (arrived // team.size + 1) * team.size
@@ -99,21 +108,21 @@ def barrier(team):
                 _give_way()
 
 
-# Contraction lets the compiler fuse a multiplication and an addition; it may not reorder sums,
-# so that a shot's bits depend on nothing but the shot.
+# The compiler may fuse a multiplication and an addition, but it may not reorder sums, so that the
+# bits of a shot depend on the shot only.
 loop = njit(nogil=True, fastmath={"contract"})
-# What loops alone call: a way to call it from Python as well would take a quarter of the time of
-# compiling.
+# Options of functions that are called by compiled loops only: without them, entry points for Python
+# would take a quarter of the compile time.
 _LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 within_loops = njit(nogil=True, fastmath={"contract"}, **_LOOPS_ALONE)
 
-# An index that cannot be negative need not be checked for counting from the end, which would keep
-# a loop from becoming SIMD.
+# Indices are unsigned. The check of a signed index for a negative value, which counts from the end,
+# can keep the compiler from vectorizing the loop.
 U = np.uint64
 
 
 class Cells(NamedTuple):
-    """The n cells of an array's row from column `first` on, counted with the margin."""
+    """The n cells of an array's row from column `first` on; columns include the margin."""
 
     row: int
     first: int
@@ -123,8 +132,8 @@ class Cells(NamedTuple):
 class Place(NamedTuple):
     """The memory variables and profiles of a row of cells in a slab.
 
-    row: that of its memory variables; step: from there to the row of the next place on the axis;
-    a, b: the CPML's profiles.
+    row: row of the memory variables; step: number of rows to the memory variables of the next place
+    along the axis; a, b: values of the CPML's profiles.
     """
 
     row: int
@@ -134,9 +143,10 @@ class Place(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The sides of some rows, from `row` of an array on.
+    """The sides of consecutive rows of an array.
 
-    nx: cells of a row; width: of a side; left, right: whether the side is in the window.
+    row, rows: first row, and number of rows; nx: cells of a row; width: cells of a side; left,
+    right: True if the side is in the window.
     """
 
     row: int
@@ -149,21 +159,22 @@ class Ends(NamedTuple):
 
 @within_loops
 def cells_of(grid, box, plane, row):
-    """The cells of a row of the grid that lie in a box, as far as its columns go."""
+    """Return the cells of a row of the grid that lie in the columns of a box."""
     return Cells(grid.base + plane * grid.stride + row, box.left + MARGIN, box.right - box.left)
 
 
 @within_loops
 def zero_of(array):
-    """0 in the precision of an array."""
+    """Return 0 in the precision of an array."""
     return array.dtype.type(0)
 
 
 @within_loops
 def advance(prev, p, v2dt2, u, cells, laplacian, far):
-    """u = second derivatives of p, unless it is None; prev = 2 p - prev + v2dt2 times these.
+    """Set prev to 2 p - prev + v2dt2 times the Laplacian of p, and u to the Laplacian if not None.
 
-    far: the Laplacian's, by itself: Numba leaves out what is not there only for arguments.
+    far: `laplacian.far`, a separate argument because Numba removes the code for a value of None
+    only if the value is an argument.
     """
     c0, stride, near, x = laplacian.c0, laplacian.stride, laplacian.near, laplacian.x
     r = cells.row
@@ -181,7 +192,7 @@ def advance(prev, p, v2dt2, u, cells, laplacian, far):
 
 @within_loops
 def relax(memory, f, cells, place):
-    """memory = b memory + a f in these cells."""
+    """Set memory to b memory + a f in these cells."""
     a, b, k = place.a, place.b, place.row
     for j in range(U(cells.first), U(cells.first + cells.n)):
         memory[k, j] = b * memory[k, j] + a * f[cells.row, j]
@@ -189,7 +200,7 @@ def relax(memory, f, cells, place):
 
 @within_loops
 def relax_slope(memory, f, cells, place, axis):
-    """memory = b memory + a times the first derivative of f across the rows."""
+    """Set memory to b memory + a times the first derivative of f across the rows."""
     a, b, k, r = place.a, place.b, place.row, cells.row
     stride, d = axis.stride, axis.d
     for j in range(U(cells.first), U(cells.first + cells.n)):
@@ -201,7 +212,7 @@ def relax_slope(memory, f, cells, place, axis):
 
 @within_loops
 def relax_slope_back(memory, q, cells, place, axis):
-    """phi = b phi + a times the first derivative of q + zeta across the rows."""
+    """Set phi to b phi + a times the first derivative of q + zeta across the rows."""
     phi, zeta = memory
     a, b, k, r = place.a, place.b, place.row, cells.row
     stride, step, d = axis.stride, place.step, axis.d
@@ -238,7 +249,7 @@ def absorb(prev, p, v2dt2, u, memory, cells, place, axis):
 
 @within_loops
 def absorb_back(prev, v2dt2, memory, cells, place, axis):
-    """Transpose of `absorb`, where the memory variables have been relaxed already."""
+    """Apply the transpose of `absorb`; the memory variables are already those of this step."""
     phi, zeta = memory
     k, step, r, c0, c, d = place.row, place.step, cells.row, axis.c0, axis.c, axis.d
     for j in range(U(cells.first), U(cells.first + cells.n)):
@@ -251,10 +262,10 @@ def absorb_back(prev, v2dt2, memory, cells, place, axis):
 
 @within_loops
 def gather_sides(work, p, ends):
-    """work = p in the sides of some rows, and zeros in the gaps between them.
+    """Copy p in the sides of some rows to `work`, with zeros in the gaps between them.
 
-    Zeros too where a side is not in the window, as what is left there would otherwise feed on
-    itself.
+    A side that is not in the window is also filled with zeros, because leftover values there would
+    otherwise accumulate in the memory variables.
     """
     width = ends.width
     for i in range(ends.rows):
@@ -271,7 +282,10 @@ def gather_sides(work, p, ends):
 
 @within_loops
 def add_sides(prev, v2dt2, u, work, ends):
-    """Add `work` where `gather_sides` takes it from: to prev, and to u unless it is None."""
+    """Add `work` to u, unless that is None, and v2dt2 times `work` to prev.
+
+    The cells are those that `gather_sides` reads, in the sides that are in the window.
+    """
     width = ends.width
     for i in range(ends.rows):
         r, k = ends.row + i, HALO + 2 * i * (width + HALO)
@@ -288,7 +302,7 @@ def add_sides(prev, v2dt2, u, work, ends):
 
 @within_loops
 def absorb_sides(work, memory, k, sides):
-    """Replace p at the sides of some rows by its CPML terms along them.
+    """Replace p in `work` by its CPML terms along the rows.
 
     k: row of these sides in the memory variables.
     """
@@ -314,7 +328,7 @@ def absorb_sides(work, memory, k, sides):
 
 @within_loops
 def absorb_sides_back(work, memory, k, sides):
-    """Transpose of `absorb_sides`."""
+    """Apply the transpose of `absorb_sides`."""
     phi, zeta = memory
     a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
     for j in range(U(HALO), U(len(a))):
@@ -335,7 +349,7 @@ def absorb_sides_back(work, memory, k, sides):
 
 @within_loops
 def add_square(total, p, cells):
-    """total gains p squared in these cells."""
+    """Add p squared to total in these cells."""
     r = cells.row
     for j in range(U(cells.first), U(cells.first + cells.n)):
         total[r, j] += p[r, j] * p[r, j]
@@ -343,7 +357,7 @@ def add_square(total, p, cells):
 
 @within_loops
 def add_product(total, p, u, cells):
-    """total gains p times u in these cells."""
+    """Add p times u to total in these cells."""
     r = cells.row
     for j in range(U(cells.first), U(cells.first + cells.n)):
         total[r, j] += p[r, j] * u[r, j]
@@ -351,14 +365,14 @@ def add_product(total, p, u, cells):
 
 @within_loops
 def set_zero(row, cells):
-    """row = 0 in these cells."""
+    """Set a row to 0 in these cells."""
     for j in range(U(cells.first), U(cells.first + cells.n)):
         row[j] = 0
 
 
 @within_loops
 def add_weighted(row, f, cells, weight):
-    """row gains f in these cells, by a weight."""
+    """Add weight times f in these cells to a row."""
     r = cells.row
     for j in range(U(cells.first), U(cells.first + cells.n)):
         row[j] += weight * f[r, j]
@@ -366,7 +380,7 @@ def add_weighted(row, f, cells, weight):
 
 @within_loops
 def add_spread(f, row, cells, weight, scale):
-    """f gains a row in these cells, by a weight and a scale."""
+    """Add weight times scale times a row to f in these cells."""
     r = cells.row
     for j in range(U(cells.first), U(cells.first + cells.n)):
         f[r, j] += weight * row[j] * scale
@@ -374,7 +388,7 @@ def add_spread(f, row, cells, weight, scale):
 
 @within_loops
 def add_emitted(f, v2dt2, row, cells, weight, scale):
-    """f gains v2dt2 times a row in these cells, by a weight and a scale, unless that is None."""
+    """Add weight times v2dt2 times a row to f in these cells, times scale unless that is None."""
     r = cells.row
     for j in range(U(cells.first), U(cells.first + cells.n)):
         if scale is None:
@@ -393,14 +407,15 @@ def count_nonzero(p, cells):
 
 
 class Lines(NamedTuple):
-    """The points of a shot.
+    """The sources or the receivers of a shot, grouped into lines.
 
-    rows, weights, inner: (line, row), the rows of the array over which the points of a line are
-    spread, by how much, and whether a row has cells that can be rebuilt backwards in time; left,
-    right: the columns of these cells, from and to before; ends: (line + 1,), the points of a line
-    are entries ends[line] to before ends[line + 1], sorted by their columns; points: (entry,),
-    their numbers; columns: (entry,), the first over which each is spread; along: (entry, cell), its
-    weights from there. Cells outside the grid have weight 0.
+    rows, weights: (line, row), the rows of the array over which the points of a line are spread,
+    and the weight of each row; inner: (line, row), True if the row has cells in the interior, which
+    can be rebuilt backwards in time; left, right: first column of these cells, and the one after
+    the last; ends: (line + 1,), entries ends[line] to ends[line + 1] - 1 are the points of a line,
+    sorted by column; points: (entry,), number of the point; columns: (entry,), first column over
+    which the point is spread; along: (entry, cell), its weights from that column on. Cells outside
+    the grid have weight 0.
     """
 
     rows: NDArray[np.int64]
@@ -415,7 +430,7 @@ class Lines(NamedTuple):
 
 
 def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[Lines]:
-    """The lines of each shot."""
+    """Return the lines of each shot."""
     across, columns, along = taps.across, MARGIN + taps.indices[-1][..., 0], taps.factors[-1]
     *planes, row = np.moveaxis(across.cells, -1, 0)
     plane = planes[0] if planes else np.zeros_like(row)
@@ -449,14 +464,17 @@ def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[L
 
 @within_loops
 def cells_of_entries(lines, first, last):
-    """The cells of a row, in no row, over which entries of a line are spread; there are some."""
+    """Return the columns over which entries `first` to `last` - 1 of a line are spread.
+
+    There must be at least one entry. The row of the result is always 0.
+    """
     begin = lines.columns[first]
     return Cells(0, begin, lines.columns[last - 1] + lines.along.shape[1] - begin)
 
 
 @within_loops
 def add_up(sent, values, lines, line):
-    """sent = values (point,) of a line along it; the cells in which it is not zero."""
+    """Add up the values (point,) of a line in the row `sent`, and return the cells that are set."""
     first, last = lines.ends[line], lines.ends[line + 1]
     cells = cells_of_entries(lines, first, last)
     set_zero(sent, cells)
@@ -471,7 +489,8 @@ def add_up(sent, values, lines, line):
 def inject(field, v2dt2, lines, values, scale, rows, sent):
     """Add values (point,) times v2dt2 to the field at the points, in some rows.
 
-    scale: another factor, or None; rows: of the array, from and to before; sent: room for a row.
+    scale: another factor, or None; rows: first row of the array, and the one after the last; sent:
+    a row to work in.
     """
     for line in range(lines.rows.shape[0]):
         if touches(lines, line, rows):
@@ -485,7 +504,11 @@ def inject(field, v2dt2, lines, values, scale, rows, sent):
 
 @within_loops
 def drive(u, lines, values, scale, rows, sent, inner_only):
-    """Add values (point,) times scale to u at the points, in some rows, as `inject` does."""
+    """Add values (point,) times scale to u at the points, in some rows, like `inject`.
+
+    With the source, u is the second difference in time over v2dt2 at its cells too. inner_only:
+    True if only cells of the interior are changed.
+    """
     for line in range(lines.rows.shape[0]):
         if touches(lines, line, rows):
             cells = add_up(sent, values, lines, line)
@@ -501,9 +524,9 @@ def drive(u, lines, values, scale, rows, sent, inner_only):
 
 @within_loops
 def record(values, field, lines, scale, team, heard):
-    """values (point,) = scale times the field at the points; every thread a share of them.
+    """Set values (point,) to scale times the field at the points.
 
-    heard: room for a row.
+    Each thread of the team records a part of the points. heard: a row to work in.
     """
     n = values.shape[0]
     begin, end = n * team.rank // team.size, n * (team.rank + 1) // team.size
@@ -525,7 +548,7 @@ def record(values, field, lines, scale, team, heard):
 
 @within_loops
 def touches(lines, line, rows):
-    """Return True if a line has cells in some rows of the array."""
+    """Return True if a line has cells in rows[0] to rows[1] - 1 of the array."""
     found = False
     for r in lines.rows[line]:
         found = found or rows[0] <= r < rows[1]

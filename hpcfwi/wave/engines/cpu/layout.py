@@ -1,23 +1,24 @@
 """The memory layout of the `cpu` engine: arrays of the size of the grid, and tables of numbers.
 
-A grid is planes of rows of cells: (nz, nx) is one plane of nz rows, (nz, ny, nx) is nz planes of ny
-rows. All are rows of one two-dimensional array, which is the layout of wavefields, models and sums:
+A grid consists of planes of rows of cells: (nz, nx) is one plane of nz rows, (nz, ny, nx) is nz
+planes of ny rows. Wavefields, models and sums have the same layout, in which all of these are rows
+of one two-dimensional array:
 
     HALO planes of zeros, where there is more than one plane
     each plane: HALO rows of zeros | its rows
     HALO rows of zeros
     each row: MARGIN zeros | nx cells, zeros up to a multiple of LANES | MARGIN zeros
 
-Rows begin at multiples of 32 bytes and are whole numbers of SIMD loops long, which makes the
-sweeps a third faster. Where v^2 dt^2 is 0, as around the grid, a field stays 0.
+Rows begin at multiples of 32 bytes, and their length is a whole number of SIMD loops, which makes
+the sweeps a third faster. A field stays 0 where v^2 dt^2 is 0, as it is around the grid.
 
-The absorbing cells at the sides of a row are too few for SIMD. They are treated for BLOCK rows
-together, copied into one stretch: HALO zeros, then for each row the left side, HALO zeros, the
-right side, HALO zeros.
+The absorbing cells at the sides of a row are too few for SIMD. The sides of BLOCK rows are copied
+into one stretch and treated together. The stretch has HALO zeros, and then for each row the left
+side, HALO zeros, the right side, and HALO zeros.
 
-The tables are named tuples, whose types Numba knows. The equation is in docs/physics.md; what
-changes from step to step is in `sweeps`. Large arrays are used again, because touching fresh memory
-costs as much as a simulation: memory is taken in small pages as it is touched.
+The tables are named tuples, whose types are known to Numba. The equation is in docs/physics.md; the
+data that change from step to step are in `sweeps`. Large arrays are reused, because the system
+provides memory in small pages when it is first touched, which costs as much as a simulation.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ from torch import Tensor
 from hpcfwi.wave import numerics
 from hpcfwi.wave.problem import Problem
 
-# Zeros around whatever a stencil is applied to: half the highest order.
+# Zeros around an array to which a stencil is applied: half the highest order.
 HALO = 4
-# Columns of zeros before and after the cells of a row: a HALO, up to 32 bytes.
+# Columns of zeros before and after the cells of a row: HALO, rounded up to 32 bytes.
 MARGIN = 8
-# Cells of a SIMD loop: eight to a register in single precision, unrolled four times.
+# Cells of a SIMD loop: eight per register in single precision, unrolled four times.
 LANES = 32
-# Rows whose sides are treated together.
+# Number of rows whose sides are treated together.
 BLOCK = 16
 
 
 class Grid(NamedTuple):
     """The position of a grid's cells in an array of the layout.
 
-    planes, rows, nx: cells of each axis; n: columns, up to a whole number of SIMD loops; stride:
-    array rows from one plane to the next; base: array row of the first row of the first plane.
+    planes, rows, nx: cells along each axis; n: nx, rounded up to a whole number of SIMD loops;
+    stride: array rows from one plane to the next; base: array row of the first row of the first
+    plane.
     """
 
     planes: int
@@ -64,7 +66,7 @@ class Grid(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A box of cells: along each axis from the first to before the last."""
+    """A box of cells: along each axis the first cell, and the one after the last."""
 
     front: int
     back: int
@@ -78,10 +80,11 @@ NOWHERE = Box(0, 0, 0, 0, 0, 0)
 
 
 class Axis(NamedTuple):
-    """Differences along an axis.
+    """The weights of the differences along an axis.
 
-    stride: from one neighbour to the next, in array rows, or entries of a stretch of sides; c0:
-    second difference at 0; c, d: second and first difference at the offsets 1 to order / 2.
+    stride: distance between neighbours, in array rows, or in entries of a stretch of sides; c0:
+    weight of the second difference at offset 0; c, d: weights of the second and the first
+    difference at the offsets 1 to order / 2.
     """
 
     stride: int
@@ -91,11 +94,11 @@ class Axis(NamedTuple):
 
 
 class Laplacian(NamedTuple):
-    """The second differences along all axes.
+    """The weights of the second differences along all axes.
 
-    c0: their weights at 0, added up; far, near, x: their weights at the offsets 1 to order / 2
-    across the planes, `stride` array rows apart (None for a grid of one plane), across the rows of
-    a plane, and along them.
+    c0: sum of their weights at offset 0; far, near, x: their weights at the offsets 1 to order / 2
+    across the planes, which are `stride` array rows apart (None for a grid of one plane), across
+    the rows of a plane, and along the rows.
     """
 
     c0: np.floating
@@ -106,12 +109,13 @@ class Laplacian(NamedTuple):
 
 
 class Slab(NamedTuple):
-    """The absorbing cells at one end of an axis across the rows, where derivatives reach them.
+    """The absorbing cells at one end of an axis across the rows, and those that their terms reach.
 
-    front, back, top, bottom: their planes and rows, from and to before; axis: which of
-    `Tables.axes`; profile: the CPML's values of place i on it are number profile + i; memory: the
-    memory variables of a row of cells are row memory + plane per_plane + row; step: from one of
-    these to that of the next place on the axis.
+    front, back, top, bottom: first plane and row, and those after the last; axis: index in
+    `Tables.axes`; profile: the values of the CPML's profiles at place i of the axis are entries
+    profile + i; memory, per_plane: the memory variables of a row of cells are in row
+    memory + plane * per_plane + row; step: number of rows from there to the memory variables of the
+    next place along the axis.
     """
 
     front: int
@@ -126,10 +130,10 @@ class Slab(NamedTuple):
 
 
 class Slabs(NamedTuple):
-    """Absorbing cells at the ends of the axes across the rows, and what their derivatives reach.
+    """The slabs at the ends of the axes across the rows.
 
-    table: of each end of each axis; a, b: the CPML's profiles, slab by slab; a is zero
-    in the interior; rows: of the memory variables.
+    table: one slab for each end of each axis; a, b: the CPML's profiles, slab by slab; a is 0 in
+    cells of the model; rows: number of rows of the memory variables.
     """
 
     table: tuple[Slab, ...]
@@ -139,11 +143,11 @@ class Slabs(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """The absorbing cells at both ends of the rows, and what their derivatives reach.
+    """The absorbing cells at both ends of the rows, and those that their terms reach.
 
-    width: at one end; a, b: the CPML's profiles for the sides of one block of rows, as
-    `lay_out_sides` puts them, none where nothing absorbs; blocks: of rows in a plane; axis: along
-    the rows.
+    width: number of cells at one end; a, b: the CPML's profiles for the sides of one block of rows
+    in the order of `lay_out_sides`, empty if nothing absorbs; blocks: number of blocks of rows in a
+    plane; axis: differences along the rows.
     """
 
     width: int
@@ -156,8 +160,8 @@ class Sides(NamedTuple):
 class Surface(NamedTuple):
     """The free surface.
 
-    stride: array rows from one depth to the next, 0 where there is no such surface; rows: at one
-    depth.
+    stride: array rows from one depth to the next, 0 if there is no free surface; rows: array rows
+    at one depth.
     """
 
     stride: int
@@ -165,9 +169,10 @@ class Surface(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The discrete equation of one shot, all numbers in the working precision.
+    """The discrete equation of one shot; all numbers have the working precision.
 
-    v2dt2: field; axes: across the rows of a plane, and across the planes (or the former again).
+    v2dt2: field; axes: differences across the rows of a plane, and across the planes (the former
+    again if there is one plane).
     """
 
     grid: Grid
@@ -185,7 +190,7 @@ class Tables(NamedTuple):
 
 
 def make_grid(shape: tuple[int, ...]) -> Grid:
-    """The layout of a grid of (nz, nx) or (nz, ny, nx) cells."""
+    """Return the layout of a grid of (nz, nx) or (nz, ny, nx) cells."""
     planes, rows, nx = (1, *shape) if len(shape) == 2 else shape
     stride = rows + HALO
     before = HALO * stride if len(shape) == 3 else 0
@@ -193,26 +198,29 @@ def make_grid(shape: tuple[int, ...]) -> Grid:
 
 
 def field_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of an array for such a grid."""
+    """Return the numbers of rows and columns of an array for a grid of this shape."""
     grid = make_grid(shape)
     return 2 * grid.base - HALO + grid.planes * grid.stride, grid.n + 2 * MARGIN
 
 
 def make_empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """An array that begins at a multiple of 64 bytes, as NumPy's own may not."""
+    """Return an uninitialized array that begins at a multiple of 64 bytes.
+
+    It is allocated by torch, as NumPy does not guarantee this alignment.
+    """
     array: NDArray = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype).numpy()
     return array
 
 
 def make_zeros(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """`make_empty`, filled with zeros."""
+    """Return an array of zeros that begins at a multiple of 64 bytes."""
     array = make_empty(shape, dtype)
     array[...] = 0
     return array
 
 
 def lay_out(model: Tensor) -> NDArray:
-    """A model (nz, nx) or (nz, ny, nx) in the layout."""
+    """Return a model (nz, nx) or (nz, ny, nx) in the layout."""
     shape = tuple(model.shape)
     array = make_zeros(field_shape(shape), model.numpy().dtype)
     _cells(array, make_grid(shape))[...] = model.numpy().reshape(make_grid(shape)[:3])
@@ -220,13 +228,13 @@ def lay_out(model: Tensor) -> NDArray:
 
 
 def take_out(arrays: NDArray, shape: tuple[int, ...]) -> Tensor:
-    """The grid (..., nz, nx) or (..., nz, ny, nx) of arrays in the layout."""
+    """Return the grid (..., nz, nx) or (..., nz, ny, nx) of arrays in the layout."""
     cells = _cells(arrays, make_grid(shape))
     return torch.from_numpy(cells.reshape(*arrays.shape[:-2], *shape))
 
 
 def _cells(arrays: NDArray, grid: Grid) -> NDArray:
-    """A view of arrays (..., row, column) as (..., plane, row, x)."""
+    """Return a view of arrays (..., row, column) as (..., plane, row, x)."""
     *outer, row, column = arrays.strides
     return as_strided(
         arrays[..., grid.base :, MARGIN:],
@@ -236,9 +244,9 @@ def _cells(arrays: NDArray, grid: Grid) -> NDArray:
 
 
 def lay_out_sides(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """The first and last `width` of the values along a row, for every row of a block, as above.
+    """Return the first and last `width` values of a row as a stretch of the sides of a block.
 
-    Nothing where `width` is 0.
+    All rows have the same values. The result is empty if `width` is 0.
     """
     if width == 0:
         return np.zeros(0)
@@ -248,7 +256,7 @@ def lay_out_sides(values: NDArray[np.float64], width: int) -> NDArray[np.float64
 
 
 def make_tables(problem: Problem) -> Tables:
-    """A problem's scheme, as the sweeps want it."""
+    """Return the tables of a problem's scheme."""
     v2dt2 = lay_out(problem.scheme.v2dt2)
     dtype, grid = v2dt2.dtype, make_grid(problem.scheme.shape)
     strides = (grid.stride, 1, 1)[-problem.speed.ndim :]
@@ -282,7 +290,7 @@ def _make_axis(order: int, stride: int, h: float, dtype: np.dtype) -> Axis:
 
 
 def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
-    """The slabs at both ends of the rows of a plane, and of the planes where there are several."""
+    """Return the slabs at both ends of each axis across the rows."""
     begins, ends = problem.interior
     slabs, profiles, values, memory = [], [], 0, 0
     for number, axis in enumerate((-2, -3)[: problem.speed.ndim - 1]):
@@ -316,7 +324,7 @@ def _make_surface(problem: Problem, grid: Grid) -> Surface:
 
 
 def make_interior(problem: Problem) -> Box:
-    """The part of the grid where nothing absorbs."""
+    """Return the part of the grid that no absorbing term reaches."""
     first, last = problem.interior
     if problem.speed.ndim == 2:
         first, last = (0, *first), (1, *last)
@@ -325,15 +333,18 @@ def make_interior(problem: Problem) -> Box:
 
 
 class BufferPool:
-    """Arrays that are lent, and come back."""
+    """A pool of arrays that are lent, and reused after they have been returned."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray] = []
-        # Arrays come back when the garbage collector finds them, which may be in the midst of this.
+        # The garbage collector may call `put` at any time, also while this thread holds the lock.
         self._lock = RLock()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array of the pool, whatever its contents; or a new one, and all others go."""
+        """Return an array of the pool, with arbitrary contents.
+
+        If none has this shape and type, the pool is emptied and the array is a new one.
+        """
         with self._lock:
             for k, array in enumerate(self._arrays):
                 if array.shape == shape and array.dtype == dtype:
@@ -355,7 +366,7 @@ class BufferPool:
             return sum(map(count_touched, self._arrays))
 
     def lend(self, borrower: object, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array that comes back to the pool when the borrower is gone."""
+        """Return an array that returns to the pool when the borrower is deleted."""
         array = self.take(shape, dtype)
         weakref.finalize(borrower, self.put, array).atexit = False
         return array
@@ -365,19 +376,25 @@ POOL = BufferPool()
 
 
 def reserve(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """An array of zeros in pages of its own. Raises MemoryError where it is refused."""
+    """Return an array of zeros in separate pages, which take memory when they are first touched.
+
+    Raises MemoryError if the system refuses it.
+    """
     size = max(1, prod(shape) * dtype.itemsize)
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"{size} bytes are refused: {error.strerror}") from error
+        raise MemoryError(f"cannot allocate {size} bytes: {error.strerror}") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, prod(shape)).reshape(shape)
 
 
 def count_touched(array: NDArray) -> int:
-    """Bytes of the pages of a reserved array that have memory; all of it where nobody tells."""
+    """Return the bytes of the pages of a reserved array that take memory.
+
+    All bytes of the array count where `mincore` is not available.
+    """
     pages = -(-array.nbytes // mmap.PAGESIZE)
     held = np.zeros(pages, np.uint8)
     where, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)

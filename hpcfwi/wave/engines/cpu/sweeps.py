@@ -1,17 +1,19 @@
 """Compiled time loops of the `cpu` engine: one shot, forwards or backwards in time.
 
-A step relaxes the memory variables of the slabs across the rows, then goes through the rows in
-blocks: second differences, absorbing terms, sides. The step backwards is the transpose of the one
-forwards, written for q = v^2 dt^2 times the adjoint of p, so that it has the forward Laplacian;
-only the order of the absorbing terms differs. docs/physics.md derives the scheme.
+A step updates the memory variables of the slabs across the rows. It then goes through the rows in
+blocks, and computes the second differences, the absorbing terms and the sides of each block. The
+backward step is the transpose of the forward one. It is written for q, which is v^2 dt^2 times the
+adjoint of p, so that it has the same Laplacian; only the order of the absorbing terms differs.
+docs/physics.md derives the scheme.
 
-All time loops have the same shape: step, inject, record, keep or use what was kept. The backward
-loop is the transpose of the forward one. The loop for a scattered field has the change of the model
-times what the forward loop has kept as its source. Several threads may run the same loop of the
-same shot, each with its share of every window: they meet before they read what others have written.
+All time loops have the same parts: step, inject, record, and store samples or use stored ones. The
+backward loop is the transpose of the forward one. The source of the loop for the scattered field is
+the change of the model times the samples of the forward loop. Several threads may run the same loop
+of the same shot, each on its part of every window; barriers separate writes by one thread from
+reads by another.
 
-Arithmetic along a row is in `kernels`, the cells that are computed and kept are in `windows`, and
-`histories` calls the loops.
+The arithmetic along a row is in `kernels`, and the choice of the cells that are computed and stored
+is in `windows`. `histories` calls the loops.
 """
 
 from collections.abc import Iterable
@@ -48,7 +50,7 @@ from hpcfwi.wave.engines.cpu.kernels import (
 from hpcfwi.wave.engines.cpu.layout import BLOCK, HALO, Box, Tables, make_interior, make_zeros
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
-    PATIENCE,
+    STEPS_PER_WINDOW,
     FieldStore,
     clamp,
     pack_frame,
@@ -61,12 +63,12 @@ from hpcfwi.wave.problem import Problem
 
 
 class Fields(NamedTuple):
-    """A simulation between two steps.
+    """The state of a simulation between two steps.
 
-    waves: (2, row, column), the field of step n is waves[n % 2], that of the step before (or
-    behind, on the way back) the other; slabs: two memory variables of all slabs, (row, column)
-    each; sides: two memory variables, (block, entry) each; work: (thread, entry), the sides of one
-    block; lines: (thread, column), a row to work in.
+    waves: (2, row, column); waves[n % 2] is the field of step n, and the other is that of step
+    n - 1, or n + 1 in the backward sweep; slabs: two memory variables of all slabs, (row, column)
+    each; sides: two memory variables of the sides, (block, entry) each; work: (thread, entry), the
+    sides of one block; lines: (thread, column), a row to work in.
     """
 
     waves: NDArray
@@ -77,7 +79,7 @@ class Fields(NamedTuple):
 
 
 def make_fields(tables: Tables, threads: int) -> Fields:
-    """A simulation at rest, for so many threads."""
+    """Return the state at rest, with room for so many threads."""
     dtype, stretch = tables.v2dt2.dtype, tables.sides.a.size + HALO
     slabs = (tables.slabs.rows, tables.v2dt2.shape[1])
     sides = (tables.grid.planes * tables.sides.blocks, stretch)
@@ -98,7 +100,7 @@ def holds(slab, plane, row):
 
 @within_loops
 def within(slab, part):
-    """The planes and rows of a part of the grid that lie in a slab."""
+    """Return the planes and rows of a part of the grid that lie in a slab."""
     planes = range(max(slab.front, part.front), min(slab.back, part.back))
     return planes, range(max(slab.top, part.top), min(slab.bottom, part.bottom))
 
@@ -113,7 +115,7 @@ def place_of(slabs, slab, plane, row):
 
 @within_loops
 def ends_of(tables, part, plane, start, rows):
-    """The sides of some rows of a plane, from row `start` on."""
+    """Return the sides of `rows` rows of a plane, from row `start` on."""
     grid = tables.grid
     r = grid.base + plane * grid.stride + start
     return Ends(r, rows, grid.nx, tables.sides.width, part.left == 0, part.right == grid.n)
@@ -121,7 +123,7 @@ def ends_of(tables, part, plane, start, rows):
 
 @within_loops
 def relax_slabs(tables, fields, p, part):
-    """The first memory variable of the slabs, in some rows, from the slope of p."""
+    """Update the first memory variable of the slabs in a part of the grid."""
     for slab in tables.slabs.table:
         axis = tables.axes[slab.axis]
         planes, rows = within(slab, part)
@@ -134,7 +136,7 @@ def relax_slabs(tables, fields, p, part):
 
 @within_loops
 def relax_slabs_back(tables, fields, q, part, team):
-    """Both memory variables of the slabs, in some rows, in the order of the transpose."""
+    """Update both memory variables of the slabs in a part of the grid, for the transpose."""
     for slab in tables.slabs.table:
         planes, rows = within(slab, part)
         for plane in planes:
@@ -154,9 +156,10 @@ def relax_slabs_back(tables, fields, q, part, team):
 
 @within_loops
 def step_forward(tables, fields, n, part, u, team):
-    """The field after step n, without sources.
+    """Compute the field of step n + 1, without sources.
 
-    u = the second derivatives of the one of step n, unless it is None.
+    Here and in the time loops, `prev` is the field of step n - 1, which is replaced by that of step
+    n + 1. u: set to the second derivatives of the field of step n, unless it is None.
     """
     p, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
     relax_slabs(tables, fields, p, part)
@@ -182,7 +185,7 @@ def step_forward(tables, fields, n, part, u, team):
 
 @within_loops
 def step_backward(tables, fields, n, part, team):
-    """Transpose of `step_forward`: the field before step n."""
+    """Apply the transpose of `step_forward`, which computes the field of step n - 1."""
     q, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
     relax_slabs_back(tables, fields, q, part, team)
     barrier(team)
@@ -207,9 +210,9 @@ def step_backward(tables, fields, n, part, team):
 
 @within_loops
 def rebuild(tables, waves, n, part, u):
-    """The field before step n from those of step n and after, in a part of the interior.
+    """Compute p of step n - 1 from steps n and n + 1 in a part of the interior, without sources.
 
-    Without sources; u = the second derivatives of the former, unless it is None.
+    u: set to the second derivatives of p of step n, unless it is None.
     """
     p, later = waves[n % 2], waves[(n + 1) % 2]
     if part.left < part.right:
@@ -223,7 +226,7 @@ class Shot(NamedTuple):
     """The tables, points and wavelets of one shot.
 
     wavelet: (time, source), at the simulation's step; scale: 1 / cell volume; interior: the part of
-    the grid where nothing absorbs.
+    the grid that no absorbing term reaches.
     """
 
     tables: Tables
@@ -257,11 +260,11 @@ class Rebuilding(NamedTuple):
 class Tape(NamedTuple):
     """The samples that the forward sweep stores for the backward one.
 
-    At the steps n = offset, offset + interval...: u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2.
-    interval: 0 stores nothing; first: number of the sample that is entry 0 of the store; u: a field
-    to work in, or an array without rows if u is not stored; samples: the store; windows:
-    (time // PATIENCE, 6), the window of each step, of which the first is known; explores: True if
-    the forward sweep finds the others.
+    A sample is u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2 at step n; n is offset,
+    offset + interval, and so on. interval: 0 if nothing is stored; first: number of the sample in
+    entry 0 of the store; u: a field to work in, or an array without rows if u is not stored;
+    samples: the store; windows: (time // STEPS_PER_WINDOW, 6), the windows of the steps, the first
+    of which is given; explores: True if the forward sweep finds the others.
     """
 
     interval: int
@@ -277,8 +280,8 @@ class Tape(NamedTuple):
 class Records(NamedTuple):
     """The results of the forward sweep.
 
-    traces: (time, receiver), filled, or without columns; energy: field, gains the sum of the
-    squared sampled p, or without rows.
+    traces: (time, receiver), which are set, or an array without columns; energy: a field to which
+    the squares of p at the sampled steps are added, or an array without rows.
     """
 
     traces: NDArray
@@ -289,9 +292,9 @@ class WayBack(NamedTuple):
     """The input and the results of the backward sweep.
 
     residual: (time, receiver), the gradient with respect to the traces; wavelet: (time, source),
-    filled with that with respect to the wavelet; image: field, gains the sum of q[n + 1] u[n] over
-    the sampled n; energy: field, gains the sum of the squared q[n + 1] over the same n, or without
-    rows.
+    set to the gradient with respect to the wavelet; image: a field to which q[n + 1] u[n] is added
+    for the sampled n; energy: a field to which the squares of q[n + 1] are added for the same n, or
+    an array without rows.
     """
 
     residual: NDArray
@@ -301,7 +304,7 @@ class WayBack(NamedTuple):
 
 
 def make_shots(problem: Problem, tables: Tables, wavelets: Iterable[NDArray]) -> list[Shot]:
-    """The shots of a problem, given what each emits: (time, source)."""
+    """Return the shots of a problem, given the wavelets (time, source) of each."""
     scheme, interior, dtype = problem.scheme, make_interior(problem), tables.v2dt2.dtype
     sources, receivers = (
         make_lines(taps, tables.grid, interior, dtype)
@@ -326,14 +329,14 @@ def no_records(shot: Shot) -> Records:
 
 @within_loops
 def window_at(tape, n):
-    """The window of step n, once it is known."""
-    front, back, top, bottom, left, right = tape.windows[n // PATIENCE]
+    """Return the window of step n, which must have been found."""
+    front, back, top, bottom, left, right = tape.windows[n // STEPS_PER_WINDOW]
     return Box(front, back, top, bottom, left, right)
 
 
 @within_loops
 def reflect(tables, p, team):
-    """Above a free surface, p is the negative of what is below it."""
+    """Set p above a free surface to the negative of the values below it."""
     stride, rows = tables.surface
     if stride > 0:
         barrier(team)
@@ -346,7 +349,7 @@ def reflect(tables, p, team):
 
 @within_loops
 def rows_of(grid, part):
-    """The rows of the array from the first to before the last of a part of the grid."""
+    """Return the first row of the array in a part of the grid, and the one after the last."""
     first = grid.base + part.top
     return first + part.front * grid.stride, first + (part.back - 1) * grid.stride + (
         part.bottom - part.top
@@ -355,7 +358,7 @@ def rows_of(grid, part):
 
 @within_loops
 def add_squares(grid, total, part, p):
-    """total gains p squared."""
+    """Add p squared to total in a part of the grid."""
     for plane in range(part.front, part.back):
         for row in range(part.top, part.bottom):
             add_square(total, p, cells_of(grid, part, plane, row))
@@ -363,7 +366,7 @@ def add_squares(grid, total, part, p):
 
 @within_loops
 def add_products(grid, total, part, p, u):
-    """total gains p times u."""
+    """Add p times u to total in a part of the grid."""
     for plane in range(part.front, part.back):
         for row in range(part.top, part.bottom):
             add_product(total, p, u, cells_of(grid, part, plane, row))
@@ -371,7 +374,7 @@ def add_products(grid, total, part, p, u):
 
 @loop
 def sweep_forward(shot, fields, span, tape, records, team):
-    """Simulate one shot over a span of steps: from, to before; the tape is written."""
+    """Simulate one shot from step span[0] to step span[1], and fill the tape and the records."""
     tables, rebuilding = shot.tables, tape.rebuilding
     grid, one, u = tables.grid, tables.v2dt2.dtype.type(1), tape.u
     line = fields.lines[team.rank]
@@ -381,13 +384,13 @@ def sweep_forward(shot, fields, span, tape, records, team):
     for n in range(span[0], span[1]):
         p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
         record(records.traces[n], p, shot.receivers, one, team, line)
-        if n % PATIENCE == 0 and n > 0:
+        if n % STEPS_PER_WINDOW == 0 and n > 0:
             if tape.explores:
                 window = widen(grid, tables.sides.width, len(tables.laplacian.x), window, p)
                 if team.rank == 0:
-                    # One by one: Numba would bring along what says that two shapes differ
+                    # A slice would make Numba compile the error message for unequal shapes.
                     for k in range(len(window)):
-                        tape.windows[n // PATIENCE, k] = window[k]
+                        tape.windows[n // STEPS_PER_WINDOW, k] = window[k]
             else:
                 window = window_at(tape, n)
         part = share(window, team.size, team.rank)
@@ -397,7 +400,8 @@ def sweep_forward(shot, fields, span, tape, records, team):
         sampled = tape.interval > 0 and n % tape.interval == tape.offset
         if sampled and records.energy.shape[0] > 0:
             add_squares(grid, records.energy, part, p)
-        # Compiled for each, so that a step that keeps nothing has fewer arrays in its loops
+        # Each case is compiled separately, so that a step that stores nothing has fewer arrays in
+        # its loops.
         if sampled and u.shape[0] > 0:
             step_forward(tables, fields, n, part, u, team)
             drive(u, shot.sources, shot.wavelet[n], shot.scale, rows, line, False)
@@ -415,12 +419,13 @@ def sweep_forward(shot, fields, span, tape, records, team):
 
 @loop
 def sweep_backward(shot, fields, span, tape, way_back, team):
-    """Transpose of `sweep_forward`, from the gradient with respect to the traces.
+    """Apply the transpose of `sweep_forward` to the gradient with respect to the traces.
 
-    Without an energy, q is found where p is not zero, and has leftovers elsewhere: what
-    they spoil has no weight, as p depends on nothing that lies where it is zero. A p that is
-    rebuilt is not quite zero there, and q is found everywhere. A thread adds residuals to the cells
-    that it has itself stepped, as others may not have come to theirs.
+    If no energy is wanted, q is computed only in the window of p, and has leftover values
+    elsewhere. The errors that they cause have no weight, because p does not depend on cells in
+    which it is zero. If p is rebuilt, it is not exactly zero there, and q is computed everywhere. A
+    thread injects residuals only into cells of its own part, because other threads may not have
+    stepped theirs yet.
     """
     tables, rebuilding, residual = shot.tables, tape.rebuilding, way_back.residual
     grid, v2dt2, u = tables.grid, tables.v2dt2, tape.u
@@ -470,8 +475,8 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
 class Scattering(NamedTuple):
     """The input and the result of the scattering sweep.
 
-    change: field, the change of v2dt2 over the interval of the samples; traces: (time, receiver),
-    filled.
+    change: field, the change of v2dt2 times the interval of the samples; traces: (time, receiver),
+    which are set.
     """
 
     change: NDArray
@@ -480,9 +485,10 @@ class Scattering(NamedTuple):
 
 @loop
 def sweep_scattered(shot, fields, span, tape, scattering, team):
-    """The scattered field over a span of steps, from the samples of all that are sampled in it.
+    """Simulate the scattered field from step span[0] to step span[1].
 
-    It is where the wave is: windows are those that the forward sweep has found.
+    The tape has all samples of these steps. The scattered field is zero where the wave is zero, so
+    that only the windows that the forward sweep has found are computed.
     """
     tables, u, traces = shot.tables, tape.u, scattering.traces
     grid, one, line = tables.grid, tables.v2dt2.dtype.type(1), fields.lines[team.rank]

@@ -1,13 +1,13 @@
-"""Windows of the `cpu` engine, compiled: the cells that a wave may have reached, and what is kept.
+"""Windows of the `cpu` engine: the cells that a wave may have reached, and the storage of fields.
 
 Only the cells of a window are computed, and the result is exact (docs/decisions/012-windows.md). A
-window is a box. Its rows begin and end with whole blocks, as far as the grid goes, its columns with
-whole SIMD loops, and its planes anywhere.
+window is a box. Its rows are whole blocks, clipped to the grid, and its columns are whole SIMD
+loops; its planes may begin and end anywhere.
 
-The stored part of a field is an outer box without an inner box; with nothing inside it is the whole
-box. The cells of it that are in a window are kept, row by row, in a flat array of
-bytes, in fewer bits where that is wanted. The format is known at run time only, so that one
-compiled loop serves all of them.
+The stored part of a field is a frame: the cells of an outer box that are not in an inner box, which
+may be empty. Those of its cells that are in the window are stored row by row in a flat array of
+bytes, in full precision or in a shorter format. The format is a value at run time, so that one
+compiled loop serves all formats.
 """
 
 import math
@@ -23,21 +23,21 @@ from numpy.typing import NDArray
 from hpcfwi.wave.engines.cpu.kernels import Cells, Lines, U, cells_of, count_nonzero, within_loops
 from hpcfwi.wave.engines.cpu.layout import BLOCK, LANES, MARGIN, NOWHERE, POOL, Box, Grid, Tables
 
-# Steps for which a window holds, and cells by which it grows: at least those that a wave can cross
-# in so many steps of order 8.
-PATIENCE = 4
+# Number of steps for which a window is valid, and number of cells by which it grows: at least the
+# cells that a wave can cross in these steps at order 8.
+STEPS_PER_WINDOW = 4
 GROWTH = 32
 
 
 @within_loops
 def whole_of(grid: Grid) -> Box:
-    """All of a grid."""
+    """Return the box of the whole grid."""
     return Box(0, grid.planes, 0, grid.rows, 0, grid.n)
 
 
 @within_loops
 def clamp(box: Box, window: Box) -> Box:
-    """Return the part of a box that is in a window, at least an empty box within it."""
+    """Return the part of a box that is in a window, which may be an empty box within it."""
     return Box(
         min(max(box.front, window.front), window.back),
         min(max(box.back, window.front), window.back),
@@ -50,7 +50,7 @@ def clamp(box: Box, window: Box) -> Box:
 
 @within_loops
 def holds_wave(grid, p, box):
-    """Return True if p is not zero somewhere in this box."""
+    """Return True if p differs from zero in at least one cell of this box."""
     found = 0
     for plane in range(box.front, box.back):
         for row in range(box.top, box.bottom):
@@ -60,9 +60,9 @@ def holds_wave(grid, p, box):
 
 @within_loops
 def fit(grid, sides, box):
-    """The window of this box: inside the grid, and with each side of it wholly or not at all.
+    """Return the smallest window that contains a box, clipped to the grid.
 
-    sides: cells at either end of a row that are treated together.
+    It contains each side of the rows entirely or not at all. sides: number of cells of a side.
     """
     left = max(0, box.left) // LANES * LANES
     right = min(grid.n, -(-box.right // LANES) * LANES)
@@ -77,11 +77,11 @@ def fit(grid, sides, box):
 
 
 def make_windows(tables: Tables, sources: Lines, steps: int) -> NDArray[np.int64]:
-    """The windows of so many steps, (time // PATIENCE, 6), of which only the first is known.
+    """Return an array for the windows of so many steps, (time // STEPS_PER_WINDOW, 6).
 
-    It is around the cells where sources act.
+    Only the first window is set. It surrounds the cells of the sources.
     """
-    grid, reach = tables.grid, 2 * tables.radius * PATIENCE
+    grid, reach = tables.grid, 2 * tables.radius * STEPS_PER_WINDOW
     reached = sources.rows[sources.weights != 0]
     planes, rows = np.divmod(reached - grid.base, grid.stride)
     columns = sources.columns - MARGIN
@@ -93,18 +93,19 @@ def make_windows(tables: Tables, sources: Lines, steps: int) -> NDArray[np.int64
         int(columns.min()) - reach,
         int(columns.max()) + sources.along.shape[1] + reach,
     )
-    windows = np.zeros((steps // PATIENCE + 1, 6), np.int64)
+    windows = np.zeros((steps // STEPS_PER_WINDOW + 1, 6), np.int64)
     windows[0] = fit.py_func(grid, tables.sides.width, around)
     return windows
 
 
 @within_loops
 def widen(grid, sides, radius, window, p):
-    """The window that p cannot leave within PATIENCE steps.
+    """Return a window that p cannot leave within STEPS_PER_WINDOW steps.
 
-    A wave spreads by two stencil radii a step at most, and that in the absorbing cells only.
+    A wave spreads by at most two stencil radii per step, and by more than one only in absorbing
+    cells.
     """
-    reach = 2 * radius * PATIENCE
+    reach = 2 * radius * STEPS_PER_WINDOW
     front, back, top, bottom, left, right = window
     near = Box(front, min(front + reach, back), top, bottom, left, right)
     if front > 0 and holds_wave(grid, p, near):
@@ -131,9 +132,9 @@ def widen(grid, sides, radius, window, p):
 
 @within_loops
 def share(window, size, rank):
-    """The part of a window that the thread `rank` of `size` computes, possibly empty.
+    """Return the part of a window that thread `rank` of `size` computes, possibly empty.
 
-    Planes where there are several, else blocks of rows.
+    A window is divided into planes if it has more than one, and into blocks of rows otherwise.
     """
     front, back, top, bottom, left, right = window
     if back - front > 1:
@@ -147,8 +148,9 @@ def share(window, size, rank):
 
 packing_function = njit(nogil=True)
 
-# Numbers as they are computed, and the shorter formats. What a float16 or an int8 stands for is a
-# multiple of a scale, so that the largest magnitude of a piece of a row is 1 or 127.
+# Formats of stored numbers: FULL has the precision of the computation, the others are shorter. A
+# float16 or an int8 is in units of a scale, which is chosen for each piece of a row such that the
+# largest magnitude is 1 or 127.
 FULL, FLOAT32, BFLOAT16, FLOAT16, INT8 = range(5)
 CODES = {
     "full": FULL,
@@ -160,17 +162,17 @@ CODES = {
 
 
 def count_bytes(format: str, dtype: np.dtype) -> int:
-    """Return the bytes of a number in this format, for computations in the precision of `dtype`."""
+    """Return the bytes of a number in this format; `dtype` is the type of the computation."""
     return {"full": dtype.itemsize, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}[format]
 
 
 def count_scales(format: str, rows: int) -> int:
-    """Return the scales of an entry of a store: one for each of the two pieces of a row."""
+    """Return the number of scales of an entry of a store: two for each row, if it has scales."""
     return 2 * rows if format in ("float16", "int8") else 0
 
 
 def _converter(source: Any, target: Any, convert: Callable[[Any, Any], Any]) -> Any:
-    """A compiled conversion of one number, as instructions."""
+    """Return a compiled conversion of one number, given a function that emits its instructions."""
 
     @intrinsic
     def converter(typing_context, x):
@@ -195,7 +197,7 @@ _from_half_bits = _converter(
 
 
 class Frame(NamedTuple):
-    """The cells of `outer` that are not in `inner`, which lies within it."""
+    """The cells of the box `outer` that are not in the box `inner`, which lies within it."""
 
     outer: Box
     inner: Box
@@ -208,10 +210,10 @@ def count_cells(frame: Frame) -> int:
 
 
 class FieldStore(NamedTuple):
-    """A frame of some steps.
+    """The values of the cells of a frame at some steps.
 
-    frame: the cells; format: a code; numbers: (step, byte); scales: (step, 2 rows of the array) for
-    FLOAT16 and INT8, else without columns.
+    format: one of the codes above; numbers: (step, byte); scales: (step, scale), two for each row
+    of the array with FLOAT16 and INT8, and none with other formats.
     """
 
     frame: Frame
@@ -228,9 +230,10 @@ NO_STORE = FieldStore(
 def make_store(
     borrower: object, frame: Frame, format: str, like: NDArray, steps: int
 ) -> FieldStore:
-    """Room for a frame of so many steps, whole lines of a cache each, while a borrower lives.
+    """Return an empty store for a frame of so many steps, with memory lent by `POOL`.
 
-    like: an array of which it is.
+    The size of an entry is a whole number of cache lines. borrower: the memory returns to the pool
+    when this object is deleted; like: an array with the precision and the rows of the fields.
     """
     line = -(-count_cells(frame) * count_bytes(format, like.dtype) // 64) * 64
     numbers = POOL.lend(borrower, (steps, line), np.dtype(np.uint8))
@@ -240,7 +243,7 @@ def make_store(
 
 @packing_function
 def pack(store, k, at, segment, f, cells):
-    """Numbers `at`... of entry k of the store = f in these cells, which have scale `segment`."""
+    """Store f in these cells as the numbers from `at` on of entry k, with its scale `segment`."""
     r, first, n = cells
     entry = store.numbers[k]
     if store.format == FULL:
@@ -276,7 +279,7 @@ def pack(store, k, at, segment, f, cells):
 
 @packing_function
 def unpack(store, k, at, segment, f, cells):
-    """The inverse of `pack`, as far as the format goes."""
+    """Load f in these cells from the numbers that `pack` has stored."""
     r, first, n = cells
     entry = store.numbers[k]
     if store.format == FULL:
@@ -305,7 +308,7 @@ def unpack(store, k, at, segment, f, cells):
 
 @packing_function
 def cells_before(box, plane, row):
-    """Return the number of cells of a box before a row of the grid, row by row."""
+    """Return the number of cells of a box that precede a row of the grid in the order of rows."""
     rows = (min(max(plane, box.front), box.back) - box.front) * (box.bottom - box.top)
     if box.front <= plane < box.back:
         rows += min(max(row, box.top), box.bottom) - box.top
@@ -314,7 +317,10 @@ def cells_before(box, plane, row):
 
 @packing_function
 def pieces(frame, plane, row):
-    """The two pieces of a row of the frame: first column, length, and number of the first cell."""
+    """Return the first column, the length and the first cell's number of both pieces of a row.
+
+    The numbers count the cells of the frame, row by row. One of the pieces may be empty.
+    """
     outer, inner = frame
     at = cells_before(outer, plane, row) - cells_before(inner, plane, row)
     if inner.front <= plane < inner.back and inner.top <= row < inner.bottom:
@@ -325,9 +331,10 @@ def pieces(frame, plane, row):
 
 @packing_function
 def pack_frame(store, k, window, grid, part, f):
-    """Entry k of the store = its frame of the field f within a window, where it is in `part`.
+    """Store those cells of the frame of a field f that are in a window and in `part`, in entry k.
 
-    Only that is written, from the entry's beginning, so that small windows take little memory.
+    The cells in the window are stored without gaps from the beginning of the entry, so that small
+    windows touch little memory.
     """
     seen = Frame(clamp(store.frame.outer, window), clamp(store.frame.inner, window))
     mine = clamp(seen.outer, part)
@@ -340,7 +347,7 @@ def pack_frame(store, k, window, grid, part, f):
 
 @packing_function
 def unpack_frame(store, k, window, grid, part, f):
-    """The inverse of `pack_frame`, as far as the format goes."""
+    """Load those cells of the frame of a field f that `pack_frame` has stored."""
     seen = Frame(clamp(store.frame.outer, window), clamp(store.frame.inner, window))
     mine = clamp(seen.outer, part)
     for plane in range(mine.front, mine.back):

@@ -1,6 +1,7 @@
 """The `gpu` engine: kernels written in Triton, for CUDA and ROCm devices.
 
-`engine` has the functions of an engine, and imports what needs Triton only when it is used. A batch
-of shots has a `Blueprint`, which lists its arrays (`layout`), and a `Sweep`, which goes forwards
-and backwards in them and launches `kernels` (`sweep`). `device` has what depends on the card.
+`engine` has the functions of an engine, and imports the modules that need Triton only when they are
+used. A batch of shots has a `Blueprint` (in `layout`), which lists its arrays, and a `Sweep` (in
+`sweep`), which simulates forwards and backwards in these arrays by launching `kernels`. `device`
+has the functions that depend on the card.
 """

@@ -1,12 +1,13 @@
-"""One GPU: its properties, compiled kernels on disk, the shape of tiles, and captured launches.
+"""Functions for one GPU: compiled kernels on disk, the choice of tiles, and captured launches.
 
-Kernels are compiled once for a card and kept where `hpcfwi.system` allows it. A few shapes of the
-tiles in which the largest kernel works are timed on the first large problem, and the fastest is
-remembered in a file beside the compiled kernels, by card, dimensions, order, precision, whether a
-step is within the card's cache, and Triton's version.
+Kernels are compiled once for a card, and stored on disk if `hpcfwi.system` finds a directory for
+them. The largest kernel works in tiles. A few shapes of tiles are timed on the first large problem,
+and the fastest one is stored in a file in the directory of the compiled kernels. Its key is the
+card, the dimensions, the order, the precision, whether the data of a step fit into the card's
+cache, and the version of Triton.
 
-On CUDA and ROCm devices the launches of a stretch of steps are captured in a graph and replayed;
-the number of the step is in device memory, where kernels look for it. Elsewhere they are launched
+On CUDA and ROCm devices, the launches of a stretch of steps are captured in a graph and replayed;
+kernels read the number of the step from device memory. On other devices, the kernels are launched
 one by one. The launches of a step are in `sweep`.
 """
 
@@ -33,7 +34,7 @@ from hpcfwi.system import Place, find_place, written_whole
 
 
 def cache_of(device: torch.device) -> int | None:
-    """Return the size of the device's second-level cache in bytes, None if no driver knows it."""
+    """Return the size of the device's second-level cache in bytes, or None if it is unknown."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
@@ -45,21 +46,22 @@ log = logging.getLogger(__name__)
 
 
 def find_disk() -> Place:
-    """Return the directory of compiled kernels; raises `InputError` as `find_place` does."""
+    """Return the directory of compiled kernels; raise `InputError` like `find_place`."""
     return find_place(VARIABLE, "triton")
 
 
 @cache
 def keep_kernels() -> None:
-    """Have the kernels kept, from now on; says so once where that cannot be.
+    """Set the directory in which Triton stores compiled kernels; warn once if none can be kept.
 
-    Triton compiles into a directory in any case, and knows it by the environment variable alone.
+    Triton always compiles into a directory, which can be set by an environment variable only. If
+    none can be kept, a temporary directory is used.
     """
     folder, problem = find_disk()
     if folder is None:
         log.warning(
-            "The gpu engine is compiled for this process only, as %s; "
-            "%s may name a directory that is yours alone",
+            "The gpu engine is compiled for this process only, because %s; "
+            "%s may name a directory that only you can access",
             problem,
             VARIABLE,
         )
@@ -68,13 +70,14 @@ def keep_kernels() -> None:
     os.environ[VARIABLE] = str(folder or temporary)
 
 
-# Cells of all shots from which on a timing means something: a captured launch takes a microsecond.
+# Smallest number of cells, of all shots, on which tiles are timed: with fewer, the timing is
+# dominated by the launch, which takes a microsecond even if captured.
 LARGE = 1_000_000
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Cells of a program along each axis, and warps that share them."""
+    """The number of cells of a program along each axis, and the number of its warps."""
 
     z: int
     y: int
@@ -86,9 +89,10 @@ class Tile:
         return self.z, self.y, self.x
 
 
-# The first is taken where nothing has been timed. In two dimensions four cells a thread, or two:
-# more take so many registers that too few warps are left to wait for the memory. In three the
-# planes of a tile are gone through one by one, with two or four cells of each a thread.
+# The first tile of each list is the default where nothing has been timed. In two dimensions, a
+# thread has four cells, or two: more cells take so many registers that too few warps remain to hide
+# the latency of the memory. In three dimensions, the planes of a tile are computed one after the
+# other, with two or four cells of each plane per thread.
 CANDIDATES = {
     2: (
         Tile(8, 1, 128, 8),
@@ -108,9 +112,10 @@ CANDIDATES = {
 
 
 def find_tile(key: str, ndim: int, cells: int, seconds: Callable[[Tile], float]) -> Tile:
-    """The fastest tile for what `key` describes, timed now if it is not known yet.
+    """Return the fastest tile for a key, from the file of tiles or by timing the candidates.
 
-    cells: of all shots; where they are few, nothing is timed; seconds: times a tile.
+    cells: number of cells of all shots; if it is below `LARGE`, nothing is timed, and the first
+    candidate is the default; seconds: returns the time that a tile takes.
     """
     folder = find_disk().path
     file = folder / "tiles.json" if folder else None
@@ -129,30 +134,31 @@ def find_tile(key: str, ndim: int, cells: int, seconds: Callable[[Tile], float])
 def _read(file: Path) -> dict[str, dict[str, int]]:
     try:
         known: dict[str, dict[str, int]] = json.loads(file.read_text())
-    except (OSError, ValueError):  # none yet, or one that cannot be read: it is made again
+    except (OSError, ValueError):  # missing or unreadable: it will be written again
         return {}
     return known
 
 
 def _remember(file: Path, key: str, tile: Tile) -> None:
     known = {**_read(file), key: asdict(tile)}
-    # A file that cannot be written costs a second at the next start
+    # If the file cannot be written, the next start takes a second longer.
     with suppress(WriteFailure), written_whole(file) as whole:
         whole.write(json.dumps(known, indent=2).encode())
 
 
-# Steps of a captured stretch, at least: replaying a graph takes the host some microseconds.
+# Smallest number of steps in a graph, as each replay takes the host some microseconds.
 STRETCH = 32
 
-# step(n, at): makes the launches of step n; at = n less the clock's time.
+# step(n, at) launches the kernels of step n; at is n minus the time of the clock.
 Step = Callable[[int, int], None]
 
 
 class Loop:
-    """Runs one kind of step over and over; stretches that come again are captured and replayed.
+    """A loop over steps of one kind, in which repeated stretches are captured and replayed.
 
-    direction: of the steps, 1 or -1; period: steps after which launches repeat. The steps are given
-    to `run`, as a loop that held them would hold the arrays, and be held by them.
+    clock: the number of the step on the device; direction: 1 or -1; period: number of steps after
+    which the launches repeat. The function that launches a step is an argument of `run`, because a
+    loop that stored it would be in a reference cycle with the arrays.
     """
 
     def __init__(self, clock: Tensor, direction: int, period: int) -> None:
@@ -161,14 +167,18 @@ class Loop:
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
 
     def run(self, step: Step, start: int, count: int) -> None:
-        """`count` steps from step `start` on."""
+        """Run `count` steps, from step `start` on."""
         self._clock.fill_(start)
         for done in range(0, count, self._stretch):
             length = min(self._stretch, count - done)
             self._play(step, start + self._direction * done, length)
 
     def _play(self, step: Step, start: int, length: int) -> None:
-        """The first time as plain launches, so that kernels are compiled; then captured."""
+        """Run a stretch of steps.
+
+        The first time, the kernels are launched one by one, which compiles them; the second time,
+        the launches are captured; from then on the graph is replayed.
+        """
         key = (start % self._period, length)
         if key not in self._graphs or self._clock.device.type != "cuda":
             self._launch(step, start, length)
@@ -180,18 +190,22 @@ class Loop:
         graph.replay()
 
     def _capture(self, step: Step, start: int, length: int) -> torch.cuda.CUDAGraph:
-        """Capture steps in a stream of the clock's device, which torch's own need not be."""
+        """Capture steps in a graph.
+
+        The stream belongs to the clock's device, as torch's default stream for captures may belong
+        to another one.
+        """
         graph, device = torch.cuda.CUDAGraph(), self._clock.device
         stream, before = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
         try:
-            # Other threads, such as NCCL's, may go on calling CUDA meanwhile.
+            # This mode lets other threads, such as NCCL's, call CUDA during the capture.
             with (
                 no_collection(),
                 torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
             ):
                 self._launch(step, start, length)
         finally:
-            # Where a capture cannot be ended torch stays in its stream
+            # If a capture fails to end, torch does not leave its stream.
             torch.cuda.set_stream(before)
         return graph
 
@@ -204,9 +218,9 @@ class Loop:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without Python's garbage collector, which may destroy other graphs, or unload modules.
+    """Disable Python's garbage collector while a graph is captured.
 
-    Neither is allowed while a graph is captured.
+    It may destroy other graphs or unload modules, which is not allowed during a capture.
     """
     enabled = gc.isenabled()
     gc.disable()

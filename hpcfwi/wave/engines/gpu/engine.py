@@ -1,7 +1,7 @@
-"""The engine for GPUs: Triton kernels, many shots of a batch in each launch. Two or three axes.
+"""The engine for GPUs: Triton kernels in two and three dimensions for all shots of a batch at once.
 
-One source for NVIDIA, AMD and Intel cards. Under TRITON_INTERPRET=1 it runs on a CPU, slowly, so
-that tests need no card.
+NVIDIA, AMD and Intel cards have the same source. With TRITON_INTERPRET=1 it runs slowly on a CPU,
+so that tests need no card.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
-# Bytes of what is kept for the next batch of the same sizes, in those of the largest batch: a rank
-# has several sizes, as what is left over in the last batch has its own
+# Largest memory of the sweeps that are kept for reuse, as a multiple of the memory of the largest
+# one. A rank needs several sweeps because the last batch may have fewer shots than the others.
 SPARE = 2
 
 
 class SweepPool:
-    """Sweeps of batches that are used again: arrays are allocated, and graphs captured.
+    """A pool of sweeps that are reused, with their allocated arrays and captured graphs.
 
-    One that comes back may still be at work, in the stream that it was used in.
+    Kernels of a sweep in the pool may still be running in the stream in which it was used.
     """
 
     def __init__(self) -> None:
         self._spare: list[Sweep] = []
-        # They come back when the garbage collector finds them, which may be in the midst of this.
+        # The garbage collector may call `put` at any time, also while this thread holds the lock.
         self._lock = RLock()
 
     def take(self, blueprint: Blueprint, problem: Problem) -> Sweep:
-        """Return a spare sweep with that blueprint, whatever its contents, or a new one."""
+        """Return a sweep with this blueprint and arbitrary contents, from the pool or a new one."""
         from hpcfwi.wave.engines.gpu.sweep import Sweep
 
         sweep = self._find(blueprint)
@@ -57,12 +57,12 @@ class SweepPool:
             return Sweep(blueprint, problem)
         except torch.OutOfMemoryError:
             pass
-        # The error is gone here, and with it the memory of the sweep that was begun.
+        # The error, and with it the memory of the unfinished sweep, is released at this point.
         self.clear()
         return Sweep(blueprint, problem)
 
     def put(self, sweep: Sweep) -> None:
-        """Keep a sweep for the next batch; the oldest are released if there are too many."""
+        """Put a sweep into the pool; the oldest are released if they take too much memory."""
         with self._lock:
             spares = [sweep, *self._spare]
             sizes = [spare.count_bytes() for spare in spares]
@@ -79,7 +79,7 @@ class SweepPool:
 
     def _find(self, blueprint: Blueprint) -> Sweep | None:
         with self._lock:
-            # Those that come back in the midst of this find an empty pool
+            # The pool is empty during this loop, as the garbage collector may call `put` in it.
             spares, self._spare = self._spare, []
             places = (k for k, spare in enumerate(spares) if spare.blueprint == blueprint)
             place = next(places, None)
@@ -93,7 +93,7 @@ _POOL = SweepPool()
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A sweep that went forwards; it goes back to the pool when this object is deleted."""
+    """A sweep after its forward pass; it returns to the pool when this object is deleted."""
 
     sweep: Sweep
 
@@ -107,9 +107,9 @@ def is_interpreted() -> bool:
 
 
 def available() -> str | None:
-    """Why this engine cannot be used here, or None.
+    """Return the reason why this engine cannot be used here, or None if it can.
 
-    Raises `InputError` where TRITON_CACHE_DIR names a directory in which others may write.
+    Raises `InputError` if TRITON_CACHE_DIR names a directory in which others may write.
     """
     if find_spec("triton") is None:
         return "Triton is not installed (pip install hpcfwi[gpu])"
@@ -119,34 +119,37 @@ def available() -> str | None:
 
 
 def footprint(problem: Problem, steps: int) -> int:
-    """Bytes that `forward` and `backward` take at most, for so many steps."""
+    """Return the largest number of bytes that `forward` and `backward` take for so many steps."""
     blueprint = _blueprint(
         problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem)
     )
     size = problem.n_shots * problem.speed.element_size()
-    # Copies on the way in and out: the gradient and what it is made of, traces and residuals.
+    # Copies of inputs and outputs: the gradient and its operands, traces and residuals.
     fields = 5 if problem.illuminate else 4
     copies = fields * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
     return blueprint.count_bytes() + size * copies
 
 
 def count_updates(problem: Problem, steps: int) -> float:
-    """Cells that `forward` computes, added up over shots and steps: all of them."""
+    """Return the cells that `forward` computes, summed over shots and steps: all of the grid."""
     return problem.count_cells(steps)
 
 
 def idle() -> int:
-    """Bytes that it holds from earlier batches, to be used again or let go."""
+    """Return the bytes of the sweeps that are kept for reuse."""
     return _POOL.count_bytes()
 
 
 def clear() -> None:
-    """Let go what earlier batches have left for use again."""
+    """Release the sweeps that are kept for reuse."""
     _POOL.clear()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Traces (shot, receiver, time) of wavelets (shot, source, time); what `backward` takes."""
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and the state.
+
+    The state is for `backward` and `scatter`; it is None unless `keep` is True.
+    """
     if not is_interpreted():
         keep_kernels()
     scheme, layout = problem.scheme, layout_of(problem)
@@ -161,7 +164,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
 
 
 def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
-    """Gradients from the one with respect to the traces, (shot, receiver, time)."""
+    """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     image, wavelet, energies = state.sweep.run_backward(residual)
     shape = (problem.n_shots, *problem.scheme.shape)
     image, *energies = (fields.reshape(shape) for fields in (image, *energies))
@@ -194,7 +197,7 @@ def _blueprint(
 
 
 def _most(positions: np.ndarray, problem: Problem) -> Sizes:
-    """Return the sizes of the matrix of points (shot, point, ndim), at most four to a cell."""
+    """Return the sizes of the matrix of points (shot, point, ndim), with at most four to a cell."""
     cells = positions / np.asarray(problem.spacing)
     between = (np.abs(cells - np.rint(cells)) >= ON_GRID).any(axis=(0, 1))
     points, taps = positions.shape[1], (2 * HALF_WIDTH) ** int(between.sum())

@@ -1,14 +1,14 @@
-"""Triton kernels of the `gpu` engine: what happens in one step, for all shots of a batch at once.
+"""Triton kernels of the `gpu` engine, which compute one step of all shots of a batch.
 
-A program computes some cells of one shot. No two programs write to the same place, and every sum
-has one order, so that the bits of a shot depend on nothing but the shot.
+A program computes some cells of one shot. No two programs write to the same place, and the order of
+every sum is fixed, so that the bits of a shot depend on the shot only.
 
-Arrays have the layout of `layout`: `cell` is an offset in the field of one shot, `place` one in its
-memory variables. `advance` computes the next step of the field in the cells that no absorbing term
-reaches; `relax` and then `advance_frame` do so in the frame around them. The same kernels go
-forwards and backwards in time: only the order of the absorbing terms differs (docs/physics.md).
-`exchange` injects sources and records receivers; `store`, `restore` and `correlate` serve the
-history. `sweep` says which kernels run when.
+Arrays have the layout of `layout`: `cell` is an offset in the field of one shot, `place` an offset
+in its memory variables. `advance` computes the next field in the cells that no absorbing term
+reaches; `relax` and then `advance_frame` compute it in the frame around them. The same kernels are
+used forwards and backwards in time, as only the order of the absorbing terms differs
+(docs/physics.md). `exchange` injects sources and records receivers; `store`, `restore` and
+`correlate` implement the history. `sweep` launches the kernels.
 """
 
 import triton
@@ -16,15 +16,16 @@ import triton.language as tl
 
 from hpcfwi.wave.engines.gpu.layout import ALIGNMENT, KEPT
 
-# Constants of the compiler are written large, as Triton's own are.
-# ruff: noqa: N803
+# Compile-time constants are in capitals, like those of Triton. A condition on them is not combined
+# with others, so that the code that it excludes is not compiled.
+# ruff: noqa: N803, SIM102
 
 
 @triton.jit
 def symmetric(at, stride, weights, RADIUS: tl.constexpr):
-    """Sum of weights[m] times the values m cells before and after those at the pointers `at`.
+    """Return the sum over m of weights[m] times the values m cells before and after `at`.
 
-    m from 1 to RADIUS; stride: from one cell to the next.
+    m: from 1 to RADIUS; at: pointers to cells; stride: distance between neighbours.
     """
     total = tl.load(weights + 1) * (tl.load(at - stride) + tl.load(at + stride))
     for m in tl.static_range(2, RADIUS + 1):
@@ -34,7 +35,7 @@ def symmetric(at, stride, weights, RADIUS: tl.constexpr):
 
 @triton.jit
 def antisymmetric(at, stride, weights, RADIUS: tl.constexpr):
-    """The same for those after less those before, with the weights after those of `symmetric`."""
+    """Return the sum over m of weights[RADIUS + m] times the value after minus that before `at`."""
     total = tl.load(weights + RADIUS + 1) * (tl.load(at + stride) - tl.load(at - stride))
     for m in tl.static_range(2, RADIUS + 1):
         total += tl.load(weights + RADIUS + m) * (
@@ -45,7 +46,7 @@ def antisymmetric(at, stride, weights, RADIUS: tl.constexpr):
 
 @triton.jit
 def centre_of(weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
-    """The weight of a cell itself in the second differences of all axes."""
+    """Return the sum over the axes of the second differences' weights at offset 0."""
     centre = tl.load(weights) + tl.load(weights + 2 * (2 * RADIUS + 1))
     if NDIM == 3:
         centre += tl.load(weights + (2 * RADIUS + 1))
@@ -54,7 +55,7 @@ def centre_of(weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
 
 @triton.jit
 def laplacian(at, p, stride_z, stride_y, weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
-    """The second differences of all axes at the pointers `at`, where there is p."""
+    """Return the sum of the second differences at the pointers `at`, whose values are p."""
     total = centre_of(weights, NDIM, RADIUS) * p + symmetric(at, stride_z, weights, RADIUS)
     if NDIM == 3:
         total += symmetric(at, stride_y, weights + (2 * RADIUS + 1), RADIUS)
@@ -66,9 +67,10 @@ def store_next(
     new, before, p, speed, total, cell, z, inside, stride_z,
     RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr,
 ):  # fmt: skip
-    """The field after p, whose second derivative is `total`, where that before it was.
+    """Store the field after p in `new`.
 
-    FREE_SURFACE: the rows above the first become the negative of those below.
+    before: the field before p; total: the second derivatives of p; FREE_SURFACE: if True, the rows
+    above the first one are set to the negative of those below.
     """
     value = (p + p) - before + speed * total
     tl.store(new + cell, value, inside)
@@ -77,16 +79,13 @@ def store_next(
         tl.store(new + (cell - 2 * z * stride_z), -value, above)
 
 
-# Constants of the compiler are written large, as Triton's own are.
-# ruff: noqa: N803
-
-
-# Entries in a row of an interpolation matrix that are summed at once, and how often halved.
-# The order of a sum depends on it, so that it is the same for all surveys.
+# Number of entries in a row of an interpolation matrix that are summed at once, and number of
+# halvings. They determine the order of the sum, and are therefore the same for all surveys.
 ENTRIES = tl.constexpr(64)
 HALVINGS = tl.constexpr(6)
 
-# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
+# Arguments on whose values a kernel is not specialized: Triton would compile another version for
+# multiples of 16. The other kernels have similar lists.
 POINT_SIZES = [
     "at", "size", "origin", "stride_z", "blocks", "rows", "entries", "values", "points", "taps",
     "steps", "factor_size",
@@ -95,7 +94,11 @@ POINT_SIZES = [
 
 @triton.jit
 def multiply(index, weight, row, inside, width, vector, PARTS: tl.constexpr):
-    """Rows of a sparse matrix times a vector; index, weight: (row, entry), in PARTS of ENTRIES."""
+    """Return rows of a sparse matrix times a vector.
+
+    index, weight: (row, entry), the columns and values; width: entries of a row; PARTS: number of
+    parts of ENTRIES in which a row is summed.
+    """
     total = multiply_part(index, weight, row, inside, 0, width, vector)
     for part in range(1, PARTS):
         total += multiply_part(index, weight, row, inside, part * ENTRIES, width, vector)
@@ -104,13 +107,13 @@ def multiply(index, weight, row, inside, width, vector, PARTS: tl.constexpr):
 
 @triton.jit
 def multiply_part(index, weight, row, inside, first, width, vector):
-    """The same for ENTRIES of each row, from the first on."""
+    """Return the product for ENTRIES entries of each row, from entry `first` on."""
     entry = first + tl.arange(0, ENTRIES)[None, :]
     at = row[:, None] * width + entry
     mask = inside[:, None] & (entry < width)
     column = tl.load(index + at, mask, 0)
     terms = tl.load(weight + at, mask, 0.0) * tl.load(vector + column, mask, 0.0)
-    # Neighbours by twos: the order of tl.sum is a compiler's, and another one for another card
+    # Neighbours are added in pairs, because the order of tl.sum depends on the compiler and card.
     for k in tl.static_range(1, HALVINGS + 1):
         left, right = tl.split(tl.reshape(terms, (row.shape[0], ENTRIES >> k, 2)))
         terms = left + right
@@ -127,13 +130,15 @@ def exchange(
 ):  # fmt: skip
     """Add sources to the field `target`, and record another field at the receivers.
 
-    The first `blocks` programs add: target at cells (shot, row) gains factor times the sum of
-    spreading times signal[n] at columns (shot, row, entry), signal being (shot, step, value); a
-    cell of -1 is none. The others record: traces (shot, step, point) at n = the sum of tap_weights
-    times field at taps_at (shot, point, tap).
-    factor_size: from one shot's factor to the next; 0 where all have the same. ADDED, RECORDED:
-    parts of ENTRIES in a row.
-    Grid: (blocks, shots).
+    The first `blocks` programs add factor times the sum over the entries of a row of spreading
+    times signal to target. cells: (shot, row), offsets in target, or -1 for none; columns,
+    spreading: (shot, row, entry); signal: (shot, step, value), read at this step.
+
+    The other programs set traces (shot, step, point) at this step to the sum over the taps of
+    tap_weights times field. taps_at, tap_weights: (shot, point, tap).
+
+    factor_size: distance from the factor of one shot to the next, or 0 if all shots have the same.
+    ADDED, RECORDED: number of parts of ENTRIES in a row. Grid: (blocks of both kinds, shots).
     """
     program = tl.program_id(0)
     shot = tl.program_id(1).to(tl.int64)
@@ -166,13 +171,8 @@ def exchange(
         tl.store(traces + (shot * steps + n) * points + row, recorded, inside)
 
 
-# Constants of the compiler are written large, as Triton's own are.
-# ruff: noqa: N803
-
-
 SAMPLED = tl.constexpr(KEPT)
 
-# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
 HISTORY_SIZES = [
     "at", "interval", "size", "origin", "stride_z", "cells_kept", "slots",
 ]  # fmt: skip
@@ -180,7 +180,7 @@ HISTORY_SIZES = [
 
 @triton.jit
 def slot_of(clock, at, interval, slots):
-    """Return the slot of the field of this step; the last one is followed by the first."""
+    """Return the slot of this step; slots are used cyclically."""
     return (tl.load(clock) + at) // interval % slots
 
 
@@ -189,12 +189,12 @@ def store(
     kept, scales, field, cells, clock, at, interval, slots, cells_kept, size,
     LISTED: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Keep a field's values at `cells` in this step's slot of kept (slot, shot, cell).
+    """Store a field's values at `cells` in the slot of this step of kept (slot, shot, cell).
 
-    UNITS: what the largest magnitude of a block of cells becomes, in units of scales (slot, shot,
-    block); whole units are kept where these are more than one; 0 keeps values as they are.
-    LISTED: or else the whole field is kept, and cells are not looked at.
-    Grid: (blocks of KEPT cells, shots).
+    UNITS: if 0, values are stored without a scale. Otherwise they are stored in units of scales
+    (slot, shot, block), such that the largest magnitude of a block of cells is UNITS; if UNITS is
+    more than 1, they are rounded to integers. LISTED: if False, the whole field is stored, and
+    `cells` is not read. Grid: (blocks of KEPT cells, shots).
     """
     shot = tl.program_id(1).to(tl.int64)
     slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
@@ -204,20 +204,20 @@ def store(
     value = tl.load(field + shot * size + cell, mask, 0.0)
     if UNITS > 0:
         value = value.to(tl.float32)
-        # Divisions are rounded as IEEE has it: / is what a compiler thinks is near enough
+        # div_rn rounds as in IEEE 754; the result of / is only approximate on some cards.
         scale = tl.div_rn(tl.max(tl.abs(value), axis=0), tl.full((), UNITS, tl.float32))
         tl.store(scales + slot * tl.num_programs(0) + tl.program_id(0), scale)
         value = tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0))
         if UNITS > 1:
             value = tl.floor(value + 0.5)
     if kept.dtype.element_ty == tl.bfloat16:
-        value = value.to(tl.float32)  # the interpreter knows no other way to bfloat16, nor from it
+        value = value.to(tl.float32)  # the interpreter converts bfloat16 from and to float32 only
     tl.store(kept + slot * cells_kept + index, value.to(kept.dtype.element_ty), mask)
 
 
 @triton.jit
 def load_kept(kept, scales, slot, index, mask, cells_kept, UNITS: tl.constexpr):
-    """Load values that `store` has stored."""
+    """Return values that `store` has stored."""
     value = tl.load(kept + slot * cells_kept + index, mask, 0)
     if UNITS > 0:
         scale = tl.load(scales + slot * tl.num_programs(0) + tl.program_id(0))
@@ -232,13 +232,13 @@ def restore(
     field, kept, scales, cells, clock, at, interval, slots, cells_kept, size, origin, stride_z,
     RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Set a field to what was kept of it in this step; nothing where the step is before the first.
+    """Set cells of a field to the values stored in this step; do nothing before the first step.
 
     Grid: (blocks of KEPT cells, shots).
     """
     shot = tl.program_id(1).to(tl.int64)
     n = tl.load(clock) + at
-    # Of a step before the first nothing is used, but its scale is read
+    # No value of a step before the first is used, but a scale is read: its address must be valid.
     slot = tl.maximum(n, 0) // interval % slots * tl.num_programs(1) + shot
     index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
     mask = index < tl.where(n >= 0, cells_kept, 0)
@@ -257,7 +257,10 @@ def correlate(
     total, field, kept, scales, cells, clock, at, interval, slots, cells_kept, size,
     LISTED: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """total gains field times what was kept in this step. Grid: (blocks of KEPT cells, shots)."""
+    """Add the field times the values stored in this step to total.
+
+    Grid: (blocks of KEPT cells, shots).
+    """
     shot = tl.program_id(1).to(tl.int64)
     slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
     index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
@@ -268,14 +271,9 @@ def correlate(
     tl.store(total + cell, tl.load(total + cell, mask, 0.0) + value, mask)
 
 
-# Constants of the compiler are written large, as Triton's own are.
-# ruff: noqa: N803
-
-
-# Tiles begin at a multiple of so many cells along x: at whole lines of the cache
+# Tiles begin at multiples of this number of cells along x, which is the beginning of a cache line.
 LINE = tl.constexpr(ALIGNMENT)
 
-# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
 INTERIOR_SIZES = [
     "at", "interval", "slots", "shots", "size", "origin", "stride_z", "stride_y", "lo_z", "lo_y",
     "lo_x", "hi_z", "hi_y", "hi_x", "tiles_y", "tiles_x",
@@ -289,12 +287,14 @@ def advance(
     NDIM: tl.constexpr, RADIUS: tl.constexpr, KEEP: tl.constexpr, FREE_SURFACE: tl.constexpr,
     TILE_Z: tl.constexpr, TILE_Y: tl.constexpr, TILE_X: tl.constexpr,
 ):  # fmt: skip
-    """new = the field after cur (two steps after new), without sources, from lo to before hi.
+    """Replace `new`, the field before `cur`, by the field after `cur`, without sources.
 
-    KEEP: whether to store the second derivatives in u (slot, shot, cell), in the slot of this step.
-    Grid: (tiles times shots,), shots first, so that they find v2dt2 in the cache. A tile of three
-    dimensions is gone through plane by plane, with the planes around it held in registers.
-    Lanes beyond the tile's cells compute what the last cell does, and store nothing.
+    lo, hi: first cell along each axis, and the one after the last; KEEP: if True, the second
+    derivatives are stored in u (slot, shot, cell), in the slot of this step. In three dimensions,
+    the planes of a tile are computed one after the other, with the neighbouring planes in
+    registers. Lanes outside the cells of a tile repeat the computation of the nearest cell, and
+    store nothing. Grid: (tiles * shots,); the shot is the fastest index, so that programs of the
+    same tile find v2dt2 in the cache.
     """
     program = tl.program_id(0)
     shot = (program % shots).to(tl.int64)
@@ -329,7 +329,7 @@ def advance(
         centre = centre_of(weights, NDIM, RADIUS)
         y_weights = weights + (2 * RADIUS + 1)
         x_weights = weights + 2 * (2 * RADIUS + 1)
-        # Triton knows how tuples are added, and not how they are unpacked
+        # Triton can concatenate tuples, but not unpack them.
         planes = (tl.load(cur + (cell - RADIUS * stride_z)),)
         for m in tl.static_range(1, 2 * RADIUS):
             planes = planes + (tl.load(cur + (cell + (m - RADIUS) * stride_z)),)  # type: ignore[assignment]  # noqa: RUF005
@@ -353,24 +353,19 @@ def advance(
             cell += stride_z
 
 
-# Constants of the compiler are written large, as Triton's own are. A condition on them stands
-# alone, so that what it excludes is not compiled.
-# ruff: noqa: N803, SIM102
-
-
 # Columns of the table of slabs, which has a row for each of the axes z, y, x.
 BEFORE = tl.constexpr(0)  # cells of the slab before the model
 WIDTH = tl.constexpr(1)  # cells of both slabs
-POINTS = tl.constexpr(2)  # of the axis
-STRIDE = tl.constexpr(3)  # from one cell of a field to the next
-FIRST = tl.constexpr(4)  # place of the axis's first memory variable
-STRIDE_Z = tl.constexpr(5)  # from one memory variable to the next, along each axis
+POINTS = tl.constexpr(2)  # cells of the axis
+STRIDE = tl.constexpr(3)  # stride of a field along the axis
+FIRST = tl.constexpr(4)  # place of the first memory variable of the axis
+STRIDE_Z = tl.constexpr(5)  # strides of the memory variables of the axis along z, y, x
 STRIDE_Y = tl.constexpr(6)
 STRIDE_X = tl.constexpr(7)
-PROFILE = tl.constexpr(8)  # the axis's first value in the profiles
+PROFILE = tl.constexpr(8)  # index of the first value of the axis in the profiles
 COLUMNS = tl.constexpr(9)
 
-# Columns of the table of tiles: the first cell, and that after the last, along each axis.
+# Columns of the table of tiles: the first cell along each axis, and the one after the last.
 BEGIN_Z = tl.constexpr(0)
 BEGIN_Y = tl.constexpr(1)
 BEGIN_X = tl.constexpr(2)
@@ -379,11 +374,10 @@ END_Y = tl.constexpr(4)
 END_X = tl.constexpr(5)
 SIDES = tl.constexpr(6)
 
-# In which direction of time
+# Directions of time.
 FORWARDS = tl.constexpr(1)
 BACKWARDS = tl.constexpr(2)
 
-# Arguments that Triton would compile a kernel again for, whenever they are a multiple of 16.
 FRAME_SIZES = [
     "at", "interval", "slots", "shots", "size", "origin", "n_z", "n_y", "n_x", "stride_z",
     "stride_y", "lo_z", "lo_y", "lo_x", "hi_z", "hi_y", "hi_x", "memory_size",
@@ -395,10 +389,11 @@ def absorb(
     total, at, first, second, a, b, z, y, x, lo, hi, slabs, weights, inside,
     AXIS: tl.constexpr, MODE: tl.constexpr, RADIUS: tl.constexpr,
 ):  # fmt: skip
-    """total and the absorbing terms of one axis, where there are any: within RADIUS of its slabs.
+    """Return total plus the absorbing terms of one axis, which reach RADIUS cells beyond its slabs.
 
-    first, second: the memory variables psi and zeta forwards, phi and the relaxed zeta backwards.
-    Cells further away read those of the first cell in the slabs, and add nothing.
+    first, second: the memory variables, which are psi and zeta forwards, and phi and the updated
+    zeta backwards. Cells further away read the memory variables of the first cell in the slabs, and
+    add nothing.
     """
     slab = slabs + AXIS * COLUMNS
     step = tl.load(slab + STRIDE_Z + AXIS)
@@ -444,10 +439,10 @@ def advance_frame(
     NDIM: tl.constexpr, RADIUS: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr,
     FREE_SURFACE: tl.constexpr, TILE_Z: tl.constexpr, TILE_Y: tl.constexpr, TILE_X: tl.constexpr,
 ):  # fmt: skip
-    """new = the field after cur (two steps after new), without sources, around lo to hi.
+    """Do the same as `advance`, but in the frame around lo to hi, with absorbing terms.
 
-    Memory variables as `absorb` has them; tiles: (tile, side), of SIDES. The rest is as in
-    `interior.advance`. Grid: (tiles times shots,).
+    first, second: as in `absorb`; tiles: (tile, SIDES), the table of tiles. The other arguments are
+    those of `advance`. Grid: (tiles * shots,).
     """
     program = tl.program_id(0)
     shot = (program % shots).to(tl.int64)
@@ -502,11 +497,11 @@ def relax(
     size, origin, n_z, n_y, n_x, stride_z, stride_y, memory_size,
     NDIM: tl.constexpr, RADIUS: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Memory variables of all slabs, as far as they must be there before `advance_frame`.
+    """Update those memory variables of all slabs that `advance_frame` only reads.
 
-    Forwards first = psi. Backwards first = phi and second = the relaxed zeta, from `other`, what
-    it was before.
-    Grid: (blocks of the slabs of the widest axis, axes, shots).
+    Forwards, first is psi. Backwards, first is phi, and second is set to the updated zeta, computed
+    from `other`, the zeta before the update. Grid: (blocks, axes, shots), with enough blocks for
+    the axis that has the most cells in its slabs.
     """
     axis = tl.program_id(1)
     if NDIM == 2:
@@ -527,7 +522,7 @@ def relax(
     x = index % x_cells
     y = index // x_cells % y_cells
     z = index // x_cells // y_cells
-    # The coordinate along the axis counts the cells of the slabs only, so far.
+    # Up to here, the coordinate along the axis counts the cells of the slabs only.
     c = tl.where(axis == 0, z, tl.where(axis == 1, y, x))
     gap = tl.where(c < before, 0, tl.load(slab + POINTS) - width)
     cell = origin + z * stride_z + y * stride_y + x + gap * stride
@@ -565,9 +560,10 @@ def relax(
 
 @triton.jit
 def ahead(field, zeta, a, b, cell, place, profile, stride, step, m):
-    """The field and its relaxed zeta, m cells further along the axis.
+    """Return the field plus its updated zeta, m cells further along the axis.
 
-    Found again in each cell that needs it, as other programs may not have stored it yet.
+    It is computed again for each cell that needs it, because another program that stores the
+    updated zeta may not have run yet.
     """
     q = tl.load(field + (cell + stride))
     relaxed = tl.load(b + (profile + m)) * tl.load(zeta + (place + step))

@@ -1,16 +1,16 @@
-"""The memory layout of the `gpu` engine: a batch's arrays, its tables, and where cells lie in them.
+"""The memory layout of the `gpu` engine: the arrays and tables of a batch.
 
-A field is (n_z + 2 r planes, n_y + r rows, columns), r being the reach of a stencil; planes have
-one row in 2-D. The grid's cells begin in plane r, at the first row and column. Behind them each row
-has at least r zeros, up to a multiple of ALIGNMENT, and each plane r rows of zeros: they are also
-what lies before the next row and plane. So a stencil needs no checks at the edges, and rows begin
-at multiples of 128 bytes.
+A field has n_z + 2 r planes of n_y + r rows (one row in 2-D), where r is the radius of the
+stencils. The cells of the grid begin in plane r, at the first row and column. They are followed by
+at least r zeros in each row, which fill it up to a multiple of ALIGNMENT cells, and by r rows of
+zeros in each plane. These zeros are also the margin before the next row and plane. Stencils
+therefore need no checks at the edges, and rows begin at multiples of 128 bytes.
 
-Memory variables of an axis have the grid's shape, with the axis replaced by that of its slabs:
-r zeros, the cells before the model, 2 r zeros, those after it, r zeros.
+The memory variables of an axis have the shape of the grid, except along this axis, where they have
+r zeros, the absorbing cells before the model, 2 r zeros, the absorbing cells after it, and r zeros.
 
-Batches with the same `Blueprint` use the same arrays, one after the other. Nothing here needs
-Triton.
+Batches with the same `Blueprint` use the same arrays, one after the other. This module does not
+need Triton.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ FORMATS = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
-# Sampled steps in a segment, at least, where segments are simulated again: a state of a simulation
-# takes as much memory as some of them.
+# Smallest number of sampled steps in a segment that is simulated again: a stored state takes as
+# much memory as several samples.
 SEGMENT_SAMPLES = 8
-# Loops of a sweep that are captured, each in two lengths; launches of a step, and what one holds of
-# the card's memory, bytes: at most
+# Upper limits: number of captured loops of a sweep, each with stretches of two lengths; number of
+# launches of a step; bytes of the card's memory that a captured launch takes.
 LOOPS, LAUNCHES, ARGUMENTS = 5, 9, 4096
-# Kept cells that one program of a kernel handles, and that share one scale.
+# Number of stored cells that a program handles, and that share one scale.
 KEPT = 256
-# What the largest magnitude of some cells becomes in the formats of a small range.
+# Formats with scales, and the value to which the largest magnitude of KEPT cells is scaled.
 UNITS = {torch.float16: 1, torch.int8: 127}
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Everything on which a sweep's arrays and launches depend, apart from their numbers.
+    """The properties of a batch that determine the arrays and the launches of a sweep.
 
     steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: True if a
-    backward pass will follow.
+    history is stored for a backward pass; illuminates: True if illuminations are wanted.
     """
 
     layout: Layout
@@ -72,7 +72,7 @@ class Blueprint:
 
     @property
     def interval(self) -> int:
-        assert self.history.interval is not None, "resolved by acoustic.simulate"
+        assert self.history.interval is not None, "resolved by simulation.set_up"
         return self.history.interval
 
     @property
@@ -87,12 +87,15 @@ class Blueprint:
 
     @property
     def period(self) -> int:
-        """Steps after which launches repeat: two fields alternate, and some steps are sampled."""
+        """Number of steps after which launches repeat.
+
+        Two fields alternate, and every `interval`-th step is sampled.
+        """
         return lcm(2, self.interval)
 
     @property
     def segment(self) -> int:
-        """Steps of a segment."""
+        """Number of steps of a segment: a multiple of `period`."""
         return -(-SEGMENT_SAMPLES * self.interval // self.period) * self.period
 
     @property
@@ -101,7 +104,7 @@ class Blueprint:
 
     @property
     def states(self) -> int:
-        """States that are kept, but for that at the beginning, which is zero."""
+        """Number of stored states, without the initial one, which is zero."""
         if not self.recomputes:
             return 0
         assert isinstance(self.history, Recompute)
@@ -114,7 +117,7 @@ class Blueprint:
 
     @property
     def keeps_straight(self) -> bool:
-        """True if whole fields are stored unchanged, and written to their final place."""
+        """True if kernels write whole samples unchanged to their slot."""
         return self.keeps and not self.rebuilds and self.kept_as == self.dtype
 
     def is_sampled(self, n: int) -> bool:
@@ -122,7 +125,7 @@ class Blueprint:
         return self.keeps and n % self.interval == sampling_offset(self.interval)
 
     def list_arrays(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Name, shape and type of each array."""
+        """Return the shape and the type of each array by name."""
         layout, shots, steps = self.layout, self.shots, self.steps
         keeps, rebuilds, again = map(int, (self.keeps, self.rebuilds, self.recomputes))
         lit = int(self.keeps and self.illuminates)
@@ -164,11 +167,14 @@ class Blueprint:
         return arrays
 
     def count_touched(self) -> tuple[int, int]:
-        """Bytes that a step goes through: of a shot, on the way that takes more; of all alike."""
+        """Return the bytes that a step accesses: of each shot, and those common to all shots.
+
+        The backward direction is counted, which accesses more.
+        """
         arrays, passed = self.list_arrays(), 0
         for name in ("fields", "memory", "u", "image", "energies", "rebuilt"):
             shape, dtype = arrays[name]
-            # Each way has an energy of its own
+            # The forward and the adjoint wave have separate energies.
             passed += prod(shape) * dtype.itemsize // (2 if name == "energies" else 1)
         (*_, kept), dtype = arrays["samples"]
         common, of_model = arrays["v2dt2"]
@@ -177,12 +183,12 @@ class Blueprint:
 
     @property
     def captured(self) -> int:
-        """Bytes of the card's memory that captured launches hold, at most."""
+        """Largest number of bytes of the card's memory that captured launches take."""
         steps = max(STRETCH, self.period) if self.device.type == "cuda" else 0
         return 2 * LOOPS * steps * LAUNCHES * ARGUMENTS
 
     def count_bytes(self) -> int:
-        """Return the bytes of the arrays, of lists of stored cells, and of captured launches."""
+        """Return the bytes of the arrays, the lists of stored cells, and the captured launches."""
         arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
         listed = [*self.layout.frame, *self.layout.perimeter] if self.rebuilds else []
         return arrays + 4 * _volume(listed) + self.captured
@@ -193,7 +199,11 @@ def _volume(boxes: list[Box]) -> int:
 
 
 def weigh_differences(problem: Problem) -> NDArray[np.float64]:
-    """A row for each of the axes z, y, x: second differences from 0 on, first ones from 1 on."""
+    """Return the weights of the differences, with a row for each of the axes z, y, x.
+
+    A row has those of the second difference from offset 0 on, and those of the first difference
+    from offset 1 on.
+    """
     radius = problem.order // 2
     rows = np.zeros((3, 2 * radius + 1))
     axes = (0, 2) if problem.speed.ndim == 2 else (0, 1, 2)
@@ -204,7 +214,10 @@ def weigh_differences(problem: Problem) -> NDArray[np.float64]:
 
 
 def lay_out_profiles(problem: Problem, layout: Layout) -> list[NDArray[np.float64]]:
-    """a and b of the axes z, y, x, one behind the other, each between `radius` zeros."""
+    """Return the profiles a and b of the axes z, y, x, concatenated.
+
+    Each axis has `radius` zeros before and after its values.
+    """
     given = [(p.a, p.b) for p in problem.scheme.profiles]
     if layout.ndim == 2:
         given.insert(1, (np.zeros(1), np.zeros(1)))
@@ -215,31 +228,33 @@ def lay_out_profiles(problem: Problem, layout: Layout) -> list[NDArray[np.float6
 
 
 def upload(target: Tensor, table: NDArray[Any]) -> None:
-    """Copy a table to a device; to a card from pinned memory, so that the host need not wait.
+    """Copy a table to a tensor, from pinned memory to a card, so that the host does not wait.
 
-    In the target's precision before: torch converts what it copies in memory that is not pinned.
+    The table is first converted to the precision of the tensor; torch would otherwise convert it
+    during the copy, in memory that is not pinned.
     """
     given = torch.from_numpy(table).to(target.dtype)
     target.copy_(given.pin_memory() if target.is_cuda else given, non_blocking=True)
 
 
 ALIGNMENT = 32
-# Offsets in one shot's arrays are 32-bit integers, also those of what is masked in the last block.
+# Offsets in the arrays of one shot are 32-bit integers, also the masked ones in the last block.
 MOST_CELLS = 2**31 - 2**16
 
-# Matrices of points: sources and receivers of two batches
+# Number of cached matrices of points: the sources and receivers of two batches.
 REMEMBERED = 4
 
 Axes = tuple[int, int, int]
-# From a first cell to before a last one, along each axis.
+# For each axis, the first cell of a box, and the one after the last.
 Box = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The padded grid of one shot in memory, in the axes z, y, x; a 2-D grid is one cell wide in y.
+    """The memory layout of the padded grid of one shot.
 
-    shape: of the grid; before, after: cells of its slabs; radius: half the order.
+    Axes are z, y, x; a 2-D grid is one cell wide in y. shape: cells of the grid; before, after:
+    cells of its slabs; radius: half the order.
     """
 
     shape: Axes
@@ -250,7 +265,7 @@ class Layout:
 
     @property
     def row(self) -> int:
-        """Columns of a field."""
+        """Number of columns of a field."""
         return _round_up(self.shape[2] + self.radius, ALIGNMENT)
 
     @property
@@ -260,7 +275,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Cells of a field."""
+        """Number of cells of a field, including its zeros."""
         return prod(self.field_shape)
 
     @property
@@ -269,17 +284,17 @@ class Layout:
 
     @property
     def origin(self) -> int:
-        """Offset of the grid's first cell."""
+        """Offset of the grid's first cell in a field."""
         return self.radius * self.strides[0]
 
     @property
     def interior(self) -> tuple[Axes, Axes]:
-        """The cells that no absorbing term reaches: from the first to before the second."""
+        """The cells that no absorbing term reaches: the first one, and the one after the last."""
         lo, hi = numerics.interior(self.shape, self.before, self.after, self.radius)
         return _three(lo), _three(hi)
 
     def interior_tiles(self, tile: Axes) -> Axes:
-        """Return the number of tiles along each axis, which begin at whole lines along x."""
+        """Return the number of tiles along each axis; they begin at cache lines along x."""
         (lo, hi) = self.interior
         begin = (*lo[:2], lo[2] // ALIGNMENT * ALIGNMENT)
         counts = (max(0, -(-(e - b) // n)) for b, e, n in zip(begin, hi, tile, strict=True))
@@ -291,7 +306,7 @@ class Layout:
 
     @property
     def memory_shapes(self) -> list[Axes]:
-        """The shapes of the memory variables of each axis, empty if nothing absorbs along it."""
+        """The shape of a memory variable of each axis, of size 0 if nothing absorbs along it."""
         shapes = []
         for axis in range(3):
             shape = [self.shape[0], self.shape[1], _round_up(self.shape[2], ALIGNMENT)]
@@ -302,12 +317,12 @@ class Layout:
 
     @property
     def memory_size(self) -> int:
-        """Places for one memory variable of all axes."""
+        """Number of places of one memory variable of all axes."""
         return sum(map(prod, self.memory_shapes))
 
     @cached_property
     def slabs(self) -> NDArray[np.int32]:
-        """A row for each axis, with the columns that `kernels` names."""
+        """The table of slabs: a row for each axis, with the columns defined in `kernels`."""
         table = []
         first = profile = 0
         for axis, n in enumerate(self.shape):
@@ -321,7 +336,7 @@ class Layout:
 
     @property
     def slab_cells(self) -> int:
-        """Cells in the slabs of the axis that has most."""
+        """Number of cells in the slabs of the axis that has the most."""
         return max(
             (self.before[axis] + self.after[axis]) * prod(self.shape) // self.shape[axis]
             for axis in range(3)
@@ -364,7 +379,10 @@ class Layout:
         return torch.cat(parts)
 
     def frame_tiles(self, tile: Axes) -> NDArray[np.int32]:
-        """The frame in tiles of that size at most: (tile, side), as `kernels` names sides."""
+        """Return the frame divided into tiles of at most this size, (tile, side).
+
+        The sides are the columns of the table of tiles in `kernels`.
+        """
         found = [np.empty((0, 6), np.int32)]
         for box in self.frame:
             begin, end = np.transpose(box)
@@ -375,20 +393,20 @@ class Layout:
         return np.concatenate(found)
 
     def lay_out(self, model: Tensor) -> Tensor:
-        """A model (...) on the padded grid as a field (size,)."""
+        """Return a model on the padded grid as a field (size,)."""
         field = model.new_zeros(self.size)
         self.take_out(field)[...] = model.reshape(self.shape)
         return field
 
     def take_out(self, fields: Tensor) -> Tensor:
-        """The grid (..., n_z, n_y, n_x) of fields (..., size)."""
+        """Return the grid (..., n_z, n_y, n_x) of fields (..., size), as a view."""
         n_z, n_y, n_x = self.shape
         fields = fields.reshape(*fields.shape[:-1], *self.field_shape)
         return fields[..., self.radius : self.radius + n_z, :n_y, :n_x]
 
 
 def layout_of(problem: Problem) -> Layout:
-    """Raises ValueError where the grid is too large for the engine."""
+    """Return the layout of a problem; raise ValueError if its grid is too large for the engine."""
     shape, (before, after) = problem.padded_shape, problem.padding
     if problem.speed.ndim == 2:
         shape, before, after = ((v[0], w, v[1]) for v, w in ((shape, 1), (before, 0), (after, 0)))
@@ -397,16 +415,20 @@ def layout_of(problem: Problem) -> Layout:
     )
     if max(layout.size, layout.memory_size) >= MOST_CELLS:
         raise ValueError(
-            f"the padded grid is {problem.padded_shape}; the gpu engine takes fewer than "
-            f"{MOST_CELLS} cells, and as many in the slabs of all axes: use a coarser or smaller "
-            "model"
+            f"the padded grid is {problem.padded_shape}; the gpu engine supports fewer than "
+            f"{MOST_CELLS} cells, in the grid and in the slabs of all axes: use a coarser or "
+            "smaller model"
         )
     return layout
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a `Matrix`: points, entries of a point, cells, entries of a cell."""
+    """The sizes of a `Matrix`.
+
+    points: points of a shot; entries: entries of a point; cells: cells of a shot; shared: entries
+    of a cell.
+    """
 
     points: int
     entries: int
@@ -416,12 +438,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A sparse matrix that spreads points over cells, by its rows and by its columns.
+    """A sparse matrix between points and cells, stored by points and by cells.
 
-    cells, weights: (shot, point, entry), offsets and weights of a point; occupied: (shot, row),
-    the cells that belong to any point, or -1; points, spreading: (shot, row, entry), the points of
-    these cells, and the weights. Unused entries have weight 0. Tables are as wide as a power of 2,
-    so that they are the same for most batches of a survey.
+    cells, weights: (shot, point, entry), the offsets and weights of the cells of a point; occupied:
+    (shot, row), the offsets of the cells of all points, or -1; points, spreading: (shot, row,
+    entry), the points of these cells, and their weights. Unused entries have weight 0. The widths
+    of the tables are powers of 2, so that most batches of a survey have tables of the same shape.
     """
 
     cells: NDArray[np.int32]
@@ -436,7 +458,7 @@ class Matrix:
 
 
 class _Places:
-    """Taps that are equal where their numbers are."""
+    """Taps with a hash of their numbers, by which they are compared."""
 
     def __init__(self, taps: Taps) -> None:
         self.taps = taps
@@ -453,10 +475,9 @@ class _Places:
 
 
 def spread_out(taps: Taps, layout: Layout, scale: float) -> Matrix:
-    """The matrix of taps, its weights times `scale`; cells that occur twice are merged.
+    """Return the matrix of taps with weights times `scale`; repeated cells of a point are merged.
 
-    The last few are remembered: the way back has those of the way forward, and batches of a line
-    often have the same receivers.
+    The last few matrices are cached, as batches of a line often have the same receivers.
     """
     return _spread_out(_Places(taps), layout, scale)
 
@@ -499,7 +520,10 @@ def _spread_out(places: _Places, layout: Layout, scale: float) -> Matrix:
 def _pack_rows(
     row: NDArray[np.int64], rows: int, index: NDArray[np.int64], weight: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Entries in the order of their rows as tables (row, entry), as wide as the longest row."""
+    """Return entries, given in the order of their rows, as tables (row, entry).
+
+    The width of the tables is that of the longest row, rounded up to a power of 2.
+    """
     width = _power(np.bincount(row, minlength=rows).max(initial=1))
     entry = np.arange(row.size) - np.searchsorted(row, row)
     indices, weights = np.zeros((rows, width), np.int32), np.zeros((rows, width))
@@ -508,7 +532,7 @@ def _pack_rows(
 
 
 def _power(n: int) -> int:
-    """The next power of 2."""
+    """Return the smallest power of 2 that is at least n."""
     return 1 << (int(n) - 1).bit_length()
 
 

@@ -1,9 +1,9 @@
 """Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
 
-A `Stepper` takes a field from one step to the next: which kernels run, in which tiles and streams.
-A `Sweep` adds sources, receivers and histories. It goes forwards, and then backwards, or forwards
-with what a change of the model scatters, any number of times, in the arrays of its `Blueprint`. The
-arithmetic is in `kernels`, the repetition of steps is in `device`.
+A `Stepper` advances a field by one step: it chooses tiles and streams, and launches the kernels. A
+`Sweep` adds sources, receivers and histories. It simulates the wave, and then the adjoint or the
+scattered field any number of times, in the arrays of its `Blueprint`. The arithmetic is in
+`kernels`, and the repetition of steps is in `device`.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ from hpcfwi.wave.history import Keep, Reverse, schedule
 from hpcfwi.wave.problem import Problem
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-# Slab cells to a program of `relax`; an interpreted program takes as long for many as for few.
+# Number of slab cells of a program of `relax`; the time of an interpreted program hardly depends on
+# it.
 RELAXED = 4096 if INTERPRETED else 512
 INTERPRETED_TILES = {2: Tile(32, 1, 64, 4), 3: Tile(16, 16, 32, 4)}
-# Slabs are some twenty cells wide, and those at the sides should fill the lanes.
+# Slabs are about twenty cells wide; the tiles are narrow so that slabs at the sides fill the lanes.
 FRAME_TILES = INTERPRETED_TILES if INTERPRETED else {2: Tile(8, 1, 32, 4), 3: Tile(2, 4, 32, 4)}
-# Products are rounded before they are added, so that bits do not depend on how a compiler pairs
-# them: not on the tile, the card or its maker (decision 047).
+# Products are rounded before they are added: if the compiler fused multiplications and additions,
+# bits would depend on the tile and on the card (decision 047).
 FUSED = False
-# Timings of a tile, of a stretch of steps each.
+# Number of timings of each tile; each timing takes a stretch of steps.
 TIMINGS = 5
 
 
 class Stepper:
-    """Launches for the fields of one blueprint.
+    """The launches that advance the fields of one blueprint.
 
-    arrays: those of the blueprint; clock: with the number of a step, on the device.
+    arrays: those of the blueprint; clock: the number of the step on the device.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Stepper:
         self._tile = self.find_tile()
 
     def load(self, problem: Problem) -> None:
-        """Take over a problem's numbers, its sizes being those of the blueprint."""
+        """Load the numbers of a problem whose sizes are those of the blueprint."""
         layout = self.blueprint.layout
         self._arrays["v2dt2"].copy_(layout.lay_out(problem.scheme.v2dt2))
         upload(self._weights, weigh_differences(problem))
@@ -86,28 +87,29 @@ class Stepper:
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """The arguments of launches beside the arrays of the blueprint."""
+        """Tensors that are arguments of launches in addition to the arrays of the blueprint."""
         return self._slabs, self._weights, *self._profiles, self.frame_tiles
 
     def advance(
         self, at: int, mode: Any, cur: Tensor, new: Tensor, first: Tensor, second: Tensor,
         other: Tensor, keep: bool,
     ) -> None:  # fmt: skip
-        """new = the field after cur, without sources; keep: second derivatives, too.
+        """Replace `new`, the field before `cur`, by the field after `cur`, without sources.
 
-        at: the step less the time of the clock; mode: FORWARDS or BACKWARDS; first, second and
-        other are the memory variables of `relax`. The frame comes beside the interior.
+        at: the step minus the time of the clock; mode: FORWARDS or BACKWARDS; first, second, other:
+        the memory variables as in `relax`; keep: True if the second derivatives are stored. The
+        frame is computed concurrently with the interior.
         """
         if self.blueprint.layout.absorbs:
             with self._beside():
                 self._advance_frame(at, mode, cur, new, first, second, other, keep)
         self.advance_interior(at, cur, new, keep)
-        # A capture must not wait for a stream in which nothing of it was begun
+        # A capture must not wait for a stream in which it has launched nothing.
         if self._side is not None and self.blueprint.layout.absorbs:
             torch.cuda.current_stream(self.blueprint.device).wait_stream(self._side)
 
     def advance_interior(self, at: int, cur: Tensor, new: Tensor, keep: bool) -> None:
-        """The same in the interior alone."""
+        """Replace `new` by the field after `cur` in the interior only."""
         layout, tile, (lo, hi) = self.blueprint.layout, self._tile, self.blueprint.layout.interior
         if any(begin >= end for begin, end in zip(lo, hi, strict=True)):
             return
@@ -143,14 +145,14 @@ class Stepper:
         )  # fmt: skip
 
     def _place_kept(self, at: int) -> tuple[Tensor, Tensor, int, int, int]:
-        """Return the array of second derivatives, and the arguments of a step's slot in it."""
+        """Return the array for second derivatives, and the arguments that determine its slot."""
         blueprint, straight = self.blueprint, self.blueprint.keeps_straight
         u = self._arrays["samples" if straight else "u"]
         return u, self._clock, at, blueprint.interval, len(u) if straight else 1
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Launch the kernels of a block in a stream of their own, if there are streams."""
+        """Launch the kernels of a `with` block in a second stream, if the device has streams."""
         if self._side is None:
             yield
             return
@@ -159,9 +161,9 @@ class Stepper:
             yield
 
     def find_tile(self) -> Tile:
-        """Return the tile of the interior, timed on the arrays of the blueprint, still empty.
+        """Return the tile of the interior, timed on the arrays of the blueprint if necessary.
 
-        The fastest tile may depend on whether a step of all shots fits into the cache.
+        The fastest tile may depend on whether the data of a step of all shots fit into the cache.
         """
         blueprint, layout = self.blueprint, self.blueprint.layout
         if INTERPRETED:
@@ -173,7 +175,7 @@ class Stepper:
             self.advance_interior(at, fields[n % 2], fields[(n + 1) % 2], keep=False)
 
         def measure(tile: Tile) -> float:
-            """Milliseconds of a stretch of steps, captured, with the cache as steps leave it."""
+            """Return the milliseconds of a captured stretch of steps, with the cache in use."""
             self._tile, times, loop = tile, [], Loop(self._clock, 1, 2)
             with on_device(blueprint.device):
                 for _ in range(2 + TIMINGS):
@@ -183,7 +185,7 @@ class Stepper:
                     end.record()
                     end.synchronize()
                     times.append(float(begin.elapsed_time(end)))
-            # The first is compiled, the second captured
+            # The first run compiles, and the second one captures.
             return min(times[2:])
 
         held = cache_of(blueprint.device)
@@ -197,7 +199,7 @@ class Stepper:
 
 
 def on_device(device: torch.device) -> AbstractContextManager:
-    """Launches go to this device."""
+    """Return a context in which kernels are launched on this device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -205,16 +207,17 @@ def _blocks(cells: int, size: int) -> int:
     return -(-cells // size)
 
 
-# Rows of a matrix to a program; an interpreted one takes as long for many as for few.
+# Number of rows of a matrix of a program; the time of an interpreted program hardly depends on it.
 ROWS = 256 if INTERPRETED else 16
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Values at some cells in some steps, and the scales of those that are integers.
+    """The values that are stored at some cells in some steps.
 
-    values: (slot, shot, cell); cells: their offsets, or None for whole fields; interval: steps
-    from one slot to the next.
+    values: (slot, shot, cell); scales: (slot, shot, block), the scales of formats that have them;
+    cells: offsets of the cells, or None if whole fields are stored; interval: number of steps from
+    one slot to the next.
     """
 
     values: Tensor
@@ -245,7 +248,7 @@ class Sweep:
         self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
             Loop(self.clock, direction, blueprint.period) for direction in (1, -1, 1, 1, 1)
         )
-        # The slots of the states that are kept, by segment.
+        # The slot of each stored state, by segment.
         self.stored: dict[int, int] = {}
         self.stepper = Stepper(blueprint, problem, arrays, self.clock)
 
@@ -253,7 +256,7 @@ class Sweep:
         return self.blueprint.count_bytes()
 
     def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
-        """Take over a problem's numbers, its sizes being those of the blueprint."""
+        """Load the numbers of a problem whose sizes are those of the blueprint."""
         self._take_over()
         arrays = self.arrays
         self.stepper.load(problem)
@@ -262,9 +265,10 @@ class Sweep:
                 upload(arrays[f"{name}_{table}"], getattr(matrix, table))
 
     def _take_over(self) -> None:
-        """Go on in the stream of now, after what is still at work in another one.
+        """Change to the current stream, and make it wait for kernels in the previous one.
 
-        Released memory is not used again before the streams that used it are done.
+        The tensors are recorded in the current stream, so that their memory is not reused before
+        its kernels have finished.
         """
         now = _stream(self.blueprint.device)
         if now is None or self._stream is None or now == self._stream:
@@ -282,7 +286,7 @@ class Sweep:
         yield from self.stepper.tables
 
     def run_forward(self, wavelet: Tensor) -> Tensor:
-        """Traces (shot, receiver, time) for wavelets (shot, source, time)."""
+        """Return the traces (shot, receiver, time) of wavelets (shot, source, time)."""
         self._take_over()
         arrays, last = self.arrays, self.blueprint.steps - 1
         with on_device(self.blueprint.device):
@@ -297,7 +301,10 @@ class Sweep:
         return self._copy_traces()
 
     def run_scattered(self, change: Tensor) -> Tensor:
-        """Traces (shot, receiver, time) of what scatters, for a change of v2dt2 on the grid."""
+        """Return the traces (shot, receiver, time) of the scattered field.
+
+        change: of v2dt2, on the padded grid.
+        """
         self._take_over()
         arrays, last = self.arrays, self.blueprint.steps - 1
         with on_device(self.blueprint.device):
@@ -310,12 +317,15 @@ class Sweep:
         return self._copy_traces()
 
     def _copy_traces(self) -> Tensor:
-        """A copy in any case, also where there is one receiver and the transpose is contiguous."""
+        """Return the traces as a copy, also if there is one receiver and no copy is necessary."""
         traces = self.arrays["traces"].transpose(1, 2)
         return traces.clone(memory_format=torch.contiguous_format)
 
     def run_backward(self, residual: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Image, wavelet's gradient and energies, from the gradient with respect to the traces."""
+        """Return the image, the gradient with respect to the wavelet, and the energies.
+
+        residual: the gradient with respect to the traces, (shot, receiver, time).
+        """
         self._take_over()
         arrays, last = self.arrays, self.blueprint.steps - 1
         with on_device(self.blueprint.device):
@@ -337,7 +347,7 @@ class Sweep:
         return image, arrays["wavelet_gradient"].transpose(1, 2).clone(), energies
 
     def _run_storing(self, last: int) -> None:
-        """All steps up to the last, and the states on the way that the way back begins with."""
+        """Run all steps, and store the states with which the backward pass begins."""
         blueprint, arrays, begin = self.blueprint, self.arrays, 0
         self.stored.clear()
         for action in schedule(blueprint.segments, blueprint.states) if blueprint.states else ():
@@ -350,7 +360,7 @@ class Sweep:
         self.forwards.run(self._step_forward, begin, last - begin)
 
     def _run_segments(self, last: int) -> None:
-        """Simulate the segments again, the last one first, each followed by its way back."""
+        """Simulate the segments again, the last one first, and run the backward pass of each."""
         blueprint, arrays = self.blueprint, self.arrays
         for action in schedule(blueprint.segments, blueprint.states):
             if isinstance(action, Keep) and action.segment in self.stored:
@@ -381,7 +391,7 @@ class Sweep:
                 past.zero_()
 
     def _step_forward(self, n: int, at: int) -> None:
-        """Advance the field from step n to the next; `at` is n less the time of the clock."""
+        """Advance the field from step n to n + 1; `at` is n minus the time of the clock."""
         blueprint, arrays = self.blueprint, self.arrays
         sampled, cur = blueprint.is_sampled(n), arrays["fields"][n % 2]
         keep = sampled and not blueprint.recomputes
@@ -392,11 +402,11 @@ class Sweep:
             self._launch_kept(kernels.store, self.edges, at, field=cur)
 
     def _step_past(self, n: int, at: int) -> None:
-        """The same once more."""
+        """Advance the field that is simulated again from step n to n + 1."""
         self._simulate(n, at, self.arrays["past"], self.arrays["past_memory"], keep=False)
 
     def _step_kept(self, n: int, at: int) -> None:
-        """The same, in the segment that the way back comes to."""
+        """Advance the field that is simulated again, and store its samples."""
         keep = self.blueprint.is_sampled(n)
         self._simulate(n, at, self.arrays["past"], self.arrays["past_memory"], keep)
 
@@ -417,10 +427,11 @@ class Sweep:
             self._launch_kept(kernels.store, self.samples, at, field=self.arrays["u"])
 
     def _step_scattered(self, n: int, at: int) -> None:
-        """Advance the scattered field from step n to the next.
+        """Advance the scattered field from step n to n + 1.
 
-        The source is the image, here minus the change, times u. It is added first, to the field of
-        the step before, which enters the next one with a minus.
+        The source is the change of v2dt2 times u. The array "image" holds minus the change. Its
+        product with u is added to the field of step n - 1 before the field is advanced, because
+        that field enters the next one with a minus sign.
         """
         blueprint, arrays = self.blueprint, self.arrays
         cur, new = arrays["fields"][n % 2], arrays["fields"][(n + 1) % 2]
@@ -460,7 +471,7 @@ class Sweep:
                 arrays["energies"][1].addcmul_(cur, cur)
 
     def _rebuild(self, n: int, at: int, way: int, keep: bool) -> None:
-        """The interior of the forward field of step n + way, from those of n and n - way."""
+        """Compute the interior of the forward field of step n + way from steps n and n - way."""
         now, then = (self.arrays["rebuilt"][(n + k) % 2] for k in (0, 1))
         self.stepper.advance_interior(at, now, then, keep)
         self._exchange(at, target=then, sources="sources")
@@ -479,11 +490,11 @@ class Sweep:
         field: Tensor | None = None,
         receivers: str | None = None,
     ) -> None:
-        """Add the signals of `sources` to a field, and record another one at `receivers`.
+        """Add signals to the field `target`, and record `field`, if these are given.
 
-        Each is the name of a matrix; receivers send their residuals, and sources receive the
-        gradient of their wavelet, on the way back. factor: what signals are multiplied by; v2dt2
-        where it is not given.
+        sources, receivers: names of the matrices of the points that emit and that record. In the
+        backward pass, receivers emit the residuals, and sources record the gradient with respect to
+        the wavelet. factor: a field by which signals are multiplied, v2dt2 if not given.
         """
         blueprint, arrays = self.blueprint, self.arrays
         sending, listening = sources or "sources", receivers or "receivers"
@@ -492,8 +503,8 @@ class Sweep:
         occupied, points = arrays[f"{sending}_occupied"], arrays[f"{sending}_points"]
         cells = arrays[f"{listening}_cells"]
         senders = _blocks(points.shape[1], ROWS) if target is not None else 0
-        listeners = _blocks(cells.shape[1], ROWS) if field is not None else 0
-        exchange[(senders + listeners, blueprint.shots)](
+        receiver_positions = _blocks(cells.shape[1], ROWS) if field is not None else 0
+        exchange[(senders + receiver_positions, blueprint.shots)](
             record if target is None else target,
             arrays["v2dt2"] if factor is None else factor,
             0 if factor is None else blueprint.layout.size,
@@ -508,7 +519,7 @@ class Sweep:
         )  # fmt: skip
 
     def _launch_kept(self, kernel: Any, kept: Kept, at: int, **arguments: Any) -> None:
-        """`keep`, `restore` or `correlate`: what they have in common, and their own arguments."""
+        """Launch `store`, `restore` or `correlate` with common and additional arguments."""
         cells = kept.values.shape[2]
         if cells == 0:
             return

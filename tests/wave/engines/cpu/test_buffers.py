@@ -1,4 +1,4 @@
-"""Memory that is used again, and how much of it there is."""
+"""Tests of the pool of reused buffers."""
 
 import mmap
 
@@ -14,7 +14,7 @@ class Borrower:
     pass
 
 
-def test_an_array_takes_the_pages_that_were_touched() -> None:
+def test_reserved_array_uses_only_touched_pages() -> None:
     array = reserve((100, mmap.PAGESIZE), np.dtype(np.uint8))
     assert count_touched(array) == 0
     array[:7, :10] = 1
@@ -22,12 +22,12 @@ def test_an_array_takes_the_pages_that_were_touched() -> None:
     assert not array[7:].any()
 
 
-def test_an_array_that_is_refused_is_a_lack_of_memory() -> None:
-    with pytest.raises(MemoryError, match="refused"):
+def test_refused_reservation_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="cannot allocate"):
         reserve((2**60,), np.dtype(np.uint8))
 
 
-def test_what_a_borrower_leaves_is_lent_again_and_counts_as_idle() -> None:
+def test_released_buffer_is_reused_and_counted_as_idle() -> None:
     pool, borrower = BufferPool(), Borrower()
     array = pool.lend(borrower, (3, 5000), FLOATS)
     array[0] = 1.0
@@ -39,7 +39,7 @@ def test_what_a_borrower_leaves_is_lent_again_and_counts_as_idle() -> None:
     assert pool.count_bytes() == 0
 
 
-def test_an_array_of_another_shape_lets_the_others_go() -> None:
+def test_buffer_of_another_shape_frees_the_idle_ones() -> None:
     pool, borrower = BufferPool(), Borrower()
     pool.lend(borrower, (3, 5000), FLOATS)[...] = 1.0
     del borrower
@@ -47,5 +47,5 @@ def test_an_array_of_another_shape_lets_the_others_go() -> None:
     assert pool.count_bytes() == 0
 
 
-def test_an_array_without_numbers_is_one_too() -> None:
+def test_array_without_elements_can_be_reserved() -> None:
     assert reserve((0, 7), FLOATS).shape == (0, 7)

@@ -1,4 +1,4 @@
-"""Compiled loops are kept where nobody else can have put any; runs do without where they must."""
+"""Tests of the cache of compiled loops, which must be private to the user."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.ranks import make_env
 from tests.strangers import as_root, as_stranger
 
 LOOPS = (sweeps.sweep_forward, sweeps.sweep_backward)
-NOT_KEPT = "The cpu engine is compiled for this process only, as "
+NOT_KEPT = "The cpu engine is compiled for this process only, because "
 
 
 @pytest.fixture(autouse=True)
 def as_at_the_start(
     public_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[None]:
-    """Nothing is decided yet, and the user's cache is empty."""
+    """Restore the state before the first simulation, with an empty user cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(public_folder / "cache"))
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     caplog.set_level(logging.INFO, "hpcfwi")
@@ -48,7 +48,7 @@ def as_at_the_start(
         function.cache_clear()
 
 
-def test_the_loops_are_kept_in_the_user_s_cache_and_numba_is_left_as_it_was(
+def test_compiled_loops_are_cached_in_the_private_user_cache(
     public_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = numba.config.CACHE_DIR
@@ -61,7 +61,7 @@ def test_the_loops_are_kept_in_the_user_s_cache_and_numba_is_left_as_it_was(
     assert caplog.messages == []
 
 
-def test_the_directory_that_is_named_is_taken(
+def test_numba_cache_dir_selects_the_cache_directory(
     public_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(public_folder / "named"))
@@ -70,7 +70,7 @@ def test_the_directory_that_is_named_is_taken(
         assert Path(loop.stats.cache_path).parent == public_folder / "named" / "hpcfwi"
 
 
-def test_directory_in_which_others_may_write_is_refused_before_anything_is_written(
+def test_cache_directory_writable_by_others_is_refused(
     tmp_path: Path, public_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = public_folder / "named"
@@ -79,14 +79,14 @@ def test_directory_in_which_others_may_write_is_refused_before_anything_is_writt
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(named))
     path = write_input(tmp_path, {"wave.engine": "cpu"})
     message = message_of(check_only("run", path))
-    assert message.startswith(f"NUMBA_CACHE_DIR: {named}: no place for code that will be executed")
+    assert message.startswith(f"NUMBA_CACHE_DIR: {named}: not safe for code that will be executed")
     assert f"others may write in {named} (mode 775)" in message
     assert "chmod 700" in message
     assert list(named.iterdir()) == []
     assert not (tmp_path / "run").exists()
 
 
-def test_a_default_that_is_not_private_is_not_used_which_is_said_once(
+def test_default_cache_that_is_not_private_gives_one_warning(
     public_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = public_folder / "cache" / "hpcfwi" / "numba"
@@ -99,12 +99,12 @@ def test_a_default_that_is_not_private_is_not_used_which_is_said_once(
     assert [loop._cache for loop in LOOPS] == [None, None]
     assert caplog.messages == [
         f"{NOT_KEPT}{place} is open to others (mode 755); "
-        "NUMBA_CACHE_DIR may name a directory that is yours alone"
+        "NUMBA_CACHE_DIR may name a directory that only you can access"
     ]
     assert caplog.records[0].levelname == "WARNING"
 
 
-def test_a_quota_that_is_used_up_ends_nothing(
+def test_exceeded_quota_while_caching_gives_only_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.keep_loops()
@@ -124,7 +124,7 @@ class Gone:
     """A type of an earlier edition."""
 
 
-def test_what_an_earlier_edition_kept_is_passed_over_whatever_types_it_had(
+def test_cache_of_an_earlier_edition_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as earlier:
@@ -140,7 +140,7 @@ def test_what_an_earlier_edition_kept_is_passed_over_whatever_types_it_had(
     assert LOOPS[0]._cache._cache_file._load_index() == {}
 
 
-def test_who_wants_the_loop_that_another_compiles_waits_and_has_it(
+def test_loop_compiled_by_another_process_is_waited_for_and_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept: list[str] = []
@@ -152,7 +152,7 @@ def test_who_wants_the_loop_that_another_compiles_waits_and_has_it(
     cache, other = caches
     monkeypatch.setattr(FunctionCache, "load_overload", lambda *_: kept[0] if kept else None)
     monkeypatch.setattr(FunctionCache, "save_overload", lambda _, __, loop: kept.append(loop))
-    assert cache.load_overload("signature", None) is None, "this one is to compile it"
+    assert cache.load_overload("signature", None) is None, "the first process compiles the loop"
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(other.load_overload, "signature", None)
         with pytest.raises(TimeoutError):
@@ -161,11 +161,11 @@ def test_who_wants_the_loop_that_another_compiles_waits_and_has_it(
         assert waiting.result() == "compiled"
 
 
-@pytest.mark.parametrize("trouble", ["it stands still", "no locks"])
-def test_a_turn_that_does_not_come_is_taken(
+@pytest.mark.parametrize("trouble", ["the holder hangs", "no locks"])
+def test_compile_lock_is_ignored_after_its_timeout_or_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(engine, "PATIENCE", 3 * engine.POLL)
+    monkeypatch.setattr(engine, "LOCK_WAIT", 3 * engine.POLL)
     with engine.taking_turns(tmp_path / "lock") as waited:
         assert not waited
         if trouble == "no locks":
@@ -175,16 +175,16 @@ def test_a_turn_that_does_not_come_is_taken(
 
             monkeypatch.setattr(fcntl, "flock", refuse)
         with engine.taking_turns(tmp_path / "lock") as waited:
-            assert waited == (trouble == "it stands still")
+            assert waited == (trouble == "the holder hangs")
 
 
 def imported(path: Path) -> set[str]:
-    """The modules from which the source there imports anything."""
+    """Return the modules that a source file imports from."""
     tree = ast.parse(path.read_text())
     return {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
-def test_all_that_the_loops_are_compiled_from_belongs_to_their_edition() -> None:
+def test_edition_covers_every_module_that_the_loops_import() -> None:
     sources = {module.__name__: Path(str(module.__file__)) for module in engine.SOURCES}
     assert sweeps.__name__ in sources
     package = sweeps.__name__.rpartition(".")[0]
@@ -192,7 +192,7 @@ def test_all_that_the_loops_are_compiled_from_belongs_to_their_edition() -> None
         assert {name for name in imported(path) if name.startswith(package)} <= set(sources)
 
 
-def test_a_source_that_changes_makes_another_edition(
+def test_changed_source_gives_another_edition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editions = set()
@@ -216,7 +216,7 @@ def test_loops_of_another_edition_are_not_loaded(monkeypatch: pytest.MonkeyPatch
     assert loaded == ["compiled", None]
 
 
-# What stands for the loops is compiled in a moment, and kept or not by the same means.
+# A stand-in for the loops, which compiles fast and is cached in the same way
 STANDING_STILL = """
 from types import SimpleNamespace
 from hpcfwi.cli import main
@@ -229,14 +229,14 @@ def stand_still(shot, fields, span, tape, kept, team):
 
 for module in (histories, sweeps):
     module.sweep_forward = module.sweep_backward = stand_still
-# Traces that nobody fills are to be numbers
+# Traces are not computed, but must be finite
 engine.np = SimpleNamespace(**{**vars(engine.np), "empty": engine.np.zeros})
 main()
 """
 
 
 @as_root
-def test_a_user_without_a_home_can_simulate_and_is_told_in_one_sentence(
+def test_user_without_a_home_can_simulate_with_one_warning(
     public_folder: Path,
 ) -> None:
     path = write_input(public_folder, {"wave.engine": "cpu"})

@@ -1,4 +1,4 @@
-"""A shot's bits on the cpu engine depend on nothing but the shot."""
+"""Tests of the cpu engine: the bits of a shot depend only on the shot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def results(shots: Shots, residual: Tensor) -> tuple[Tensor, ...]:
-    """Traces, gradients and illuminations, shot by shot."""
+    """Return traces, gradients and illuminations for each shot."""
     simulation = shots.simulate(engine="cpu")
     gradients = simulation.backpropagate(residual)
     assert gradients.source_illumination is not None
@@ -51,7 +51,7 @@ def some_of(shots: Shots, chosen: list[int]) -> Shots:
 
 
 def mixed_shots(dtype: torch.dtype, **options: object) -> Shots:
-    """Four shots; the first has its source and receivers on the grid, the others have not."""
+    """Return four shots; only the first has its source and receivers on the grid."""
     shots = random_shots(shots=4, **options)  # type: ignore[arg-type]
     on_grid = random_shots(shots=4, on_grid=True)
     sources, receivers = shots.sources.copy(), shots.receivers.copy()
@@ -62,7 +62,7 @@ def mixed_shots(dtype: torch.dtype, **options: object) -> Shots:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("free_surface", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, 4e-3])
-def test_a_shot_has_the_same_bits_alone_and_in_any_batch(
+def test_shot_has_the_same_bits_alone_and_in_any_batch(
     dtype: torch.dtype, free_surface: bool, dt: float
 ) -> None:
     shots = mixed_shots(dtype, free_surface=free_surface, dt=dt, history=Snapshots(3))
@@ -75,7 +75,7 @@ def test_a_shot_has_the_same_bits_alone_and_in_any_batch(
             assert torch.equal(found, expected[batch])
 
 
-def test_a_shot_has_the_same_bits_with_any_number_of_threads() -> None:
+def test_shot_has_the_same_bits_with_any_number_of_threads() -> None:
     shots = mixed_shots(torch.float32)
     residual = white_residual(shots.simulate(keep=False).data)
     with threads(1):
@@ -86,7 +86,7 @@ def test_a_shot_has_the_same_bits_with_any_number_of_threads() -> None:
         assert all(map(torch.equal, found, expected))
 
 
-def test_memory_that_is_used_again_carries_nothing_over_from_the_last_simulation() -> None:
+def test_reused_memory_does_not_affect_the_next_simulation() -> None:
     shots = random_shots()
     residual = white_residual(shots.simulate(keep=False).data)
     expected = results(shots, residual)
@@ -99,7 +99,7 @@ def test_memory_that_is_used_again_carries_nothing_over_from_the_last_simulation
     assert all(map(torch.equal, results(shots, residual), expected))
 
 
-def test_two_simulations_that_live_at_once_do_not_share_their_memory() -> None:
+def test_simultaneous_simulations_do_not_share_memory() -> None:
     shots = random_shots()
     louder = replace(shots, wavelet=10.0 * shots.wavelet)
     residual = white_residual(shots.simulate(keep=False).data)
@@ -111,7 +111,7 @@ def test_two_simulations_that_live_at_once_do_not_share_their_memory() -> None:
 
 
 def long_line(dtype: torch.dtype, **options: object) -> Shots:
-    """Two shots whose waves do not get near the ends of the model."""
+    """Return two shots whose waves do not reach the ends of the model."""
     shots = random_shots(
         shape=(90, 300), spacing=(5.0, 5.0), shots=2, receivers=3, samples=200, **options
     )  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def long_line(dtype: torch.dtype, **options: object) -> Shots:
 
 
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_what_the_wave_does_not_reach_is_left_out_without_a_trace(free_surface: bool) -> None:
+def test_cells_outside_the_window_do_not_change_the_results(free_surface: bool) -> None:
     shots = long_line(torch.float64, free_surface=free_surface)
     residual = white_residual(shots.simulate(keep=False).data)
     expected = shots.simulate(engine="eager").backpropagate(residual)
@@ -142,7 +142,7 @@ def test_what_the_wave_does_not_reach_is_left_out_without_a_trace(free_surface: 
         assert relative(found.wavelet, expected.wavelet) < 1e-12
 
 
-def test_the_wave_of_each_of_several_sources_is_computed_however_far_they_are_apart() -> None:
+def test_simultaneous_sources_far_apart_give_the_sum_of_their_waves() -> None:
     shots = smooth_shots(samples=60)
     apart = np.array([[[20.0, 20.0], [590.0, 790.0], [20.0, 790.0]]])
     shots = replace(shots, sources=apart, options={**shots.options, "engine": "cpu"})
@@ -156,7 +156,7 @@ def test_the_wave_of_each_of_several_sources_is_computed_however_far_they_are_ap
     [Snapshots(3), Snapshots(3, format="float16"), Boundary(3), Recompute(3, states=4)],
     ids=describe,
 )
-def test_asking_for_illuminations_does_not_change_a_bit_of_the_gradient(history: History) -> None:
+def test_illuminations_do_not_change_a_bit_of_the_gradient(history: History) -> None:
     shots = long_line(torch.float32, history=history)
     residual = white_residual(shots.simulate(keep=False).data)
     without, with_them = (
@@ -167,7 +167,7 @@ def test_asking_for_illuminations_does_not_change_a_bit_of_the_gradient(history:
     assert torch.equal(without.wavelet, with_them.wavelet)
 
 
-def test_what_is_left_behind_the_window_does_not_grow_on_the_way_back() -> None:
+def test_waves_outside_the_window_do_not_grow_in_the_adjoint() -> None:
     shots = random_shots(
         shape=(20, 500), spacing=(5.0, 5.0), shots=1, receivers=40, samples=900, boundary=20
     )

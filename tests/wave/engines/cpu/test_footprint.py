@@ -1,4 +1,4 @@
-"""The memory that the engine is thought to take, against what it takes."""
+"""Tests of the estimated memory of the cpu engine."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import torch
 from hpcfwi.bench.waves import make_shots
 from hpcfwi.wave import Snapshots
 from hpcfwi.wave.engines.cpu.engine import estimate_bytes
-from hpcfwi.wave.engines.cpu.windows import PATIENCE
+from hpcfwi.wave.engines.cpu.windows import STEPS_PER_WINDOW
 from hpcfwi.wave.history import sampled_steps
 
 HISTORIES = (
@@ -21,8 +21,8 @@ HISTORIES = (
     "Boundary(10)",
     "Recompute(10, states=8)",
 )
-# Prints what is estimated and what a process of its own took, in bytes. One thread, as heaps of
-# several keep more than is in use.
+# Prints the estimated memory and that of this process, in bytes. It has one thread, since the heaps
+# of several threads keep more than is in use.
 MEASURE = """
 import sys
 from dataclasses import replace
@@ -43,7 +43,7 @@ print(estimate, measure_growth_of_memory(lambda: shots.run(True, **options)))
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_a_batch_takes_what_is_estimated(history: str) -> None:
+def test_memory_of_a_batch_agrees_with_the_estimate(history: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, history],
         cwd=Path(__file__).parents[4],
@@ -57,13 +57,13 @@ def test_a_batch_takes_what_is_estimated(history: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_wave_is_about_where_it_is_estimated_to_be(dtype: torch.dtype) -> None:
+def test_estimated_windows_agree_with_the_cells_of_the_wave(dtype: torch.dtype) -> None:
     shots = make_shots((300, 1200), 1, 600)
     shots = replace(shots, vp=shots.vp.to(dtype), wavelet=shots.wavelet.to(dtype))
     kept = Snapshots(10, format="int8")
     simulation = shots.simulate(keep=True, engine="cpu", history=kept)
     problem, (keeper,) = simulation._problem, simulation._state.histories
-    windows = keeper._samples.windows[np.array(sampled_steps(599, 10)) // PATIENCE]
+    windows = keeper._samples.windows[np.array(sampled_steps(599, 10)) // STEPS_PER_WINDOW]
     cells = np.diff(windows)[:, ::2].prod(axis=1).sum()
     fewer = replace(problem, history=replace(kept, interval=599))
     rest = estimate_bytes(fewer, 599, 1)

@@ -1,4 +1,4 @@
-"""Whatever a shot keeps on the cpu engine, the gradient comes out the same."""
+"""Tests of the histories of the cpu engine, all of which give the same gradient."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_history_gives_the_exact_gradient(
 
 
 @pytest.mark.parametrize("history", KEPT)
-def test_a_simulation_can_be_propagated_back_twice(history: History) -> None:
+def test_simulation_can_be_backpropagated_twice(history: History) -> None:
     simulation = shots_in(FLAT, samples=30).simulate(engine="cpu", history=history)
     residual = white_residual(simulation.data)
     first, second = (gradients(simulation, residual) for _ in range(2))
@@ -58,7 +58,7 @@ def test_a_simulation_can_be_propagated_back_twice(history: History) -> None:
 
 
 @pytest.mark.parametrize("kind", [Snapshots, Boundary, Recompute])
-def test_samples_are_taken_at_the_same_steps(kind: type[History]) -> None:
+def test_every_history_samples_the_same_steps(kind: type[History]) -> None:
     shots = shots_in(FLAT, samples=50)
     residual = white_residual(shots.simulate(keep=False).data)
     expected = gradients(shots.simulate(engine="cpu", history=Snapshots(7)), residual)
@@ -69,7 +69,7 @@ def test_samples_are_taken_at_the_same_steps(kind: type[History]) -> None:
 
 @pytest.mark.parametrize("history", [Boundary(5), Recompute(5, states=2)])
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_windows_leave_nothing_out(history: History, free_surface: bool) -> None:
+def test_windowed_histories_give_the_same_gradient(history: History, free_surface: bool) -> None:
     shots = long_line(torch.float64, free_surface=free_surface)
     residual = white_residual(shots.simulate(keep=False).data)
     for illuminate in (False, True):
@@ -82,12 +82,12 @@ def test_windows_leave_nothing_out(history: History, free_surface: bool) -> None
         assert relative(found, expected) < 1e-12
 
 
-# What one number loses, as a share of the largest in its row or of itself.
+# Rounding error of a format, relative to the largest value in a row or to the value
 RESOLUTION = {"full": 1e-6, "float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-11, "int8": 1 / 127}
 
 
 def loss_of(history: History) -> float:
-    """The relative difference of its gradient from that of the same samples in full precision."""
+    """Return the relative difference of the gradient from that of snapshots in full precision."""
     shots = smooth_shots(samples=400)
     shots = replace(shots, vp=shots.vp.float())
     observed = replace(shots, vp=1.03 * shots.vp).acoustic()
@@ -98,18 +98,18 @@ def loss_of(history: History) -> float:
 
 
 @pytest.mark.parametrize("format", get_args(Format))
-def test_the_gradient_loses_less_than_a_number_that_is_kept(format: Format) -> None:
+def test_gradient_error_is_below_the_resolution_of_the_format(format: Format) -> None:
     assert loss_of(Snapshots(5, format=format)) < RESOLUTION[format]
 
 
 @pytest.mark.parametrize("format", ["full", "float16"])
-def test_a_perimeter_in_fewer_bits_rebuilds_the_field_nearly_as_well(format: Format) -> None:
+def test_perimeter_in_fewer_bits_rebuilds_the_field_nearly_as_well(format: Format) -> None:
     assert loss_of(Boundary(5, format=format)) < 10.0 * RESOLUTION[format]
 
 
 @pytest.mark.parametrize("history", [Snapshots(3), *KEPT])
 @pytest.mark.parametrize("shape", [(120, 70), (30, 19, 21)])
-def test_threads_that_share_a_shot_leave_its_bits_alone(
+def test_threads_that_share_a_shot_do_not_change_its_bits(
     shape: tuple[int, ...], history: History
 ) -> None:
     shots = shots_in(shape, shots=1, free_surface=True, samples=30)
@@ -129,8 +129,8 @@ def test_threads_that_share_a_shot_leave_its_bits_alone(
 
 
 @pytest.mark.parametrize("history", [Snapshots(4), Boundary(4), Recompute(4, states=3)])
-def test_threads_divide_a_small_window_and_its_receivers_alike(history: History) -> None:
-    """A residual goes into a field that the same thread has just stepped, wherever its share is."""
+def test_threads_divide_a_small_window_and_its_receivers_equally(history: History) -> None:
+    """A thread must add residuals only to the rows that it has stepped."""
     shots = make_shots((120, 200), 1, 200)
     rows = torch.arange(120)
     shots = replace(shots, receivers=torch.stack([rows, torch.full_like(rows, 100)], dim=-1))
@@ -147,7 +147,7 @@ def test_threads_divide_a_small_window_and_its_receivers_alike(history: History)
             assert torch.equal(gradient(), expected)
 
 
-def test_a_model_without_an_absorbing_boundary_is_rebuilt_whole() -> None:
+def test_field_without_an_absorbing_boundary_is_rebuilt_exactly() -> None:
     shots = shots_in(FLAT, samples=30)
     options = {**shots.options, "boundary": 0}
     shots = replace(shots, options=options)
@@ -160,7 +160,7 @@ def test_a_model_without_an_absorbing_boundary_is_rebuilt_whole() -> None:
 
 
 @pytest.mark.parametrize("history", [EXACT, Snapshots(3, format="int8"), *KEPT])
-def test_after_warming_up_nothing_is_left_to_compile(history: History) -> None:
+def test_warm_up_compiles_everything_a_simulation_needs(history: History) -> None:
     shots = shots_in(FLAT, samples=30)
     warm_up("cpu", 8, shots.vp)
     with install_recorder("numba:compile") as recorder:

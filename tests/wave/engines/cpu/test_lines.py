@@ -1,4 +1,4 @@
-"""Points that are treated line by line, against the eager engine, which knows no lines."""
+"""Tests of points that the cpu engine processes by lines, against the eager engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = pytest.mark.parametrize("shape", [(25, 33), (12, 13, 21)], ids=str)
 
 
 def on_lines(shape: tuple[int, ...], free_surface: bool) -> Shots:
-    """Cables at few depths, at the edges too, in no order; some points on the grid, some twice."""
+    """Return shots with unordered points at few depths; some are on the grid, some occur twice."""
     spacing = (8.0, 11.0, 9.0)[: len(shape)]
     shots = random_shots(
         shape=shape,
@@ -32,7 +32,7 @@ def on_lines(shape: tuple[int, ...], free_surface: bool) -> Shots:
     rng, last = np.random.default_rng(1), (np.array(shape) - 1) * spacing
     few = [np.array([0.0, 0.3, 0.5, 1.0]) * end for end in last[:-1]]
     if free_surface:
-        few[0][0] = spacing[0]  # at the surface itself nothing is emitted, which is refused
+        few[0][0] = spacing[0]  # sources on the surface are refused
     along = rng.choice([*rng.uniform(0.0, last[-1], 20), 0.0, 18.0, last[-1]], 49)
 
     def place(points: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ def on_lines(shape: tuple[int, ...], free_surface: bool) -> Shots:
 
 @SHAPES
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_points_on_lines_emit_and_hear_what_each_would_alone(
+def test_points_on_lines_agree_with_the_eager_engine(
     shape: tuple[int, ...], free_surface: bool
 ) -> None:
     shots = on_lines(shape, free_surface)
@@ -71,7 +71,7 @@ def test_lines_of_points_have_the_same_bits_with_any_number_of_threads(
         assert torch.equal(gradient, found[0][1])
 
 
-def test_a_line_has_all_points_of_its_depth_in_order() -> None:
+def test_line_has_all_points_of_its_depth_in_order() -> None:
     depths, x = np.array([30.0, 12.0, 30.0, 30.0, 12.0]), np.array([90.0, 50.0, 20.0, 40.0, 71.0])
     grid = make_grid((20, 20))
     taps = spread(np.stack([depths, x], -1)[None], (8.0, 8.0), (2, 2), (20, 20), False)

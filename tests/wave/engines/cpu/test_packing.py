@@ -1,4 +1,4 @@
-"""Frames of fields within windows: what is kept of them, where, and how exactly."""
+"""Tests of packing the frame of a field within a window in a number format."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, field_shape, make_grid
 from hpcfwi.wave.engines.cpu.windows import FieldStore, Frame, share
 
 SHAPES = ((37, 45), (9, 18, 21))
-# What rounding does to a number, as a part of the largest along a row; see docs/decisions/007.
+# Rounding error relative to the largest value of a row; see docs/decisions/007
 ROUNDING = {"full": 0.0, "float32": 0.0, "bfloat16": 2**-8, "float16": 2**-11, "int8": 1 / 127}
 UNTOUCHED = 7.0
 
 
 def fill(shape: tuple[int, ...], box: Box) -> NDArray[np.bool_]:
-    """Which cells of a grid's array are in a box."""
+    """Return a mask of the cells of a grid's array that are in a box."""
     grid, found = make_grid(shape), np.zeros(field_shape(shape), bool)
     for plane in range(box.front, box.back):
         first = grid.base + plane * grid.stride
@@ -47,7 +47,7 @@ def boxes(draw: st.DrawFn, within: Box) -> Box:
 
 
 @given(data=st.data(), shape=st.sampled_from(SHAPES), format=st.sampled_from(list(ROUNDING)))
-def test_what_is_in_the_frame_and_in_the_window_comes_back(
+def test_packing_restores_the_cells_in_the_frame_and_the_window(
     data: st.DataObject, shape: tuple[int, ...], format: str
 ) -> None:
     grid = make_grid(shape)
@@ -70,7 +70,7 @@ def test_what_is_in_the_frame_and_in_the_window_comes_back(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_small_window_takes_the_beginning_of_an_entry_alone(shape: tuple[int, ...]) -> None:
+def test_small_window_uses_only_the_beginning_of_an_entry(shape: tuple[int, ...]) -> None:
     grid = make_grid(shape)
     whole = Box(0, grid.planes, 0, grid.rows, 0, grid.n)
     window = Box(0, 1, 8, 16, 8, 16)

@@ -1,6 +1,6 @@
-"""A program for ranks: gradients of shots by the gpu engine, added up exactly; prints their bits.
+"""A program for ranks that sums gradients of the gpu engine exactly and prints a hash of the bits.
 
-Where there are cards ranks have one each, or share one: run by `test_ranks`, which compares.
+Each rank has its own GPU, or ranks share one. `test_ranks` runs it and compares the hashes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tests.wave.examples import Shots, random_shots, white_residual
 
 CARD = torch.cuda.is_available()
 SHOTS = 3
-LARGEST = 4e-6  # magnitude in their gradients
+LARGEST = 4e-6  # magnitude in the gradients
 
 
 def make_shot(number: int, device: torch.device) -> Shots:
-    """One of them, each in the same small model."""
+    """Return a shot in the small model that all shots have in common."""
     shot = random_shots(
         shape=(10, 13), shots=1, receivers=3, samples=6, dt=1.8e-3, order=2, boundary=3,
         seed=number, engine="gpu",
@@ -33,7 +33,7 @@ def make_shot(number: int, device: torch.device) -> Shots:
 
 
 def add_gradients(context: Context) -> str:
-    """The hash of the sum over all shots; collective."""
+    """Return the hash of the sum over all shots; collective."""
     device = context.device
     total = ExactSum((10, 13), LARGEST, SHOTS, device)
     for number in range(context.rank, SHOTS, context.size):

@@ -1,8 +1,8 @@
-"""A program: compile the kernels of the `gpu` engine for a card that need not be there.
+"""A program that compiles the kernels of the `gpu` engine for a GPU that need not be present.
 
 python -m tests.wave.engines.gpu.compile_kernels sm_90
-goes through tiny simulations, their gradients and derivatives, in which every launch is compiled
-and none is made, and prints what the compiler says of each kernel, as JSON.
+runs tiny simulations, their gradients and derivatives, in which every launch is compiled but not
+executed, and prints the resources of each kernel as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-# A division that may be rounded in any way, and a sum of any order
+# Divisions without specified rounding, and sums without specified order
 FREE = r'arith\.divf|"tt\.reduce"(?:(?!tt\.reduce\.return).)*arith\.addf'
 HISTORIES = {
     4: (Snapshots(1, format="bfloat16"),),
@@ -40,7 +40,7 @@ HISTORIES = {
 
 
 class Pretended:
-    """A driver for a card that is not there."""
+    """A driver for a GPU that is not present."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.get_current_target = lambda: target
@@ -49,7 +49,7 @@ class Pretended:
 
 
 def list_kernels(target: GPUTarget) -> dict[str, Any]:
-    """The compiled kernels that simulations in both dimensions launch, by what they are."""
+    """Return the compiled kernels that simulations in 2-D and 3-D launch, by name and hash."""
     found: dict[str, Any] = {}
     triton.runtime.driver.set_active(Pretended(target))
     launch = JITFunction.run
@@ -87,11 +87,11 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
 
 
 def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
-    """What a kernel takes: registers of a thread, bytes or registers that did not fit, and others.
+    """Return the resources of a kernel: registers of a thread, spills, shared memory, and counts.
 
-    fused: products that are added before they are rounded; those by which a card divides make a
-    quotient that is rounded once. free: sums whose order, and divisions whose rounding, is left to
-    the compiler; a largest magnitude has no order.
+    fused: multiply-adds that do not round the product; those within a correctly rounded division
+    count, too. free: sums whose order, and divisions whose rounding, is left to the compiler; a
+    maximum does not depend on the order.
     """
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]

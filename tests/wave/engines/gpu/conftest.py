@@ -1,4 +1,4 @@
-"""What Triton's interpreter need not do."""
+"""A fixture that makes the interpreter of Triton faster."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 
 @pytest.fixture(scope="package")
 def quick_interpreter() -> Iterator[None]:
-    """Half of its time goes into what nobody looks at, and into what it has done before.
+    """Avoid unused and repeated work of Triton's interpreter, which takes half of its time.
 
-    It computes each sum of integers again in 64 bits, to assert that it fits in 32; but the
-    assertion itself it leaves out, unless it is debugged. For each launch, and for each function
-    that a kernel calls, it puts its own functions in the place of the language's, though they are
-    there; and it looks for each type in a table of all that it makes anew.
+    The interpreter computes each sum of integers also in 64 bits to assert that it fits in 32, even
+    if the assertion is disabled. For each launch and each function that a kernel calls, it patches
+    the functions of the language again, and for each type it builds a table of all types.
     """
-    # Tests of what needs no Triton are in this folder, too
+    # Some tests in this folder do not need Triton
     from triton.runtime import interpreter
 
     placed: dict[tuple[int, ...], Any] = {}

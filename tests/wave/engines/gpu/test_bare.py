@@ -1,4 +1,4 @@
-"""`make test-gpu` needs no more than machines with GPUs have: torch, Triton, Numba and pytest."""
+"""Tests that `make test-gpu` needs only torch, Triton, Numba and pytest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
-# What hpcfwi asks for and tests use elsewhere, but neither waves nor the tests of a card
+# Requirements of hpcfwi and of other tests that the wave package and the GPU tests do not need
 MISSING = ("hypothesis", "platformdirs", "pydantic", "segyio", "skimage", "tomli_w", "xdist")
 
 BARE = f"""
@@ -29,7 +29,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 
 
 def run(recipe: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What make says of a recipe where these are missing, in the places that it chooses itself."""
+    """Run a recipe of make without the `MISSING` modules and with default cache directories."""
     (folder / "sitecustomize.py").write_text(BARE)
     settings = [
         f"{name}={value}" for name, value in {"PYTHON": sys.executable, **variables}.items()
@@ -45,7 +45,7 @@ def run(recipe: str, folder: Path, **variables: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_tests_of_a_card_run_there(tmp_path: Path) -> None:
+def test_gpu_tests_run_on_a_bare_machine(tmp_path: Path) -> None:
     found = run(
         "test-gpu", tmp_path, ARGS="-q -k 'order-2-boundary or single_precision or damaged'"
     )
@@ -54,8 +54,8 @@ def test_tests_of_a_card_run_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["cpu", "gpu"])
-def test_what_engines_compile_has_a_place_there(engine: str, tmp_path: Path) -> None:
-    """Without asking for the user's cache; a program stands in for Python with pytest."""
+def test_engines_have_a_cache_directory_on_a_bare_machine(engine: str, tmp_path: Path) -> None:
+    """A program that prints the directory replaces Python with pytest."""
     module = {"cpu": "engine", "gpu": "device"}[engine]
     place = f"hpcfwi.wave.engines.{engine}.{module}"
     program = f"from {place} import find_disk; print(find_disk().path)"
@@ -64,7 +64,7 @@ def test_what_engines_compile_has_a_place_there(engine: str, tmp_path: Path) -> 
     assert f"\n/tmp/hpcfwi-{os.getuid()}/hpcfwi\n" in found.stdout
 
 
-def test_the_benchmark_of_a_card_runs_there(tmp_path: Path) -> None:
+def test_gpu_benchmark_runs_on_a_bare_machine(tmp_path: Path) -> None:
     found = run("bench-gpu", tmp_path, OUT=str(tmp_path), CASES="256x256x256")
     assert found.returncode == 0, found.stdout + found.stderr
     assert "There is no GPU here" in found.stdout or list(tmp_path.glob("gpu_*.json"))

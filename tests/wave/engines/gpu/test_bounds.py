@@ -1,7 +1,7 @@
-"""No kernel reads or writes outside of the arrays that it was given, whatever is masked later.
+"""Tests that kernels read and write only the arrays that they are given.
 
-Triton's interpreter calls two functions for all loads and stores; here they look at the addresses
-first. On a card `compute-sanitizer --tool memcheck` looks at the same.
+Triton's interpreter calls two functions for all loads and stores; here they check the addresses
+first. On a GPU, `compute-sanitizer --tool memcheck` checks the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from tests.wave.engines.gpu.test_engine import both_ways, on_device, tiny_shots,
 
 pytestmark = [
     pytest.mark.usefixtures("quick_interpreter"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the card"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="kernels are not interpreted on a machine with a GPU"
+    ),
 ]
 
 
 @pytest.fixture
 def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was touched that belongs to no argument of the kernel in work, in words."""
+    """A list of accesses outside of the arguments of the running kernel, as text."""
     from triton.runtime import interpreter
 
     arrays: list[tuple[int, int]] = []
@@ -74,19 +76,21 @@ HISTORIES = [
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=repr)
-def test_all_that_is_touched_belongs_to_the_kernels_arguments(touched, history):
+def test_kernels_access_only_their_arguments_with_every_history(touched, history):
     both_ways(on_device(tiny_shots(shots=2, samples=5)), history=history)
     assert not touched, touched[0]
 
 
 @pytest.mark.parametrize("order", [2, 8])
 @pytest.mark.parametrize("free_surface", [False, True])
-def test_whatever_the_order_and_the_surface(touched, order, free_surface):
+def test_kernels_access_only_their_arguments_with_any_order_and_surface(
+    touched, order, free_surface
+):
     shots = tiny_shots(order=order, free_surface=free_surface, samples=3)
     both_ways(on_device(shots), history=Boundary(1, format="int8"))
     assert not touched, touched[0]
 
 
-def test_in_three_dimensions_too(touched):
+def test_kernels_access_only_their_arguments_in_three_dimensions(touched):
     both_ways(on_device(tiny_volume()), history=Boundary(1, format="float16"))
     assert not touched, touched[0]

@@ -1,4 +1,4 @@
-"""Where the gpu engine puts cells and points in memory."""
+"""Tests of the memory layout of cells and points in the gpu engine."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ LAYOUTS = (
 
 
 def cells_of(layout: Layout, boxes: list[Box]) -> torch.Tensor:
-    """How often each cell of the grid is in the boxes."""
+    """Return how often each cell of the grid is in the boxes."""
     count = torch.zeros(layout.size)
     offsets = layout.offsets(boxes, torch.device("cpu")).long()
     count.index_add_(0, offsets, torch.ones(len(offsets)))
-    assert layout.take_out(count).sum() == len(offsets), "some lie outside the grid"
+    assert layout.take_out(count).sum() == len(offsets), "some cells are outside the grid"
     return layout.take_out(count)
 
 
 @pytest.mark.parametrize(("points", "boundary"), [(1300, 20), (900, 440)])
-def test_a_grid_with_offsets_of_more_than_32_bits_is_refused(points: int, boundary: int) -> None:
-    """Of its cells, or of those of all slabs."""
+def test_grid_with_offsets_of_more_than_32_bits_is_refused(points: int, boundary: int) -> None:
+    """The offsets are those of the cells, or of the cells of all slabs."""
     shape, widths = (points, points, points), (boundary,) * 3
     problem: Any = SimpleNamespace(
         padded_shape=shape, padding=(widths, widths), order=2, speed=SimpleNamespace(ndim=3)
@@ -55,7 +55,7 @@ def test_a_grid_with_offsets_of_more_than_32_bits_is_refused(points: int, bounda
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_interior_and_frame_are_the_whole_grid(layout: Layout) -> None:
+def test_interior_and_frame_cover_the_grid_once(layout: Layout) -> None:
     both = cells_of(layout, layout.frame)
     lo, hi = layout.interior
     both[tuple(map(slice, lo, hi))] += 1
@@ -63,7 +63,7 @@ def test_interior_and_frame_are_the_whole_grid(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_perimeter_is_what_stencils_in_the_interior_read_of_the_frame(layout: Layout) -> None:
+def test_perimeter_is_the_part_of_the_frame_read_by_interior_stencils(layout: Layout) -> None:
     lo, hi = layout.interior
     read = torch.zeros(layout.shape, dtype=torch.bool)
     for axis, n in enumerate(layout.shape):
@@ -77,7 +77,7 @@ def test_the_perimeter_is_what_stencils_in_the_interior_read_of_the_frame(layout
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_a_stencil_reads_beyond_the_edges_is_zero(layout: Layout) -> None:
+def test_stencils_read_zeros_beyond_the_edges(layout: Layout) -> None:
     field = layout.lay_out(torch.ones(layout.shape))
     axes = (0, 2) if layout.ndim == 2 else (0, 1, 2)
     index = np.indices(layout.shape).reshape(3, -1)
@@ -96,7 +96,7 @@ def test_rows_begin_at_aligned_addresses(layout: Layout) -> None:
     assert layout.strides[1] % ALIGNMENT == 0
 
 
-def test_offsets_have_room_for_the_largest_block_that_is_masked() -> None:
+def test_offsets_of_the_largest_masked_block_do_not_overflow() -> None:
     blocks = [prod(tile.shape) for tiles in CANDIDATES.values() for tile in tiles]
     assert MOST_CELLS + max(*blocks, KEPT, RELAXED) <= 2**31
 
@@ -104,11 +104,11 @@ def test_offsets_have_room_for_the_largest_block_that_is_masked() -> None:
 def test_tiles_of_the_interior_begin_at_whole_lines() -> None:
     layout = Layout((40, 1, 200), (35, 0, 35), (0, 0, 35), 4, 2)
     (_, _, lo), (_, _, hi) = layout.interior
-    assert lo == 39, "a line and a bit"
+    assert lo == 39, "a line and a part of the next"
     assert layout.interior_tiles((8, 1, 32))[2] == -(-(hi - 32) // 32)
 
 
-def test_the_table_of_points_that_come_again_is_remembered() -> None:
+def test_table_of_repeated_points_is_cached() -> None:
     taps = Taps((np.array([[[3]]]), np.array([[[4]]])), (np.ones((1, 1, 1)), np.ones((1, 1, 1))))
     same = Taps(*(tuple(map(np.copy, arrays)) for arrays in (taps.indices, taps.factors)))
     first = spread_out(taps, LAYOUTS[0], 2.0)
@@ -118,7 +118,7 @@ def test_the_table_of_points_that_come_again_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tiles_of_the_frame_hold_each_of_its_cells_once(layout: Layout) -> None:
+def test_tiles_of_the_frame_cover_each_of_its_cells_once(layout: Layout) -> None:
     tile = (4, 1, 8) if layout.ndim == 2 else (4, 8, 8)
     covered = torch.zeros(layout.shape, dtype=torch.int64)
     for sides in layout.frame_tiles(tile):
@@ -129,7 +129,7 @@ def test_tiles_of_the_frame_hold_each_of_its_cells_once(layout: Layout) -> None:
     assert torch.equal(covered, cells_of(layout, layout.frame).reshape(layout.shape))
 
 
-def test_points_are_spread_over_cells_by_one_matrix_in_both_directions() -> None:
+def test_points_are_recorded_and_emitted_with_the_same_matrix() -> None:
     layout = LAYOUTS[0]
     rng = np.random.default_rng(0)
     indices = tuple(rng.integers(0, n, (2, 5, count)) for n, count in ((30, 2), (4, 3)))

@@ -1,4 +1,4 @@
-"""Triton keeps compiled kernels where nobody else can have put any."""
+"""Tests of the cache of compiled kernels, which must be private to the user."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def ask(cache: Path, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_triton_takes_the_user_s_cache_or_the_directory_that_is_named(public_folder: Path) -> None:
+def test_triton_uses_the_private_user_cache_or_triton_cache_dir(public_folder: Path) -> None:
     assert ask(public_folder).stdout == f"{public_folder}/hpcfwi/triton 0o700\n"
     named = public_folder / "named"
     done = ask(public_folder, TRITON_CACHE_DIR=str(named))
     assert (done.stdout, done.stderr) == (f"{named}/hpcfwi 0o700\n", "")
     named.chmod(0o777)
     refused = ask(public_folder, TRITON_CACHE_DIR=str(named)).stdout
-    assert refused.startswith(f"TRITON_CACHE_DIR: {named}: no place for code that will be executed")
+    assert refused.startswith(f"TRITON_CACHE_DIR: {named}: not safe for code that will be executed")
 
 
-def test_where_nothing_can_be_kept_a_directory_of_this_process_is_taken(
+def test_triton_uses_a_temporary_directory_if_the_cache_is_not_private(
     public_folder: Path,
 ) -> None:
     (public_folder / "hpcfwi").mkdir()
@@ -57,4 +57,6 @@ def test_where_nothing_can_be_kept_a_directory_of_this_process_is_taken(
     assert mode == "0o700"
     assert not Path(folder).exists()
     assert done.stderr.count("\n") == 1
-    assert "The gpu engine is compiled for this process only, as others may write" in done.stderr
+    assert (
+        "The gpu engine is compiled for this process only, because others may write" in done.stderr
+    )

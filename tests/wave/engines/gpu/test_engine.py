@@ -1,7 +1,7 @@
-"""The gpu engine is the reference to rounding, whatever the scheme, the history and the batch.
+"""Tests of the gpu engine against the eager engine, to rounding.
 
-Without a card Triton interprets the kernels, which takes milliseconds for each: models are tiny,
-no cell is far from the absorbing ones, and a step is long, so that waves get there.
+Without a GPU, Triton interprets the kernels, which takes milliseconds for each launch. Models are
+therefore tiny, and time steps are long, so that waves reach the absorbing cells.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def both_ways(shots: Shots, **options: Any) -> tuple[Simulation, Gradients]:
 
 
 def differences(shots: Shots, history: History = EXACT) -> dict[str, float]:
-    """Of everything that comes out, from the reference in double precision on a CPU."""
+    """Return the relative differences of all results from the eager engine in double precision."""
     exact = replace(shots, vp=shots.vp.cpu().double(), wavelet=shots.wavelet.cpu())
     reference = exact.simulate(engine="eager")
     expected = reference.backpropagate(white_residual(reference.data))
@@ -103,7 +103,9 @@ def test_gradient_agrees_with_differentiated_torch_in_three_dimensions() -> None
     assert_agreement(on_device(tiny_volume(order=4, free_surface=True)), 1e-12)
 
 
-def test_gradient_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_agrees_with_differentiated_torch_with_substeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(numerics, "LONGEST_TAIL", 2)
     shots = tiny_shots(dt=4e-3, samples=4)
     assert shots.simulate(engine="eager", keep=False).substeps > 1
@@ -131,9 +133,9 @@ DIVISIONS = {
 def test_bits_do_not_depend_on_how_the_grid_is_divided(
     ndim: int, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever tile was the fastest when it was timed, on whichever card.
+    """The bits are the same for every tile, since the fastest one depends on the GPU.
 
-    Of an interior that the smaller ones divide along each axis, and that begins beyond a line.
+    Smaller tiles divide the interior along each axis, and the interior begins beyond a whole line.
     """
     shape, spacing = ((17, 11, 35), (9.0, 8.0, 10.0)) if ndim == 3 else ((10, 135), (8.0, 11.0))
     options = {"order": 2, "free_surface": True, "samples": 3, "boundary": 2 if ndim == 3 else 33}
@@ -155,35 +157,35 @@ def test_bits_do_not_depend_on_how_the_grid_is_divided(
         assert all(map(torch.equal, other, found[0]))
 
 
-def test_a_field_that_is_kept_as_it_is_is_written_where_it_stays() -> None:
+def test_snapshot_in_full_precision_is_stored_without_a_copy() -> None:
     shots = on_device(tiny_shots(samples=3), torch.float32)
     for history, copies in ((Snapshots(1), 0), (Snapshots(1, format="bfloat16"), 1)):
         simulation = shots.simulate(engine="gpu", history=history)
         assert len(simulation._state.sweep.arrays["u"]) == copies  # type: ignore[union-attr]
 
 
-def test_the_way_back_is_the_transpose_to_rounding() -> None:
+def test_gpu_engine_passes_the_dot_product_test() -> None:
     shots = on_device(tiny_shots(free_surface=True))
     assert transposition_error(replace(shots, options={**shots.options, "engine": "gpu"})) < 1e-12
 
 
-def test_the_field_is_rebuilt_from_its_perimeter_to_rounding() -> None:
+def test_field_is_rebuilt_from_its_perimeter_to_rounding() -> None:
     shots = on_device(tiny_shots(order=4, free_surface=True))
     assert_agreement(shots, 1e-10, history=Boundary(1))
 
 
-def test_the_field_is_rebuilt_in_three_dimensions() -> None:
+def test_field_is_rebuilt_from_its_perimeter_in_three_dimensions() -> None:
     assert_agreement(on_device(tiny_volume()), 1e-10, history=Boundary(1))
 
 
-def test_what_is_simulated_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_field_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(samples=6))
     expected = tiny_shots(samples=6).simulate(engine="eager")
     residual = white_residual(expected.data)
     gradients = expected.backpropagate(residual)
     simulation = shots.simulate(engine="gpu", history=Recompute(1, states=1))
-    for _ in range(2):  # the second way back finds no states, and simulates from the beginning
+    for _ in range(2):  # the second backward pass finds no states and simulates from the beginning
         found = simulation.backpropagate(residual.to(DEVICE))
         for name in NAMES:
             assert relative(by_name(found)[name].cpu(), by_name(gradients)[name]) < 1e-12
@@ -197,7 +199,7 @@ def test_what_is_simulated_again_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
         (Boundary, "int8", 0.1),
     ],
 )
-def test_a_history_in_a_shorter_format_is_as_good_as_the_format(
+def test_gradient_error_of_a_shorter_format_is_that_of_the_format(
     kind: Any, format: Any, error: float
 ) -> None:
     shots = on_device(tiny_shots(samples=5))
@@ -222,7 +224,7 @@ def results(shots: Shots, residual: Tensor) -> list[Tensor]:
     return [simulation.data, *(by_name(gradients)[name] for name in NAMES)]
 
 
-def test_a_shot_has_the_same_bits_alone_and_in_a_batch() -> None:
+def test_shot_has_the_same_bits_alone_and_in_a_batch() -> None:
     shots = on_device(tiny_shots(shots=2, samples=4), torch.float32)
     on_grid = tiny_shots(shots=2, on_grid=True)
     for points, chosen in ((shots.sources, on_grid.sources), (shots.receivers, on_grid.receivers)):
@@ -240,13 +242,15 @@ def test_a_shot_has_the_same_bits_alone_and_in_a_batch() -> None:
             assert torch.equal(found, expected[[k]])
 
 
-def test_arrays_are_used_again_and_carry_nothing_over() -> None:
+def test_reused_arrays_do_not_affect_the_next_simulation() -> None:
     shots = on_device(tiny_shots(samples=4, receivers=1))
     simulation, gradients = both_ways(shots, history=Boundary(1))
     used = simulation._state.sweep  # type: ignore[union-attr]
     data, copy = simulation.data, simulation.data.clone()
     again = simulation.backpropagate(white_residual(simulation.data))
-    assert torch.equal(again.model["vp"], gradients.model["vp"]), "a way back can be gone twice"
+    assert torch.equal(again.model["vp"], gradients.model["vp"]), (
+        "the backward pass can be repeated"
+    )
     del simulation
     gc.collect()
     spoiled = replace(
@@ -254,16 +258,16 @@ def test_arrays_are_used_again_and_carry_nothing_over() -> None:
     )
     broken, _ = both_ways(spoiled, history=Boundary(1))
     assert broken._state.sweep is used  # type: ignore[union-attr]
-    assert torch.equal(data, copy), "traces are not among the arrays"
+    assert torch.equal(data, copy), "traces are not in reused arrays"
     other, found = both_ways(shots, history=Boundary(1))
-    assert other._state.sweep is not used, "two simulations live at once"  # type: ignore[union-attr]
+    assert other._state.sweep is not used, "two simulations exist at the same time"  # type: ignore[union-attr]
     del broken
     gc.collect()
     assert torch.equal(found.model["vp"], gradients.model["vp"])
     assert torch.equal(both_ways(shots, history=Boundary(1))[1].model["vp"], gradients.model["vp"])
 
 
-def test_what_is_let_go_is_free_at_once() -> None:
+def test_clear_frees_the_arrays_of_finished_simulations() -> None:
     gpu.clear()
     simulation = on_device(tiny_shots(samples=2)).simulate(engine="gpu")
     used = weakref.ref(simulation._state.sweep)  # type: ignore[union-attr]
@@ -275,7 +279,7 @@ def test_what_is_let_go_is_free_at_once() -> None:
     assert used() is None
 
 
-def test_footprint_is_the_memory_that_is_taken_and_little_more() -> None:
+def test_footprint_is_at_most_twice_the_allocated_memory() -> None:
     shots = on_device(tiny_shots(samples=3, receivers=5))
     for history in (Snapshots(1), Boundary(1, format="int8")):
         simulation = shots.simulate(engine="gpu", history=history)
@@ -287,7 +291,7 @@ def test_footprint_is_the_memory_that_is_taken_and_little_more() -> None:
         assert taken <= told < 2 * taken
 
 
-def test_gpu_engine_serves_the_function_for_autograd() -> None:
+def test_gpu_engine_computes_gradients_for_autograd() -> None:
     shots = on_device(tiny_shots(samples=4))
     vp = shots.vp.clone().requires_grad_()
     place = (shots.spacing, shots.dt, shots.wavelet, shots.sources, shots.receivers)
@@ -298,7 +302,7 @@ def test_gpu_engine_serves_the_function_for_autograd() -> None:
     assert vp.grad.any()
 
 
-def test_automatic_engines_are_compiled_ones_on_every_device() -> None:
+def test_automatic_engine_on_a_gpu_is_the_gpu_engine() -> None:
     assert engines.choose("auto", torch.device("cuda")) is gpu
     assert engines.choose("auto", torch.device("cpu")) is not gpu
 
@@ -311,7 +315,7 @@ def test_gpu_engine_is_refused_on_a_cpu_unless_triton_interprets(
         engines.choose("gpu", torch.device("cpu"))
 
 
-@pytest.mark.skipif(not CARD, reason="there is no GPU here, and graphs are captured on GPUs only")
+@pytest.mark.skipif(not CARD, reason="graphs are captured only on GPUs")
 def test_replayed_graphs_give_the_bits_of_plain_launches() -> None:
     shots = on_device(tiny_shots(samples=100, shape=(40, 50)), torch.float32)
     runs = []

@@ -1,4 +1,4 @@
-"""Every kernel of the gpu engine compiles for cards of two makers, and fits their registers."""
+"""Tests that the kernels of the gpu engine compile for GPUs of two makers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from tests.ranks import long_form, warm_python
 
 TARGETS = ("sm_90", long_form("sm_80"), long_form("gfx942"))
-# Bytes that a program may have on any of them.
+# Bytes of shared memory that a kernel may use on all of these GPUs
 SHARED = 64 * 1024
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_kernel_compiles_spills_nothing_and_rounds_each_product(target: str) -> None:
-    # They must not be told to interpret
+def test_every_kernel_compiles_without_spills_and_fused_products(target: str) -> None:
+    # The kernels must be compiled, not interpreted
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [*warm_python(), "-m", "tests.wave.engines.gpu.compile_kernels", target]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -26,6 +26,6 @@ def test_every_kernel_compiles_spills_nothing_and_rounds_each_product(target: st
     for kernel in json.loads(done.stdout):
         assert kernel["spills"] == 0, kernel
         assert kernel["shared"] <= SHARED, kernel
-        # A history in whole units divides by their size
+        # Storing a history in integer units divides by the unit, which uses fused products
         assert kernel["fused"] == 0 or kernel["kernel"].startswith("store "), kernel
         assert kernel["free"] == 0, kernel

@@ -1,4 +1,4 @@
-"""Stretches of steps, launched or captured. A capture itself needs a card."""
+"""Tests of stretches of steps, launched or captured; real captures need a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcfwi.wave.engines.gpu.device import STRETCH, Loop
 
 
 class Clock:
-    """As a tensor on a card, of which only the device is looked at."""
+    """A stand-in for a tensor on a GPU; only its device is used."""
 
     device = SimpleNamespace(type="cuda", index=3)
 
@@ -24,7 +24,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def streams(monkeypatch):
-    """The streams that were gone back to."""
+    """The list of streams that were restored."""
     entered: list[str] = []
     monkeypatch.setattr("torch.cuda.Stream", lambda device: f"a stream of card {device.index}")
     monkeypatch.setattr("torch.cuda.current_stream", lambda device: f"that of {device.index}")
@@ -32,7 +32,7 @@ def streams(monkeypatch):
     return entered
 
 
-def test_pythons_collector_rests_during_a_capture_and_no_longer(monkeypatch):
+def test_garbage_collector_is_disabled_only_during_a_capture(monkeypatch):
     seen: dict[str, list[bool]] = {"launch": [], "capture": []}
     capturing = []
 
@@ -59,7 +59,7 @@ def test_pythons_collector_rests_during_a_capture_and_no_longer(monkeypatch):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_after_a_capture_that_fails_collector_and_stream_are_as_they_were(
+def test_failed_capture_restores_the_garbage_collector_and_the_stream(
     monkeypatch, streams, enabled
 ):
     @contextmanager
@@ -82,7 +82,7 @@ def test_after_a_capture_that_fails_collector_and_stream_are_as_they_were(
         gc.enable()
 
 
-def test_a_stretch_whose_kernels_were_not_all_launched_is_not_captured_next(monkeypatch):
+def test_stretch_after_an_interrupted_one_is_not_captured(monkeypatch):
     monkeypatch.setattr("torch.cuda.graph", lambda *_, **__: pytest.fail("captured"))
 
     def interrupted(*_):

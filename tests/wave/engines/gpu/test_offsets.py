@@ -1,6 +1,6 @@
-"""Batches of more than 2^31 cells: the last shot's offsets are as good as the first one's.
+"""Tests of batches of more than 2^31 cells, whose offsets need 64 bits.
 
-The arrays are files with holes: what no kernel touches takes neither memory nor disk.
+The arrays are sparse files: parts that no kernel accesses need neither memory nor disk space.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.wave.engines.gpu.test_engine import tiny_shots
 
 pytestmark = [
     pytest.mark.usefixtures("quick_interpreter"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="a card's memory has no holes"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the memory of a GPU cannot be sparse"),
 ]
-# Cells from one shot's field to the next, and shots: the last one begins beyond 32 bits
+# Cells from one shot's field to the next, and shots: the last shot begins beyond 32 bits
 STRIDE, SHOTS = 2**30, 3
 
 
@@ -35,7 +35,7 @@ Make = Callable[..., Tensor]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """How arrays of sweeps are made; shots are far from each other in the large ones."""
+    """A function that creates the arrays of sweeps, as sparse files if they are large."""
     from triton.runtime import interpreter
 
     def with_holes(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -46,13 +46,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     monkeypatch.setattr(sweep, "torch", SimpleNamespace(**{**vars(torch), "zeros": with_holes}))
     monkeypatch.setattr(Layout, "size", STRIDE)
-    # Arrays of a CPU are what kernels work on, and would be copied onto themselves
+    # Kernels work on arrays of the CPU directly, which need not be copied back
     monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)
     return with_holes
 
 
 def make_sweep(shots: int) -> Sweep:
-    """The last of its shots has the same random numbers, however many there are; others none."""
+    """Return a sweep whose last shot has random numbers, equal for any number of shots."""
     problem = tiny_shots(samples=4, free_surface=True).simulate(engine="eager", keep=False)._problem
     kept = Boundary(1, format="int8")
     problem = replace(problem, history=kept, speed=problem.speed.float())
@@ -78,7 +78,7 @@ def make_sweep(shots: int) -> Sweep:
 
 
 def go_through(found: Sweep) -> list[Tensor]:
-    """What the kernels of a step leave of the last shot, in both directions of time."""
+    """Run the kernels of a step in both directions of time, and return the last shot's arrays."""
     cur, new = found.arrays["fields"]
     psi, zeta, other = found.arrays["memory"]
     change, cells = found.arrays["image"][0], prod(found.blueprint.layout.field_shape)
@@ -98,13 +98,13 @@ def go_through(found: Sweep) -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("make")
-def test_the_last_shot_of_a_large_batch_has_the_bits_of_one_that_is_alone() -> None:
+def test_last_shot_of_a_large_batch_has_the_bits_of_a_single_shot() -> None:
     alone, last = (go_through(make_sweep(shots)) for shots in (1, SHOTS))
     assert all(array.any() for array in alone)
     assert all(map(torch.equal, last, alone))
 
 
-def test_whole_fields_are_kept_and_found_in_the_last_shot_of_the_last_slot(make: Make) -> None:
+def test_fields_of_the_last_shot_in_the_last_slot_are_stored_and_loaded(make: Make) -> None:
     cpu, slots, cells = torch.device("cpu"), 2, KEPT
     kept = make((slots, SHOTS, STRIDE), torch.float16, cpu)
     field, total = (make((SHOTS, STRIDE), torch.float32, cpu) for _ in range(2))

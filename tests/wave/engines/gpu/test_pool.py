@@ -1,4 +1,4 @@
-"""Sweeps that are used again: which are kept, what they wait for, what they are said to take."""
+"""Tests of the pool of reused sweeps and of their estimated memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
 
 class Spare:
-    """A sweep of some blueprint and size."""
+    """A stand-in for a sweep, with a blueprint and a size."""
 
     def __init__(self, blueprint: Any, size: int) -> None:
         self.blueprint, self.count_bytes = blueprint, lambda: size
@@ -32,23 +32,23 @@ def make_pool(*spares: Any) -> Any:
     return pool
 
 
-def test_what_is_kept_goes_by_bytes_the_last_that_came_back_first() -> None:
+def test_pool_keeps_the_latest_sweeps_up_to_a_number_of_bytes() -> None:
     small, large = [Spare(k, 10) for k in range(5)], Spare("large", 100)
     assert make_pool(*small).count_bytes() == 10 * SPARE
     pool = make_pool(*small, large)
-    assert pool.count_bytes() == 100 + 10 * SPARE, "twice the largest, less what is too old by now"
+    assert pool.count_bytes() == 100 + 10 * SPARE, "twice the largest sweep, without the oldest"
     assert pool.take(0 + 4, None) is small[4]
     assert pool.take("large", None) is large
     assert pool.count_bytes() == 10
 
 
-def test_what_comes_back_in_the_midst_of_a_search_is_kept_and_nothing_is_lost() -> None:
-    """The garbage collector may find a simulation at any time."""
+def test_sweep_returned_during_a_search_is_kept() -> None:
+    """The garbage collector can return a sweep at any time."""
     late = Spare("late", 10)
     pool: Any = SweepPool()
 
     class Interrupted(Spare):
-        """Whose blueprint takes time to compare."""
+        """A sweep that returns another one to the pool while it is compared."""
 
         def __init__(self) -> None:
             super().__init__(None, 10)
@@ -67,7 +67,7 @@ def test_what_comes_back_in_the_midst_of_a_search_is_kept_and_nothing_is_lost() 
     assert pool.take("late", None) is late
 
 
-def test_when_memory_runs_out_spares_are_let_go_before_it_is_tried_again(monkeypatch: Any) -> None:
+def test_spare_sweeps_are_freed_when_memory_runs_out(monkeypatch: Any) -> None:
     pool, tries = make_pool(Spare("other", 10)), []
 
     def make(blueprint: Any, _: Any) -> str:
@@ -81,10 +81,10 @@ def test_when_memory_runs_out_spares_are_let_go_before_it_is_tried_again(monkeyp
     assert tries == [10, 0]
 
 
-def test_what_is_at_work_in_another_stream_is_waited_for_and_its_memory_kept(
+def test_sweep_waits_for_work_in_another_stream(
     monkeypatch: Any,
 ) -> None:
-    """Also where the way back is in another stream than the way there."""
+    """The backward pass is in another stream than the forward pass."""
     notes: list[str] = []
 
     class Stream:
@@ -114,7 +114,7 @@ def test_what_is_at_work_in_another_stream_is_waited_for_and_its_memory_kept(
     assert notes[1:] == ["first waits for second"]
 
 
-def test_the_estimate_counts_lists_of_cells_and_captured_launches() -> None:
+def test_memory_estimate_counts_cell_lists_and_captured_launches() -> None:
     shots = on_device(tiny_shots(samples=4))
     simulation = shots.simulate(engine="gpu", history=Boundary(1))
     used = simulation._state.sweep  # type: ignore[union-attr]

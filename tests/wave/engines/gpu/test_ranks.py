@@ -1,4 +1,4 @@
-"""Ranks that add up gradients of the gpu engine find the bits of one; on a card, sharing it."""
+"""Tests of the gpu engine on two ranks, which share a GPU or have one each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.wave.engines.gpu.add_gradients import CARD, add_gradients
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 SEEN = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
-# Known to all machines that have torch, unlike an mpirun
+# Torchrun is available on all machines with torch, unlike mpirun
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-# One card, which ranks share, and gloo adds up; two, of which each has one, and NCCL does
+# With one GPU, ranks share it and sum with gloo; with two, each has one and they use NCCL
 CARDS = [1, 2] if torch.cuda.device_count() > 1 else [1]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("cards", CARDS)
-def test_two_ranks_find_the_bits_of_one(cards: int) -> None:
+def test_gradients_of_two_ranks_have_the_bits_of_one_rank(cards: int) -> None:
     words = [sys.executable, *TORCHRUN, "-m", "tests.wave.engines.gpu.add_gradients"]
     env = {**make_env(), "CUDA_VISIBLE_DEVICES": ",".join(SEEN[:cards])} if CARD else make_env()
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=300)

@@ -1,4 +1,4 @@
-"""What scatters on the gpu engine is the reference to rounding, and transposed to its way back."""
+"""Tests of scattering on the gpu engine against the eager engine, to rounding."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 
 def difference(shots: Shots, **changes: Any) -> float:
-    """Of what scatters, from the reference in double precision on a CPU."""
+    """Return the relative difference of the scattered traces from the eager engine in float64."""
     exact = replace(shots, vp=shots.vp.cpu().double(), wavelet=shots.wavelet.cpu())
     direction = white_direction(exact)
     expected = exact.simulate(engine="eager").scatter(direction)
-    assert expected.any(), "what scatters is not recorded"
+    assert expected.any(), "the scattered field is not recorded"
     on_card = {name: array.to(DEVICE) for name, array in direction.items()}
     return relative(shots.simulate(engine="gpu", **changes).scatter(on_card).cpu(), expected)
 
@@ -45,7 +45,7 @@ def test_scattering_agrees_with_torch_in_three_dimensions() -> None:
     assert difference(on_device(tiny_volume(order=4, free_surface=True))) < 1e-12
 
 
-def test_scattering_agrees_where_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattering_agrees_with_torch_with_substeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics, "LONGEST_TAIL", 2)
     assert difference(on_device(tiny_shots(dt=4e-3, samples=4))) < 1e-12
 
@@ -55,7 +55,7 @@ def test_scattering_agrees_to_rounding_in_single_precision() -> None:
 
 
 @pytest.mark.parametrize("history", [Boundary(1), Recompute(1, states=1)])
-def test_scattering_agrees_with_every_history(
+def test_scattering_agrees_with_torch_with_every_history(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
@@ -67,7 +67,7 @@ def test_scattering_agrees_with_every_history(
     "history",
     [EXACT, Snapshots(2), Snapshots(2, format="int8"), Boundary(2), Recompute(2, states=1)],
 )
-def test_scattering_is_the_transpose_of_the_backward_pass(
+def test_scattering_passes_the_dot_product_test_with_every_history(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
@@ -77,7 +77,7 @@ def test_scattering_is_the_transpose_of_the_backward_pass(
 
 
 @pytest.mark.parametrize("history", [EXACT, Boundary(1), Recompute(1, states=1)])
-def test_waves_can_be_sent_either_way_again_and_again(history: History) -> None:
+def test_scattering_and_backpropagation_can_be_repeated_in_any_order(history: History) -> None:
     shots = on_device(tiny_shots(samples=5))
     direction = white_direction(shots)
     simulation = shots.simulate(engine="gpu", history=history)

@@ -1,4 +1,4 @@
-"""The frame's launches beside the interior's, in streams that are no card's."""
+"""Tests of the streams of frame and interior, without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
 
 class Stream:
-    """Notes who waits for whom."""
+    """A stand-in for a stream that records its waits."""
 
     def __init__(self, name, notes):
         self.name, self.notes = name, notes
@@ -24,7 +24,7 @@ class Stream:
 
 
 def list_launches(monkeypatch, **options):
-    """What one step launches, in which stream, and what waits for what."""
+    """Return the launches of a step with their streams, and the waits between streams."""
     notes, used = [], ["main"]
     main, side = Stream("main", notes), Stream("side", notes)
     shots = on_device(tiny_shots(samples=2, **options))
@@ -54,7 +54,7 @@ def list_launches(monkeypatch, **options):
     return notes
 
 
-def test_the_frame_runs_beside_the_interior_and_both_are_there_for_what_follows(monkeypatch):
+def test_frame_and_interior_run_in_two_streams_that_are_joined(monkeypatch):
     assert list_launches(monkeypatch) == [
         "side waits for main",
         "relax in side",
@@ -64,14 +64,12 @@ def test_the_frame_runs_beside_the_interior_and_both_are_there_for_what_follows(
     ]
 
 
-def test_where_nothing_absorbs_no_stream_is_waited_for_in_which_nothing_was_begun(monkeypatch):
+def test_step_without_a_frame_does_not_use_the_side_stream(monkeypatch):
     assert list_launches(monkeypatch, boundary=0) == ["advance in main"]
 
 
 @pytest.mark.parametrize(("cache", "where"), [(10, "beyond"), (10**9, "within"), (None, "beyond")])
-def test_a_tile_is_timed_by_stretches_of_steps_and_known_by_where_they_are(
-    monkeypatch, cache, where
-):
+def test_tile_is_timed_by_stretches_of_steps_and_keyed_by_the_cache(monkeypatch, cache, where):
     shots = on_device(tiny_shots(samples=2))
     timed = shots.simulate(engine="gpu")._state.sweep.stepper
     launched, timings, keys = [], iter([9.0, 8.0, 5.0, 3.0, 4.0, 6.0, 7.0]), []

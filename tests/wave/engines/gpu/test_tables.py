@@ -1,4 +1,4 @@
-"""How tables come to a card."""
+"""Tests of copying tables to a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hpcfwi.wave.engines.gpu.layout import upload
 
 
-def test_what_is_copied_to_a_card_is_pinned_and_needs_no_conversion(monkeypatch):
+def test_table_for_a_gpu_is_copied_from_pinned_memory_of_its_dtype(monkeypatch):
     copied = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: SimpleNamespace(pinned=self))
     card: Any = SimpleNamespace(
@@ -25,7 +25,7 @@ def test_what_is_copied_to_a_card_is_pinned_and_needs_no_conversion(monkeypatch)
     assert torch.equal(given, torch.tensor([0.1, 0.2]))
 
 
-def test_elsewhere_it_is_copied_as_it_is():
+def test_table_for_a_cpu_is_copied_directly():
     target = torch.zeros(2)
     upload(target, np.array([0.1, 0.2]))
     assert torch.equal(target, torch.tensor([0.1, 0.2]))

@@ -1,4 +1,4 @@
-"""Tiles are timed once for a card, and remembered."""
+"""Tests of the choice of tiles, which are timed once for a GPU and stored."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def never(_: Tile) -> float:
     pytest.fail("a tile was timed")
 
 
-def test_a_small_problem_takes_the_first_candidate_untimed() -> None:
+def test_small_problem_uses_the_first_tile_without_timing() -> None:
     assert find_tile("card", 2, LARGE - 1, never) == CANDIDATES[2][0]
 
 
-def test_the_fastest_is_taken_and_not_timed_again() -> None:
+def test_fastest_tile_is_used_and_timed_once() -> None:
     best = CANDIDATES[3][-1]
     assert find_tile("card", 3, LARGE, lambda tile: float(tile != best)) == best
     assert find_tile("card", 3, 1, never) == best
     assert find_tile("another card", 3, 1, never) != best
 
 
-def test_what_is_known_of_one_card_stays_when_another_is_timed() -> None:
+def test_tile_of_one_card_is_kept_when_another_is_timed() -> None:
     best = CANDIDATES[2][-1]
     find_tile("card", 2, LARGE, lambda tile: float(tile != best))
     find_tile("another card", 2, LARGE, lambda _: 1.0)
     assert find_tile("card", 2, 1, never) == best
 
 
-def test_a_tile_that_is_no_candidate_any_more_is_forgotten(cache: Path) -> None:
+def test_stored_tile_that_is_not_a_candidate_is_replaced(cache: Path) -> None:
     best = CANDIDATES[3][-1]
     find_tile("card", 3, LARGE, lambda _: 1.0)
     file = cache / "tiles.json"
@@ -52,7 +52,7 @@ def test_a_tile_that_is_no_candidate_any_more_is_forgotten(cache: Path) -> None:
     assert json.loads(file.read_text())["card"] == asdict(best)
 
 
-def test_a_damaged_file_is_made_again(cache: Path) -> None:
+def test_damaged_tile_file_is_replaced(cache: Path) -> None:
     best = CANDIDATES[2][-1]
     find_tile("card", 2, LARGE, lambda _: 1.0)
     (cache / "tiles.json").write_text("{")
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_made_again(cache: Path) -> None:
     assert [path.name for path in cache.iterdir()] == ["tiles.json"]
 
 
-def test_where_nothing_can_be_kept_tiles_are_timed_each_time(cache: Path) -> None:
+def test_tiles_are_timed_each_time_without_a_cache(cache: Path) -> None:
     cache.parent.write_text("a file in the place of the cache")
     for best in CANDIDATES[2][-2:]:
         assert find_tile("card", 2, LARGE, lambda tile, best=best: float(tile != best)) == best

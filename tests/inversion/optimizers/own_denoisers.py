@@ -1,4 +1,4 @@
-"""Denoisers of a user's own, for tests."""
+"""User-defined denoisers for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def mix(images: Tensor, strength: float) -> Tensor:
-    """Each point with a share of its neighbours, two points to all sides, within an image."""
+    """Return images mixed with their mean over 5 points along each axis."""
     count = images.ndim - 2
     pool = torch.nn.functional.avg_pool2d if count == 2 else torch.nn.functional.avg_pool3d
     padded = torch.nn.functional.pad(images, (2, 2) * count, mode="replicate")
@@ -15,12 +15,12 @@ def mix(images: Tensor, strength: float) -> Tensor:
 
 
 def shrink(images: Tensor, strength: float) -> Tensor:  # noqa: ARG001
-    """Something of another shape."""
+    """Return images of a wrong shape."""
     return images[..., 1:, :]
 
 
 def lose(images: Tensor, strength: float) -> Tensor:  # noqa: ARG001
-    """No numbers."""
+    """Return NaN."""
     return images * torch.nan
 
 

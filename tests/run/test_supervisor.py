@@ -1,4 +1,4 @@
-"""A program that is started again after a failure: how often, and when not."""
+"""Tests of `supervise`: when and how often a failed program is started again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel import supervisor
-from hpcfwi.parallel.supervisor import supervise
+from hpcfwi.run import restarts
+from hpcfwi.run.restarts import supervise
 
 KILLED = "It ended with 137 (killed, probably for memory: 700 MB are free here)"
 
@@ -41,9 +41,9 @@ sys.exit(end)
 
 
 class Run:
-    """A fake program that ends its tries in turn with these codes; every try gets further.
+    """A fake program that ends its tries with the given codes; each try gets further.
 
-    done_after: the try with which all is done; by default the first that ends with 0.
+    done_after: the try that completes the work; by default the first that ends with 0.
     """
 
     def __init__(self, folder: Path, *ends: int | str, done_after: int | None = None) -> None:
@@ -70,64 +70,64 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def small_host(monkeypatch):
-    monkeypatch.setattr(supervisor, "free_on_host", lambda: 700 * 10**6)
+    monkeypatch.setattr(restarts, "free_on_host", lambda: 700 * 10**6)
 
 
-def test_a_failed_program_is_started_again_until_it_is_done(tmp_path, capfd):
+def test_failed_program_is_restarted_until_its_work_is_done(tmp_path, capfd):
     run = Run(tmp_path, 1, "killed", 0)
     assert run.supervise(5) == 0
     assert run.said == [
         "It ended with 1 (epoch 1): restart 1 of 5.",
         f"{KILLED} (epoch 2): restart 2 of 5.",
     ]
-    assert capfd.readouterr().out == "try 0\ntry 2\n", "its output goes where ours goes"
+    assert capfd.readouterr().out == "try 0\ntry 2\n", "the program inherits the standard output"
 
 
-def test_at_most_so_many_times(tmp_path):
+def test_program_is_not_restarted_more_often_than_allowed(tmp_path):
     run = Run(tmp_path, 1, 1, "killed", 0)
     assert run.supervise(2) == 137
     assert run.tries == 3
-    assert run.said[-1] == f"{KILLED} (epoch 3), and there is no restart left."
+    assert run.said[-1] == f"{KILLED} (epoch 3), and no restart is left."
 
 
 @pytest.mark.parametrize("code", [0, 2, 3])
-def test_an_end_that_is_no_failure_is_final(code, tmp_path):
+def test_success_bad_input_and_requested_stop_cause_no_restart(code, tmp_path):
     run = Run(tmp_path, code)
     assert run.supervise(5) == code
     assert (run.tries, run.said) == (1, [])
 
 
-def test_a_failure_that_repeats_itself_at_the_same_place_is_not_tried_a_third_time(tmp_path):
+def test_second_failure_at_the_same_place_ends_the_restarts(tmp_path):
     run = Run(tmp_path, 1, 1, 1, 0)
     assert run.supervise(5, is_stuck=True) == 1
     assert run.tries == 2
-    assert run.said[-1] == "It ended with 1, at the same place again (epoch 1): no restart."
+    assert run.said[-1] == "It ended with 1, again at the same place (epoch 1): no restart."
 
 
-def test_a_zero_before_all_is_done_is_a_failure(tmp_path):
+def test_exit_code_0_before_all_is_done_causes_a_restart(tmp_path):
     run = Run(tmp_path, 0, 0, done_after=2)
     assert run.supervise(5) == 0
-    assert run.said == ["It ended with 0 and is not done (epoch 1): restart 1 of 5."]
+    assert run.said == ["It ended with 0, but not all epochs are done (epoch 1): restart 1 of 5."]
 
 
-def test_which_is_the_exit_code_where_there_is_no_restart_left(tmp_path):
+def test_unfinished_program_with_exit_code_0_returns_1_without_restarts_left(tmp_path):
     run = Run(tmp_path, 0, 0, done_after=3)
     assert run.supervise(1) == 1
     assert run.said[-1] == (
-        "It ended with 0 and is not done (epoch 2), and there is no restart left."
+        "It ended with 0, but not all epochs are done (epoch 2), and no restart is left."
     )
 
 
-def test_program_that_fails_twice_at_the_same_place_is_not_tried_again(tmp_path):
+def test_second_exit_with_0_at_the_same_place_ends_the_restarts(tmp_path):
     run = Run(tmp_path, 0, 0, 0, done_after=3)
     assert run.supervise(5, is_stuck=True) == 1
     assert run.tries == 2
 
 
-def test_a_failure_after_all_is_done_is_told_and_is_none(tmp_path):
+def test_failure_after_all_is_done_is_logged_and_returns_0(tmp_path):
     run = Run(tmp_path, "killed", 0, done_after=1)
     assert run.supervise(5) == 0
-    assert (run.tries, run.said) == (1, ["It ended with 137, but all is done (epoch 1)."])
+    assert (run.tries, run.said) == (1, ["It ended with 137, but all epochs are done (epoch 1)."])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_failure_after_all_is_done_is_told_and_is_none(tmp_path):
         (signal.SIGUSR1, False, "SIGUSR1"),
     ],
 )
-def test_a_signal_is_passed_on_and_ends_it_all(sent, launches, received, tmp_path, capfd):
+def test_signal_is_forwarded_and_ends_the_supervision(sent, launches, received, tmp_path, capfd):
     run = Run(tmp_path, "waits", 0)
 
     def send() -> None:
@@ -153,7 +153,7 @@ def test_a_signal_is_passed_on_and_ends_it_all(sent, launches, received, tmp_pat
     assert (run.tries, run.said) == (1, [])
 
 
-def test_there_is_no_restart_after_a_signal_whatever_the_program_makes_of_it(tmp_path):
+def test_program_killed_after_a_signal_is_not_restarted(tmp_path):
     run = Run(tmp_path, "killed", 0)
     before = signal.getsignal(signal.SIGTERM)
 
@@ -167,6 +167,6 @@ def test_there_is_no_restart_after_a_signal_whatever_the_program_makes_of_it(tmp
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_launcher_that_is_not_there_is_a_bad_input():
+def test_missing_launcher_is_an_input_error():
     with pytest.raises(InputError, match="no-such-mpirun: it cannot be started"):
         supervise(["no-such-mpirun", "x"], 1, lambda: 0, lambda: False, print, launches=True)

@@ -1,4 +1,4 @@
-"""One job at a time in a directory, whatever has become of the one before."""
+"""Tests of the lock, which admits one job at a time to a directory."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import time
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.storage import lock
-from hpcfwi.storage.lock import NAME, locked
+from hpcfwi.run import directory
+from hpcfwi.run.directory import NAME, locked
 from tests.ranks import make_env
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
 from hpcfwi.errors import InputError
-from hpcfwi.storage import lock
+from hpcfwi.run import directory
 
 def no_locks(*_):
     raise OSError(38, "Function not implemented")
 
-directory, mode = sys.argv[1:]
+place, mode = sys.argv[1:]
 if mode == "lease":
-    lock.fcntl.lockf = no_locks
-    lock.COUNT_PAUSE, lock.HOLDER_WAIT, lock.RIVAL_WAIT = 0.1, 1.5, 0.5
+    directory.fcntl.lockf = no_locks
+    directory.COUNT_PAUSE, directory.HOLDER_WAIT, directory.RIVAL_WAIT = 0.1, 1.5, 0.5
 try:
-    with lock.locked(Path(directory)):
-        child = os.fork()  # an orphan holds nothing
+    with directory.locked(Path(place)):
+        child = os.fork()  # a child must not keep the lock
         if child:
             print("held by", os.getpid(), child, flush=True)
         time.sleep(60)
@@ -46,7 +46,7 @@ def no_locks(*_):
 
 
 class Job:
-    """A process that takes the directory and keeps it; what it says is in `words`."""
+    """A process that takes the lock of a directory and keeps it."""
 
     def __init__(self, directory, mode):
         self.process = subprocess.Popen(
@@ -85,12 +85,12 @@ def start(tmp_path):
 
 
 def assert_refused(words, directory, holder):
-    assert words.startswith(f"{directory}: another job is at work")
+    assert words.startswith(f"{directory}: another job is using this directory")
     assert f"pid {holder.process.pid} on {socket.gethostname()} since 20" in words
     assert "--output" in words
 
 
-def test_the_second_is_told_who_holds_it_and_a_killed_one_holds_it_no_more(tmp_path, start):
+def test_second_job_is_refused_with_the_holder_until_the_holder_dies(tmp_path, start):
     first = start("lock")
     assert first.says().startswith("held")
     assert_refused(start("lock").says(), tmp_path, first)
@@ -104,7 +104,7 @@ def test_the_second_is_told_who_holds_it_and_a_killed_one_holds_it_no_more(tmp_p
     assert f"pid {os.getpid()} on" in refused
 
 
-def test_what_was_given_back_can_be_taken_again_and_names_nobody(tmp_path):
+def test_released_lock_can_be_taken_again_and_names_no_holder(tmp_path):
     for _ in range(2):
         with locked(tmp_path):
             pass
@@ -113,9 +113,9 @@ def test_what_was_given_back_can_be_taken_again_and_names_nobody(tmp_path):
 
 @pytest.mark.parametrize("has_locks", [True, False])
 @pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to"])
-def test_nothing_is_written_through_a_planted_link(tmp_path, monkeypatch, plant, has_locks):
+def test_lock_does_not_write_through_a_planted_link(tmp_path, monkeypatch, plant, has_locks):
     if not has_locks:
-        monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
+        monkeypatch.setattr(directory.fcntl, "lockf", no_locks)
     precious = tmp_path / "precious"
     precious.write_text("precious")
     getattr(tmp_path / NAME, plant)(precious)
@@ -124,8 +124,8 @@ def test_nothing_is_written_through_a_planted_link(tmp_path, monkeypatch, plant,
     assert precious.read_text() == "precious"
 
 
-def test_nothing_is_read_through_a_link_that_is_planted_while_it_is_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.fcntl, "lockf", no_locks)
+def test_waiting_job_does_not_read_a_link_planted_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory.fcntl, "lockf", no_locks)
     path, secret = tmp_path / NAME, tmp_path / "secret"
     path.write_text("0000000001 another job")
     secret.write_text("0000000002 secret")
@@ -134,19 +134,19 @@ def test_nothing_is_read_through_a_link_that_is_planted_while_it_is_watched(tmp_
         path.unlink()
         path.symlink_to(secret)
 
-    monkeypatch.setattr(lock.time, "sleep", sleep)
+    monkeypatch.setattr(directory.time, "sleep", sleep)
     with pytest.raises(InputError, match="symbolic link") as refusal, locked(tmp_path):
         pass
     assert "secret" not in str(refusal.value)
 
 
-def test_an_exception_gives_it_back(tmp_path, start):
+def test_exception_releases_the_lock(tmp_path, start):
     with pytest.raises(ArithmeticError), locked(tmp_path):
         raise ArithmeticError
     assert start("lock").says().startswith("held")
 
 
-def test_where_there_are_no_locks_a_living_holder_is_known_by_its_counting(tmp_path, start):
+def test_holder_without_file_locks_is_recognised_by_its_counter(tmp_path, start):
     first = start("lease")
     assert first.says().startswith("held")
     assert_refused(start("lease").says(), tmp_path, first)
@@ -154,7 +154,7 @@ def test_where_there_are_no_locks_a_living_holder_is_known_by_its_counting(tmp_p
     assert start("lease").says().startswith("held")
 
 
-def test_where_there_are_no_locks_only_one_of_several_that_come_at_once_has_it(start):
+def test_one_of_several_simultaneous_jobs_holds_without_file_locks(start):
     said = [job.says() for job in [start("lease") for _ in range(3)]]
     assert sum(words.startswith("held") for words in said) == 1
     assert sum("another job" in words for words in said) == 2

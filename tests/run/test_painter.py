@@ -1,13 +1,15 @@
+"""Tests of the painter, a thread that draws figures."""
+
 import threading
 
 import pytest
 
 from hpcfwi.report.log import start_log
-from hpcfwi.report.painter import WAITING, Painter
+from hpcfwi.run.recorder import WAITING, Painter
 
 
 class Easel:
-    """Draws by remembering; holds the painter up until `go` is set. Its figures are empty files."""
+    """A figure that records what is drawn and blocks the painter until `go` is set."""
 
     def __init__(self):
         self.drawn = []
@@ -24,7 +26,7 @@ class Easel:
         file.write(b"")
 
 
-def test_what_is_submitted_is_drawn_in_order_before_close_returns(tmp_path):
+def test_submitted_figures_are_drawn_in_order_before_close_returns(tmp_path):
     easel = Easel()
     easel.go.set()
     with Painter() as painter:
@@ -34,7 +36,7 @@ def test_what_is_submitted_is_drawn_in_order_before_close_returns(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
 
 
-def test_submitting_does_not_wait_for_the_drawing(tmp_path):
+def test_submit_does_not_wait_for_the_drawing(tmp_path):
     easel = Easel()
     painter = Painter()
     painter.submit(easel.draw, tmp_path / "a")
@@ -45,7 +47,7 @@ def test_submitting_does_not_wait_for_the_drawing(tmp_path):
     assert easel.drawn == [None]
 
 
-def test_a_newer_figure_for_the_same_file_replaces_the_one_that_waits(tmp_path):
+def test_newer_figure_for_the_same_file_replaces_a_waiting_one(tmp_path):
     easel = Easel()
     with Painter() as painter:
         painter.submit(easel.draw, tmp_path / "first")
@@ -56,7 +58,7 @@ def test_a_newer_figure_for_the_same_file_replaces_the_one_that_waits(tmp_path):
     assert easel.drawn == [None, 19]
 
 
-def test_of_too_many_of_a_kind_the_oldest_is_dropped_and_the_last_one_is_drawn(tmp_path):
+def test_full_queue_drops_the_oldest_figures_of_a_kind(tmp_path):
     easel, other = Easel(), Easel()
     other.go.set()
     with Painter() as painter:
@@ -70,7 +72,7 @@ def test_of_too_many_of_a_kind_the_oldest_is_dropped_and_the_last_one_is_drawn(t
     assert other.drawn == [None]
 
 
-def test_a_figure_that_cannot_be_drawn_is_a_warning_and_the_next_one_is_drawn(tmp_path, capsys):
+def test_failed_figure_gives_a_warning_and_the_next_one_is_drawn(tmp_path, capsys):
     easel = Easel()
     easel.go.set()
 
@@ -84,7 +86,7 @@ def test_a_figure_that_cannot_be_drawn_is_a_warning_and_the_next_one_is_drawn(tm
     assert easel.drawn == [None]
 
 
-def test_a_closed_painter_takes_no_more_and_closing_again_does_no_harm(tmp_path):
+def test_closed_painter_refuses_figures_and_can_be_closed_again(tmp_path):
     painter = Painter()
     painter.close()
     painter.close()
