@@ -48,6 +48,15 @@ def make_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     }
 
 
+def messages(errors: str) -> list[str]:
+    """Return the lines that hpcfwi has written to stderr, without those of the launcher.
+
+    Open MPI 5 ends its own text with a zero byte, which the next line then begins with.
+    """
+    lines = errors.replace("\0", "").splitlines()
+    return [line for line in lines if line.startswith("hpcfwi: ")]
+
+
 def run_ranks(
     n: int,
     program: str | Sequence[str],

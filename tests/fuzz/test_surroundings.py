@@ -16,7 +16,7 @@ from hpcfwi.run import records
 from hpcfwi.storage.models import read_model
 from tests.fuzz.commands import call
 from tests.inversion.examples import write_input
-from tests.ranks import make_env, run_ranks
+from tests.ranks import make_env, messages, run_ranks
 
 TINY = {
     "inversion.epochs": 2,
@@ -99,8 +99,7 @@ def test_two_ranks_refuse_a_damaged_model_with_one_message(tmp_path):
     os.truncate(tmp_path / "true.h5", 3000)
     done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=90, warm=True)
     assert done.returncode == 2
-    messages = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
-    assert len(messages) == 1
-    assert f"{tmp_path / 'true.h5'}: the HDF5 file is truncated" in messages[0]
+    (message,) = messages(done.stderr)
+    assert f"{tmp_path / 'true.h5'}: the HDF5 file is truncated" in message
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.inversion.examples import write_input
-from tests.ranks import make_env, run_ranks
+from tests.ranks import make_env, messages, run_ranks
 
 # From the second shot on, every write fails, including those of HDF5's internal tables
 PROGRAM = """
@@ -27,9 +27,9 @@ cli.main()
 
 def check(done):
     assert done.returncode == 1, done.stderr
-    messages = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
-    assert len(messages) == 1, done.stderr
-    assert "cannot be written" in messages[0]
+    told = messages(done.stderr)
+    assert len(told) == 1, done.stderr
+    assert "cannot be written" in told[0]
     assert "Segmentation" not in done.stderr
 
 

@@ -16,7 +16,7 @@ import pytest
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.restarts import Headway, measure_headway
 from tests.inversion.examples import write_input
-from tests.ranks import ROOT, make_env, run_ranks, warm_python
+from tests.ranks import ROOT, make_env, messages, run_ranks, warm_python
 
 RUN = ["-m", "hpcfwi", "run"]
 EPOCHS = 40  # several seconds, so that the kill comes before the end
@@ -180,6 +180,5 @@ def test_launcher_that_returns_0_without_running_anything_has_failed(tmp_path):
 def test_restarts_under_mpirun_are_refused_with_one_message():
     done = run_ranks(2, [*RUN, "inputs/small.toml", "--restarts", "3"], warm=True)
     assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if line.startswith("hpcfwi: ")]
-    assert len(said) == 1
-    assert "`hpcfwi run inputs/small.toml --restarts 3 --launch 'mpirun -n 4'`" in said[0]
+    (message,) = messages(done.stderr)
+    assert "`hpcfwi run inputs/small.toml --restarts 3 --launch 'mpirun -n 4'`" in message

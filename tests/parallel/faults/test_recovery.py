@@ -13,7 +13,7 @@ import torch
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import Salvage, raise_if_rank_failed, retry_after_death
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
-from tests.ranks import long_form, run_ranks
+from tests.ranks import long_form, messages, run_ranks
 
 PROGRAM = ["-m", "tests.parallel.programs"]
 PATIENCE = 90.0  # s, after which ranks are assumed to hang
@@ -33,10 +33,6 @@ def run_on_ranks():
         return run_ranks(n, [*PROGRAM, program], {**env, **more}, PATIENCE, launcher, warm)
 
     return run
-
-
-def messages(errors: str) -> list[str]:
-    return [line for line in errors.splitlines() if line.startswith("hpcfwi: ")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hpcfwi.errors import InputError, InversionFailure, StepFailure, Stopped
 from hpcfwi.parallel import launch as start_of_ranks
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import exit_code, run_guarded
-from tests.ranks import make_env, run_ranks, warm_python
+from tests.ranks import make_env, messages, run_ranks, warm_python
 
 PROGRAM = ["-m", "tests.parallel.programs"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -52,11 +52,6 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
             process.kill()
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-
-def messages(errors: str) -> list[str]:
-    """Return the lines that hpcfwi has written, without those of the launcher."""
-    return [line for line in errors.splitlines() if line.startswith("hpcfwi: ")]
 
 
 @pytest.mark.parametrize(
