@@ -1,7 +1,14 @@
 """Compare the speed of `hpcfwi.wave` with Deepwave's `scalar` on the same CPU cores.
 
-docs/performance.md publishes the ratios. Both programs run in this process, in turn, so that other
-load on the machine affects both; a ratio is the median of the ratios within each repetition. Peaks
+    pip install '.[deepwave,devito]'
+    python benchmarks/engines.py --output benchmarks/results/engines_MACHINE_DATE.json
+    python benchmarks/engines.py --long --output benchmarks/results/long_MACHINE_DATE.json
+
+With `--long`, forward simulations of records in which the wave fills the grid are compared with
+Deepwave and Devito, on one thread. Devito needs a C compiler.
+
+docs/performance.md publishes the ratios. The programs run in this process, in turn, so that other
+load on the machine affects all; a ratio is the median of the ratios within each repetition. Peaks
 of memory are measured in separate processes. All simulations are in single precision, and sizes
 include boundaries. `hpcfwi bench` compares the engines of a user's machine with smaller shots.
 """
@@ -13,13 +20,16 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -65,6 +75,14 @@ SIZES = (
     Size((2000, 2000), shots=1, steps=300),
     Size((150, 150, 150), shots=1, steps=200),
 )
+
+# Records in which the wave fills the grid, from a source in its middle.
+LONG = tuple(
+    Size(points, 1, steps, order)
+    for points, steps in (((181, 721), 3000), ((431, 1231), 3000), ((200, 200, 200), 200))
+    for order in (4, 8)
+)
+COPIED = 2**26  # numbers of an array that is copied to measure the rate of the memory
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,76 @@ def run_theirs(shots: Shots, case: Case) -> Tensor:
     (0.5 * traces.square().sum()).backward()  # type: ignore[no-untyped-call]
     assert vp.grad is not None
     return vp.grad
+
+
+def prepare_devito(shots: Shots) -> Callable[[], object]:
+    """Return a function that simulates a shot with Devito, compiled for one thread.
+
+    Its boundary has as many cells as ours, with plain damping in place of a CPML.
+    """
+    import devito
+
+    devito.configuration["language"] = "C"
+    devito.configuration["log-level"] = "ERROR"
+    points = tuple(n + 2 * BOUNDARY for n in shots.vp.shape)
+    grid = devito.Grid(points, extent=[SPACING * (n - 1) for n in points], dtype=np.float32)
+    p = devito.TimeFunction(name="p", grid=grid, time_order=2, space_order=shots.order)
+    slowness, damping = (
+        devito.Function(name=name, grid=grid, space_order=shots.order) for name in ("m", "d")
+    )
+    slowness.data[:] = np.pad(shots.vp.numpy(), BOUNDARY, mode="edge") ** -2.0
+    # s/m^2; it is zero in the model, and its strength does not change the speed.
+    damping.data[:] = 1e-5 * (np.pad(np.ones(shots.vp.shape), BOUNDARY) == 0)
+    steps = shots.wavelet.numel()
+
+    def points_at(name: str, places: Tensor) -> devito.SparseTimeFunction:
+        where = SPACING * (places.numpy() + BOUNDARY)
+        return devito.SparseTimeFunction(
+            name=name, grid=grid, npoint=len(where), nt=steps, coordinates=where
+        )
+
+    source, receivers = points_at("s", shots.sources), points_at("r", shots.receivers)
+    source.data[:] = shots.wavelet.numpy()[:, None]
+    equation = slowness * p.dt2 - p.laplace + damping * p.dt
+    update = devito.Eq(p.forward, devito.solve(equation, p.forward))
+    injected = source.inject(p.forward, expr=source * DT**2 / (slowness * SPACING ** len(points)))
+    operator = devito.Operator([update, injected, receivers.interpolate(p)])
+
+    def simulate() -> object:
+        p.data[:] = 0
+        return operator.apply(time_M=steps - 2, dt=DT)
+
+    return simulate
+
+
+def compare_long(size: Size, repetitions: int) -> dict[str, object]:
+    """Return the median seconds of the three programs, and the ratios to ours."""
+    shots = size.make()
+    middle = torch.tensor([[n // 2 for n in shots.vp.shape]])
+    shots = replace(shots, sources=middle)
+    works: dict[str, Callable[[], object]] = {
+        "ours": partial(shots.run, False, engine="cpu"),
+        "devito": prepare_devito(shots),
+        "deepwave": partial(run_theirs, shots, Case("forward", False, 1)),
+    }
+    seconds = time_in_turns(works, repetitions)
+    return {
+        "size": asdict(size),
+        "updates": shots.updates,
+        "seconds": {name: statistics.median(some) for name, some in seconds.items()},
+        "ratios": {name: median_ratio(some, seconds["ours"]) for name, some in seconds.items()},
+    }
+
+
+def measure_copying() -> float:
+    """Return the bytes a second that one thread reads and writes when it copies an array."""
+    source, target = np.zeros(COPIED, np.float32), np.empty(COPIED, np.float32)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - start)
+    return 2 * source.nbytes / best
 
 
 def choose_works(shots: Shots, case: Case, interval: int) -> dict[str, Callable[[], object]]:
@@ -187,10 +275,29 @@ def show(timings: list[Timing], peaks: dict[str, int], console: Console) -> None
     )
 
 
+def run_long(repetitions: int, output: Path | None) -> None:
+    """Compare long records on one thread, and print the results."""
+    torch.set_num_threads(1)
+    console, timings = Console(), []
+    for size in LONG:
+        with console.status(f"{size}"):
+            timings.append(compare_long(size, repetitions))
+        console.print(timings[-1])
+    if output is not None:
+        numbers = {
+            "machine": {**describe_machine(1), "devito": version("devito")},
+            "repetitions": repetitions,
+            "copying": measure_copying(),
+            "timings": timings,
+        }
+        output.write_text(json.dumps(numbers, indent=2) + "\n")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--long", action="store_true", help="long records, with Devito, one thread")
     parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
     parser.add_argument("--peak", choices=("ours", "theirs"), help="print a peak in bytes, no more")
     return parser.parse_args()
@@ -201,6 +308,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if arguments.peak:
         print_peak(arguments.peak)
+        return
+    if arguments.long:
+        run_long(arguments.repetitions, arguments.output)
         return
     console, timings = Console(), []
     for size in SIZES:

@@ -2,8 +2,9 @@
 
     python benchmarks/report.py
 
-The newest file of each kind is used: `bench_*.json` of `hpcfwi bench`, `engines_*.json` of
-`engines.py`, `gpu_*.json` of `gpu.py` and, for docs/cluster.md, `scale_*.json` of `scale.py`.
+The newest file of each kind is used: `bench_*.json` of `hpcfwi bench`, `engines_*.json`
+and `long_*.json` of `engines.py`, `gpu_*.json` of `gpu.py` and, for docs/cluster.md,
+`scale_*.json` of `scale.py`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ the load average of the machine."""
 
 def make_page(results: Path) -> str:
     """Return the text of docs/performance.md, from the newest result of each kind in a folder."""
-    bench, engines, gpu = (newest(results, kind) for kind in ("bench", "engines", "gpu"))
+    kinds = ("bench", "engines", "long", "gpu")
+    bench, engines, long, gpu = (newest(results, kind) for kind in kinds)
     parts = [HEAD]
     if bench is not None:
         parts += _bench(bench)
     if engines is not None:
         parts += _engines(engines)
+    if long is not None:
+        parts += _long(long)
     parts += _gpu(gpu)
     return "\n\n".join(parts) + "\n"
 
@@ -149,6 +153,35 @@ def _engines(numbers: dict[str, Any]) -> Iterator[str]:
                 f"{t['ours']:.2f}",
                 f"{t['theirs']:.2f}",
                 f"{t['ratio']:.1f}",
+            )
+            for t in numbers["timings"]
+        ],
+    )
+
+
+def _long(numbers: dict[str, Any]) -> Iterator[str]:
+    yield "## Where the wave fills the grid"
+    machine = numbers["machine"]
+    yield (
+        f"{_machine(numbers)} Devito {machine['devito']}, Deepwave {machine['deepwave']}. Forward "
+        "simulations of one shot in float32 on one thread, from a source in the middle of the "
+        "grid. The points include the boundaries of 20 cells: a CPML in hpcfwi and Deepwave, "
+        f"plain damping in Devito. A copy moves {numbers['copying'] / 1e9:.0f} GB/s; an update "
+        "moves at least 16 bytes. Measured by `benchmarks/engines.py --long`."
+    )
+    programs = {"ours": "hpcfwi", "devito": "Devito", "deepwave": "Deepwave"}
+    yield _table(
+        (
+            *("points", "steps", "order", *(f"{name}, s" for name in programs.values())),
+            *("million updates/s", "Devito / hpcfwi", "Deepwave / hpcfwi"),
+        ),
+        [
+            (
+                _short(t["size"]["points"]),
+                *(t["size"][key] for key in ("steps", "order")),
+                *(f"{t['seconds'][name]:.2f}" for name in programs),
+                f"{t['updates'] / t['seconds']['ours'] / 1e6:.0f}",
+                *(f"{t['ratios'][name]:.2f}" for name in ("devito", "deepwave")),
             )
             for t in numbers["timings"]
         ],
