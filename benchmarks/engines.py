@@ -5,7 +5,8 @@
     python benchmarks/engines.py --long --output benchmarks/results/long_MACHINE_DATE.json
 
 With `--long`, forward simulations of records in which the wave fills the grid are compared with
-Deepwave and Devito, on one thread. Devito needs a C compiler.
+Deepwave and Devito, on one thread. Devito needs a C compiler, and an environment of its
+own, because it brings a package named `benchmarks`, which hides this folder from the tests.
 
 docs/performance.md publishes the ratios. The programs run in this process, in turn, so that other
 load on the machine affects all; a ratio is the median of the ratios within each repetition. Peaks
@@ -197,7 +198,7 @@ def compare_long(size: Size, repetitions: int) -> dict[str, object]:
 
 def measure_copying() -> float:
     """Return the bytes a second that one thread reads and writes when it copies an array."""
-    source, target = np.zeros(COPIED, np.float32), np.empty(COPIED, np.float32)
+    source, target = np.ones(COPIED, np.float32), np.empty(COPIED, np.float32)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()

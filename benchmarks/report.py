@@ -164,10 +164,11 @@ def _long(numbers: dict[str, Any]) -> Iterator[str]:
     machine = numbers["machine"]
     yield (
         f"{_machine(numbers)} Devito {machine['devito']}, Deepwave {machine['deepwave']}. Forward "
-        "simulations of one shot in float32 on one thread, from a source in the middle of the "
-        "grid. The points include the boundaries of 20 cells: a CPML in hpcfwi and Deepwave, "
-        f"plain damping in Devito. A copy moves {numbers['copying'] / 1e9:.0f} GB/s; an update "
-        "moves at least 16 bytes. Measured by `benchmarks/engines.py --long`."
+        "simulations of one shot in float32, from a source in the middle of the grid, parts of "
+        "which are at rest only at the beginning. The points include the boundaries of 20 cells: "
+        "a CPML in hpcfwi and Deepwave, plain damping in Devito. A copy moves "
+        f"{numbers['copying'] / 1e9:.0f} GB/s; an update moves at least 16 bytes. Measured by "
+        "`benchmarks/engines.py --long`."
     )
     programs = {"ours": "hpcfwi", "devito": "Devito", "deepwave": "Deepwave"}
     yield _table(
@@ -212,7 +213,8 @@ def _gpu(numbers: dict[str, Any] | None) -> Iterator[str]:
 
 def _machine(numbers: dict[str, Any]) -> str:
     machine = numbers["machine"]
-    where = f"{machine['cpu']}, {machine['threads']} threads"
+    threads = machine["threads"]
+    where = f"{machine['cpu']}, {threads} {'thread' if threads == 1 else 'threads'}"
     load = f", load {machine['load'][0]:g}" if "load" in machine else ""
     versions = ", ".join(f"{p} {machine[p]}" for p in ("hpcfwi", "torch") if machine.get(p))
     return f"{where}{load}; {versions}; {machine['date'][:10]}."
