@@ -5,8 +5,8 @@
     python benchmarks/engines.py --long --output benchmarks/results/long_MACHINE_DATE.json
 
 With `--long`, forward simulations of records in which the wave fills the grid are compared with
-Deepwave and Devito, on one thread. Devito needs a C compiler, and an environment of its
-own, because it brings a package named `benchmarks`, which hides this folder from the tests.
+Deepwave and Devito, on one thread. Devito needs a C compiler, and a virtual environment without
+the tests, because it brings a package named `benchmarks`, which hides this folder from them.
 
 docs/performance.md publishes the ratios. The programs run in this process, in turn, so that other
 load on the machine affects all; a ratio is the median of the ratios within each repetition. Peaks
@@ -149,10 +149,10 @@ def prepare_devito(shots: Shots) -> Callable[[], object]:
     points = tuple(n + 2 * BOUNDARY for n in shots.vp.shape)
     grid = devito.Grid(points, extent=[SPACING * (n - 1) for n in points], dtype=np.float32)
     p = devito.TimeFunction(name="p", grid=grid, time_order=2, space_order=shots.order)
-    slowness, damping = (
+    squared_slowness, damping = (
         devito.Function(name=name, grid=grid, space_order=shots.order) for name in ("m", "d")
     )
-    slowness.data[:] = np.pad(shots.vp.numpy(), BOUNDARY, mode="edge") ** -2.0
+    squared_slowness.data[:] = np.pad(shots.vp.numpy(), BOUNDARY, mode="edge") ** -2.0
     # s/m^2; it is zero in the model, and its strength does not change the speed.
     damping.data[:] = 1e-5 * (np.pad(np.ones(shots.vp.shape), BOUNDARY) == 0)
     steps = shots.wavelet.numel()
@@ -165,9 +165,10 @@ def prepare_devito(shots: Shots) -> Callable[[], object]:
 
     source, receivers = points_at("s", shots.sources), points_at("r", shots.receivers)
     source.data[:] = shots.wavelet.numpy()[:, None]
-    equation = slowness * p.dt2 - p.laplace + damping * p.dt
+    equation = squared_slowness * p.dt2 - p.laplace + damping * p.dt
     update = devito.Eq(p.forward, devito.solve(equation, p.forward))
-    injected = source.inject(p.forward, expr=source * DT**2 / (slowness * SPACING ** len(points)))
+    emitted = source * DT**2 / (squared_slowness * SPACING ** len(points))
+    injected = source.inject(p.forward, expr=emitted)
     operator = devito.Operator([update, injected, receivers.interpolate(p)])
 
     def simulate() -> object:

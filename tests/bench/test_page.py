@@ -53,6 +53,24 @@ def test_newest_result_of_each_kind_is_used(tmp_path):
     assert report.newest(tmp_path, "gpu") is None
 
 
+def test_performance_page_compares_long_records_with_devito(tmp_path):
+    programs = ("ours", "devito", "deepwave")
+    timing = {
+        "size": {"points": [181, 721], "shots": 1, "steps": 3000, "order": 8},
+        "updates": 4e8,
+        "seconds": dict(zip(programs, (0.5, 0.6, 0.9), strict=True)),
+        "ratios": dict(zip(programs, (1.0, 1.25, 1.75), strict=True)),
+    }
+    machine = {"cpu": "A CPU", "threads": 1, "date": "2026-11-27T14:00", "hpcfwi": "0.1.0"}
+    versions = {"devito": "4.8", "deepwave": "0.1"}
+    numbers = {"machine": machine | versions, "copying": 2.5e10, "timings": [timing]}
+    (tmp_path / "long_machine.json").write_text(json.dumps(numbers))
+    page = report.make_page(tmp_path)
+    assert "A CPU, 1 thread; hpcfwi 0.1.0; 2026-11-27. Devito 4.8, Deepwave 0.1." in page
+    assert "A copy moves 25 GB/s" in page
+    assert "| 181 x 721 | 3000 | 8 | 0.50 | 0.60 | 0.90 | 800 | 1.25 | 1.75 |" in page
+
+
 def test_performance_page_has_a_section_only_for_a_measured_gpu(tmp_path):
     assert "No card has been measured yet" in report.make_page(tmp_path)
     speed = {"shape": [141, 681], "order": 4, "what": "forward", "seconds": 0.5, "updates": 9e4}
