@@ -195,18 +195,50 @@ def _gpu(numbers: dict[str, Any] | None) -> Iterator[str]:
         yield "No card has been measured yet. [How to measure one](gpu.md) has its own page."
         return
     yield (
-        f"{numbers['card']}, torch {numbers['torch']}, {numbers['date'][:10]}; a copy on the card "
-        f"moves {numbers['copy'] / 1e9:.0f} GB/s. Measured by `benchmarks/gpu.py`."
+        f"{numbers['card']}, torch {numbers['torch']}, Triton {numbers['triton']}, "
+        f"{numbers['date'][:10]}. Simulations of a batch of shots in float32, measured by "
+        "`benchmarks/gpu.py` ([the cases](gpu.md)). A copy on the card moves "
+        f"{numbers['copy'] / 1e9:.0f} GB/s; the share is that of the bytes that an update has to "
+        "move, including absorbing cells, in the time that it takes. A gradient is named by its "
+        "history."
     )
-    if numbers["speeds"]:
-        yield _columns(numbers["speeds"])
+    if numbers["deepwave"]:
+        yield (
+            f"Deepwave is version {numbers['deepwave']}; its gradients store the field at about "
+            "the same steps, in full. Seconds of each program, and their ratio:"
+        )
+    seconds = {(_short(s["shape"]), s["order"], s["what"]): s for s in numbers["speeds"]}
+    rows = []
+    for (points, order, what), ours in seconds.items():
+        kind = what.split(",")[0]
+        theirs = seconds.get((points, order, f"{kind}, Deepwave"))
+        if ours is not theirs:
+            rows.append(
+                {
+                    "points": points,
+                    "order": order,
+                    "case": what,
+                    "seconds": ours["seconds"],
+                    "billion updates/s": f"{ours['updates'] / 1e3:.1f}",
+                    "share": f"{ours['of_floor']:.0%}",
+                    "Deepwave, s": theirs["seconds"] if theirs else "",
+                    "ratio": f"{theirs['seconds'] / ours['seconds']:.1f}" if theirs else "",
+                }
+            )
+    if rows:
+        yield _columns(rows)
     if "kernels" in numbers:
-        rows = [{"way": way, **times} for way, times in numbers["kernels"].items()]
-        names = sorted({name for row in rows for name in row if name != "way"})
-        yield "Milliseconds of each kernel in a step at 512^3, one after the other:"
-        yield _columns([{"way": r["way"], **{n: r.get(n, 0.0) for n in names}} for r in rows])
+        names = sorted({name for times in numbers["kernels"].values() for name in times})
+        yield "Milliseconds of each kernel in a step at 512 x 512 x 512, one after the other:"
+        yield _columns(
+            [
+                {"step": way, **{name: times.get(name, "") for name in names}}
+                for way, times in numbers["kernels"].items()
+            ]
+        )
     if numbers["memory"]:
-        yield _columns([{"what": k, "MB": v} for k, v in numbers["memory"].items()])
+        yield "Memory of one shot on 281 x 1361 points, with 4000 steps:"
+        yield _columns([{"history": k, "MB": f"{v:.0f}"} for k, v in numbers["memory"].items()])
     if numbers["left_out"]:
         yield "Left out: " + "; ".join(numbers["left_out"]) + "."
 

@@ -73,13 +73,17 @@ def test_performance_page_compares_long_records_with_devito(tmp_path):
 
 def test_performance_page_has_a_section_only_for_a_measured_gpu(tmp_path):
     assert "No card has been measured yet" in report.make_page(tmp_path)
-    speed = {"shape": [141, 681], "order": 4, "what": "forward", "seconds": 0.5, "updates": 9e4}
+    speed = {"shape": [141, 681], "order": 4, "updates": 9e4, "of_floor": 0.625}
+    ours = {**speed, "what": "gradient, snapshots full", "seconds": 0.5}
+    theirs = {**speed, "what": "gradient, Deepwave", "seconds": 0.75}
     numbers = {
         "card": "A card",
         "date": "2026-11-21",
         "torch": "2.6",
+        "triton": "3.4",
+        "deepwave": "0.1",
         "copy": 2.0e12,
-        "speeds": [speed],
+        "speeds": [ours, theirs],
         "memory": {"snapshots": 50.0},
         "left_out": [],
     }
@@ -91,5 +95,6 @@ def test_performance_page_has_a_section_only_for_a_measured_gpu(tmp_path):
     assert "No card" not in page
     assert "A card" in page
     assert "2000 GB/s" in page
-    assert "| 141 x 681 | 4 | forward | 0.5 | 9e+04 |" in page
+    assert "Deepwave is version 0.1" in page
+    assert "| 141 x 681 | 4 | gradient, snapshots full | 0.5 | 90.0 | 62% | 0.75 | 1.5 |" in page
     assert "| snapshots | 50 |" in page

@@ -89,25 +89,12 @@ class Tile:
         return self.z, self.y, self.x
 
 
-# The first tile of each list is the default where nothing has been timed. In two dimensions, a
-# thread has four cells, or two: more cells take so many registers that too few warps remain to hide
-# the latency of the memory. In three dimensions, the planes of a tile are computed one after the
-# other, with two or four cells of each plane per thread.
+# The first tile of each list is the default where nothing has been timed. A program computes the
+# planes (in 2-D, the rows) of a tile one after the other, with one or two cells of each plane per
+# thread: more cells take so many registers that too few warps remain to hide the memory's latency.
 CANDIDATES = {
-    2: (
-        Tile(8, 1, 128, 8),
-        Tile(4, 1, 256, 8),
-        Tile(16, 1, 64, 8),
-        Tile(4, 1, 128, 4),
-        Tile(4, 1, 128, 8),
-    ),
-    3: (
-        Tile(32, 8, 64, 8),
-        Tile(32, 16, 32, 4),
-        Tile(32, 16, 64, 8),
-        Tile(64, 16, 64, 16),
-        Tile(16, 8, 64, 8),
-    ),
+    2: (Tile(8, 1, 128, 4), Tile(8, 1, 64, 2), Tile(8, 1, 256, 8), Tile(32, 1, 128, 4)),
+    3: (Tile(32, 8, 32, 8), Tile(16, 8, 32, 8), Tile(32, 16, 64, 16), Tile(32, 8, 32, 4)),
 }
 
 

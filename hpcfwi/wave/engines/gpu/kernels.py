@@ -22,14 +22,23 @@ from hpcfwi.wave.engines.gpu.layout import ALIGNMENT, KEPT
 
 
 @triton.jit
+def load_weights(weights, RADIUS: tl.constexpr):
+    """Return the weights 1 to RADIUS of a second difference, as a tuple."""
+    loaded = (tl.load(weights + 1),)
+    for m in tl.static_range(2, RADIUS + 1):
+        loaded = loaded + (tl.load(weights + m),)  # type: ignore[assignment]  # noqa: RUF005
+    return loaded
+
+
+@triton.jit
 def symmetric(at, stride, weights, RADIUS: tl.constexpr):
-    """Return the sum over m of weights[m] times the values m cells before and after `at`.
+    """Return the sum over m of weights[m - 1] times the values m cells before and after `at`.
 
     m: from 1 to RADIUS; at: pointers to cells; stride: distance between neighbours.
     """
-    total = tl.load(weights + 1) * (tl.load(at - stride) + tl.load(at + stride))
+    total = weights[0] * (tl.load(at - stride) + tl.load(at + stride))
     for m in tl.static_range(2, RADIUS + 1):
-        total += tl.load(weights + m) * (tl.load(at - m * stride) + tl.load(at + m * stride))
+        total += weights[m - 1] * (tl.load(at - m * stride) + tl.load(at + m * stride))
     return total
 
 
@@ -51,15 +60,6 @@ def centre_of(weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
     if NDIM == 3:
         centre += tl.load(weights + (2 * RADIUS + 1))
     return centre
-
-
-@triton.jit
-def laplacian(at, p, stride_z, stride_y, weights, NDIM: tl.constexpr, RADIUS: tl.constexpr):
-    """Return the sum of the second differences at the pointers `at`, whose values are p."""
-    total = centre_of(weights, NDIM, RADIUS) * p + symmetric(at, stride_z, weights, RADIUS)
-    if NDIM == 3:
-        total += symmetric(at, stride_y, weights + (2 * RADIUS + 1), RADIUS)
-    return total + symmetric(at, 1, weights + 2 * (2 * RADIUS + 1), RADIUS)
 
 
 @triton.jit
@@ -290,8 +290,8 @@ def advance(
     """Replace `new`, the field before `cur`, by the field after `cur`, without sources.
 
     lo, hi: first cell along each axis, and the one after the last; KEEP: if True, the second
-    derivatives are stored in u (slot, shot, cell), in the slot of this step. In three dimensions,
-    the planes of a tile are computed one after the other, with the neighbouring planes in
+    derivatives are stored in u (slot, shot, cell), in the slot of this step. The planes of a tile
+    (in two dimensions, its rows) are computed one after the other, with the neighbouring planes in
     registers. Lanes outside the cells of a tile repeat the computation of the nearest cell, and
     store nothing. Grid: (tiles * shots,); the shot is the fastest index, so that programs of the
     same tile find v2dt2 in the cache.
@@ -307,50 +307,41 @@ def advance(
     if KEEP:
         u += (slot_of(clock, at, interval, slots).to(tl.int64) * shots + shot) * size
 
-    x_lane = x_0 + tl.arange(0, TILE_X)[None, :]
+    # A block of one dimension, in which x varies fastest. In a block of two dimensions, Triton
+    # orders the lanes along y, because the limits on x hide that x is contiguous in memory.
+    lane = tl.arange(0, TILE_Y * TILE_X)
+    x_lane = x_0 + lane % TILE_X
+    y_lane = y_0 + lane // TILE_X
     x = tl.minimum(tl.maximum(x_lane, lo_x), hi_x - 1)
-    inside = (x_lane >= lo_x) & (x_lane < hi_x)
-    if NDIM == 2:
-        z_lane = z_0 + tl.arange(0, TILE_Z)[:, None]
-        z = tl.minimum(z_lane, hi_z - 1)
-        inside = inside & (z_lane < hi_z)
-        cell = origin + z * stride_z + x
+    y = tl.minimum(y_lane, hi_y - 1)
+    inside = (x_lane >= lo_x) & (x_lane < hi_x) & (y_lane < hi_y)
+    cell = origin + z_0 * stride_z + y * stride_y + x
+    centre = centre_of(weights, NDIM, RADIUS)
+    z_weights = load_weights(weights, RADIUS)
+    if NDIM == 3:
+        y_weights = load_weights(weights + (2 * RADIUS + 1), RADIUS)
+    x_weights = load_weights(weights + 2 * (2 * RADIUS + 1), RADIUS)
+    # Triton can concatenate tuples, but not unpack them.
+    planes = (tl.load(cur + (cell - RADIUS * stride_z)),)
+    for m in tl.static_range(1, 2 * RADIUS):
+        planes = planes + (tl.load(cur + (cell + (m - RADIUS) * stride_z)),)  # type: ignore[assignment]  # noqa: RUF005
+    for z in range(z_0, tl.minimum(z_0 + TILE_Z, hi_z)):
         before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
-        p = tl.load(cur + cell)
-        total = laplacian(cur + cell, p, stride_z, stride_y, weights, NDIM, RADIUS)
+        here = cur + cell
+        planes = planes + (tl.load(here + RADIUS * stride_z),)  # type: ignore[assignment]  # noqa: RUF005
+        p = planes[RADIUS]
+        column = z_weights[0] * (planes[RADIUS - 1] + planes[RADIUS + 1])
+        for m in tl.static_range(2, RADIUS + 1):
+            column += z_weights[m - 1] * (planes[RADIUS - m] + planes[RADIUS + m])
+        total = centre * p + column
+        if NDIM == 3:
+            total += symmetric(here, stride_y, y_weights, RADIUS)
+        total += symmetric(here, 1, x_weights, RADIUS)
         if KEEP:
             tl.store(u + cell, total, inside)
         store_next(new, before, p, speed, total, cell, z, inside, stride_z, RADIUS, FREE_SURFACE)
-    else:
-        y_lane = y_0 + tl.arange(0, TILE_Y)[:, None]
-        y = tl.minimum(y_lane, hi_y - 1)
-        inside = inside & (y_lane < hi_y)
-        cell = origin + z_0 * stride_z + y * stride_y + x
-        centre = centre_of(weights, NDIM, RADIUS)
-        y_weights = weights + (2 * RADIUS + 1)
-        x_weights = weights + 2 * (2 * RADIUS + 1)
-        # Triton can concatenate tuples, but not unpack them.
-        planes = (tl.load(cur + (cell - RADIUS * stride_z)),)
-        for m in tl.static_range(1, 2 * RADIUS):
-            planes = planes + (tl.load(cur + (cell + (m - RADIUS) * stride_z)),)  # type: ignore[assignment]  # noqa: RUF005
-        for z in range(z_0, tl.minimum(z_0 + TILE_Z, hi_z)):
-            before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
-            here = cur + cell
-            planes = planes + (tl.load(here + RADIUS * stride_z),)  # type: ignore[assignment]  # noqa: RUF005
-            p = planes[RADIUS]
-            column = tl.load(weights + 1) * (planes[RADIUS - 1] + planes[RADIUS + 1])
-            for m in tl.static_range(2, RADIUS + 1):
-                column += tl.load(weights + m) * (planes[RADIUS - m] + planes[RADIUS + m])
-            total = centre * p + column
-            total += symmetric(here, stride_y, y_weights, RADIUS)
-            total += symmetric(here, 1, x_weights, RADIUS)
-            if KEEP:
-                tl.store(u + cell, total, inside)
-            store_next(
-                new, before, p, speed, total, cell, z, inside, stride_z, RADIUS, FREE_SURFACE
-            )
-            planes = planes[1:]  # type: ignore[assignment]
-            cell += stride_z
+        planes = planes[1:]  # type: ignore[assignment]
+        cell += stride_z
 
 
 # Columns of the table of slabs, which has a row for each of the axes z, y, x.
@@ -386,13 +377,14 @@ FRAME_SIZES = [
 
 @triton.jit
 def absorb(
-    total, at, first, second, a, b, z, y, x, lo, hi, slabs, weights, inside,
+    total, p, along, first, second, a, b, z, y, x, lo, hi, slabs, weights, inside,
     AXIS: tl.constexpr, MODE: tl.constexpr, RADIUS: tl.constexpr,
 ):  # fmt: skip
     """Return total plus the absorbing terms of one axis, which reach RADIUS cells beyond its slabs.
 
-    first, second: the memory variables, which are psi and zeta forwards, and phi and the updated
-    zeta backwards. Cells further away read the memory variables of the first cell in the slabs, and
+    p: the field; along: the sum of its second difference along the axis, without offset 0; first,
+    second: the memory variables, which are psi and zeta forwards, and phi and the updated zeta
+    backwards. Cells further away read the memory variables of the first cell in the slabs, and
     add nothing.
     """
     slab = slabs + AXIS * COLUMNS
@@ -405,13 +397,13 @@ def absorb(
     else:
         c = x
     near = (c < lo) | (c >= hi)
-    along = tl.where(near, c + tl.where(c < lo, RADIUS, beyond), RADIUS)
+    shifted = tl.where(near, c + tl.where(c < lo, RADIUS, beyond), RADIUS)
     if AXIS == 0:
-        z = along
+        z = shifted
     elif AXIS == 1:
-        y = along
+        y = shifted
     else:
-        x = along
+        x = shifted
     place = (
         tl.load(slab + FIRST)
         + z * tl.load(slab + STRIDE_Z)
@@ -422,13 +414,13 @@ def absorb(
     slope = antisymmetric(first + place, step, weights, RADIUS)
     if MODE == FORWARDS:
         profile = tl.load(slab + PROFILE) + RADIUS + c
-        w = tl.load(weights) * tl.load(at)
-        w += symmetric(at, tl.load(slab + STRIDE), weights, RADIUS) + slope
+        w = tl.load(weights) * p
+        w += along + slope
         relaxed = tl.load(b + profile) * tl.load(second + place) + tl.load(a + profile) * w
         tl.store(second + place, relaxed, near & inside)
     else:
         relaxed = tl.load(weights) * tl.load(second + place)
-        relaxed += symmetric(second + place, step, weights, RADIUS)
+        relaxed += symmetric(second + place, step, load_weights(weights, RADIUS), RADIUS)
     return total + tl.where(near, slope + relaxed, 0.0)
 
 
@@ -450,38 +442,46 @@ def advance_frame(
     z_0, z_1 = tl.load(tile + BEGIN_Z), tl.load(tile + END_Z)
     y_0, y_1 = tl.load(tile + BEGIN_Y), tl.load(tile + END_Y)
     x_0, x_1 = tl.load(tile + BEGIN_X), tl.load(tile + END_X)
-    row = tl.arange(0, TILE_Z * TILE_Y)[:, None]
-    x = x_0 + tl.arange(0, TILE_X)[None, :]
-    y = y_0 + row % TILE_Y
-    z = z_0 + row // TILE_Y
+    lane = tl.arange(0, TILE_Z * TILE_Y * TILE_X)  # x varies fastest, as in `advance`
+    x = x_0 + lane % TILE_X
+    y = y_0 + lane // TILE_X % TILE_Y
+    z = z_0 + lane // (TILE_Y * TILE_X)
     inside = (z < z_1) & (y < y_1) & (x < x_1)
     x = tl.minimum(x, x_1 - 1)
     y = tl.minimum(y, y_1 - 1)
     z = tl.minimum(z, z_1 - 1)
     cell = origin + z * stride_z + y * stride_y + x
     new += shot * size
-    at_cell = cur + shot * size + cell
+    here = cur + shot * size + cell
     before, speed = tl.load(new + cell), tl.load(v2dt2 + cell)
 
-    p = tl.load(at_cell)
-    total = laplacian(at_cell, p, stride_z, stride_y, weights, NDIM, RADIUS)
+    p = tl.load(here)
+    along_z = symmetric(here, stride_z, load_weights(weights, RADIUS), RADIUS)
+    total = centre_of(weights, NDIM, RADIUS) * p + along_z
+    if NDIM == 3:
+        y_weights = load_weights(weights + (2 * RADIUS + 1), RADIUS)
+        along_y = symmetric(here, stride_y, y_weights, RADIUS)
+        total += along_y
+    x_weights = load_weights(weights + 2 * (2 * RADIUS + 1), RADIUS)
+    along_x = symmetric(here, 1, x_weights, RADIUS)
+    total += along_x
 
     first += shot * memory_size
     second += shot * memory_size
     if (z_0 < lo_z) | (z_1 > hi_z):
         total = absorb(
-            total, at_cell, first, second, a, b, z, y, x, lo_z, hi_z, slabs, weights, inside,
+            total, p, along_z, first, second, a, b, z, y, x, lo_z, hi_z, slabs, weights, inside,
             0, MODE, RADIUS,
         )  # fmt: skip
     if NDIM == 3:
         if (y_0 < lo_y) | (y_1 > hi_y):
             total = absorb(
-                total, at_cell, first, second, a, b, z, y, x, lo_y, hi_y, slabs, weights, inside,
+                total, p, along_y, first, second, a, b, z, y, x, lo_y, hi_y, slabs, weights, inside,
                 1, MODE, RADIUS,
             )  # fmt: skip
     if (x_0 < lo_x) | (x_1 > hi_x):
         total = absorb(
-            total, at_cell, first, second, a, b, z, y, x, lo_x, hi_x, slabs, weights, inside,
+            total, p, along_x, first, second, a, b, z, y, x, lo_x, hi_x, slabs, weights, inside,
             2, MODE, RADIUS,
         )  # fmt: skip
 

@@ -91,7 +91,7 @@ def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
 
     fused: multiply-adds that do not round the product; those within a correctly rounded division
     count, too. free: sums whose order, and divisions whose rounding, is left to the compiler; a
-    maximum does not depend on the order.
+    maximum does not depend on the order. strided: blocks whose lanes are not along the last axis.
     """
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
@@ -108,6 +108,7 @@ def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
         registers = re.findall(r"REG:(\d+)", run.stdout)
         fused = re.findall(r"fma\.rn\.f32", compiled.asm["ptx"])
     free = re.findall(FREE, compiled.asm["ttir"], re.DOTALL)
+    strided = re.findall(r"#ttg\.blocked<.*order = \[0, ", compiled.asm["ttgir"])
     assert spills, "the compiler does not say how many registers it spilled"
     return {
         "kernel": name,
@@ -116,6 +117,7 @@ def describe(name: str, compiled: Any, target: GPUTarget) -> dict[str, Any]:
         "shared": compiled.metadata.shared,
         "fused": len(fused),
         "free": len(free),
+        "strided": len(strided),
     }
 
 

@@ -17,7 +17,7 @@ SHARED = 64 * 1024
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_kernel_compiles_without_spills_and_fused_products(target: str) -> None:
+def test_every_kernel_compiles_without_spills_fused_products_and_strided_lanes(target: str) -> None:
     # The kernels must be compiled, not interpreted
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [*warm_python(), "-m", "tests.wave.engines.gpu.compile_kernels", target]
@@ -29,3 +29,5 @@ def test_every_kernel_compiles_without_spills_and_fused_products(target: str) ->
         # Storing a history in integer units divides by the unit, which uses fused products
         assert kernel["fused"] == 0 or kernel["kernel"].startswith("store "), kernel
         assert kernel["free"] == 0, kernel
+        # Neighbouring lanes access neighbouring cells, except in sums over the entries of a matrix
+        assert kernel["strided"] == 0 or kernel["kernel"].startswith("exchange "), kernel
