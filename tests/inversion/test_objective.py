@@ -298,7 +298,8 @@ def test_masked_trace_does_not_change_misfit_and_gradient(aperture, unheard):
         vp, batch_of(shots, more, np.concatenate([observed, padded[1]], axis=1)), simulator
     )
     assert found.failed == ()
-    assert found.misfit == alone.misfit
+    # The order of the sum over traces depends on their number.
+    assert found.misfit == pytest.approx(alone.misfit, rel=1e-14)
     assert relative(found.gradient, alone.gradient) < 1e-6
 
 

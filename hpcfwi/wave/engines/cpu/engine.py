@@ -178,7 +178,7 @@ def _each_shot(work: Callable[[int, int], None], shots: int, tables: Tables) -> 
     threads = torch.get_num_threads()
     rest = shots % threads
     alone = shots - rest
-    parts = tables.grid.planes if tables.grid.planes > 1 else tables.sides.blocks
+    parts = tables.grid.planes if tables.grid.planes > 1 else -(-tables.grid.rows // layout.BLOCK)
     together = min(max(1, parts // LEAST_SHARE), threads // rest) if rest else 1
     for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
         if len(numbers):

@@ -1,9 +1,10 @@
 """Compiled functions of the `cpu` engine: rows of the grid, points on it, and barriers of threads.
 
-The functions are written in the form that Numba compiles to efficient SIMD instructions. Each loop
-runs over one row of two-dimensional arrays with unsigned indices. It uses few arrays, because the
-compiler does not vectorize a loop if too many pairs of arrays might overlap. Stencils are tuples,
-whose length is known to the compiler, so that it unrolls the sum. Entry m of a stencil is the
+The functions are written in the form that Numba compiles to efficient SIMD instructions. Each inner
+loop runs along a row of two-dimensional arrays with unsigned indices. The arrays of a function do
+not overlap, and the compiler is told so. A function computes a block of rows, because a call passes
+dozens of numbers, which takes as long as a hundred cells. Stencils are tuples, whose length is
+known to the compiler, so that it unrolls the sum. Entry m of a stencil is the
 weight of the offsets m + 1 and -(m + 1). An axis across the rows is given by its stride, the number
 of rows between neighbours. Arrays of the size of the grid have the layout of `layout`.
 
@@ -29,10 +30,11 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import HALO, MARGIN, Box, Grid
+from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Grid
 from hpcfwi.wave.numerics import Taps
 
 # Number of times that a waiting thread reads the counter before it yields its core.
@@ -108,13 +110,37 @@ def barrier(team):
                 _give_way()
 
 
-# The compiler may fuse a multiplication and an addition, but it may not reorder sums, so that the
-# bits of a shot depend on the shot only.
-loop = njit(nogil=True, fastmath={"contract"})
+def _fuse(typing_context, a, b, c):
+    """Return a b + c, rounded once."""
+
+    def generate(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return a(a, a, a), generate
+
+
+# Products and sums are fused here only. If the compiler chose which to fuse (fastmath="contract"),
+# the bits of a shot would depend on the compilation: processes that compile and processes that load
+# from the cache would differ.
+fma: Any = intrinsic(_fuse)
+
+loop = njit(nogil=True)
 # Options of functions that are called by compiled loops only: without them, entry points for Python
 # would take a quarter of the compile time.
 _LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-within_loops = njit(nogil=True, fastmath={"contract"}, **_LOOPS_ALONE)
+within_loops = njit(nogil=True, **_LOOPS_ALONE)
+
+
+class DisjointArrays(Compiler):
+    """Numba's compiler, which is told that the arrays given to a function do not overlap."""
+
+    def define_pipelines(self):
+        self.state.flags.noalias = True
+        return super().define_pipelines()
+
+
+# Without this promise, each loop along a row begins with a check of all pairs of rows for overlap.
+over_rows = njit(nogil=True, pipeline_class=DisjointArrays, **_LOOPS_ALONE)
 
 # Indices are unsigned. The check of a signed index for a negative value, which counts from the end,
 # can keep the compiler from vectorizing the loop.
@@ -122,45 +148,50 @@ U = np.uint64
 
 
 class Cells(NamedTuple):
-    """The n cells of an array's row from column `first` on; columns include the margin."""
+    """Cells of some rows of an array: n cells of each row from column `first` on.
+
+    row, rows: first row, and number of rows; columns include the margin.
+    """
 
     row: int
+    rows: int
     first: int
     n: int
 
 
 class Place(NamedTuple):
-    """The memory variables and profiles of a row of cells in a slab.
+    """The memory variables and profiles of some rows of cells in a slab.
 
-    row: row of the memory variables; step: number of rows to the memory variables of the next place
-    along the axis; a, b: values of the CPML's profiles.
+    row: row of the memory variables of the first row; step: number of rows to the memory variables
+    of the next place along the axis; a, b: the CPML's profiles of all slabs; profile: entry of the
+    first row in them; per_row: 1 if each row has its own entry, 0 if all have the same.
     """
 
     row: int
     step: int
-    a: np.floating
-    b: np.floating
-
-
-class Ends(NamedTuple):
-    """The sides of consecutive rows of an array.
-
-    row, rows: first row, and number of rows; nx: cells of a row; width: cells of a side; left,
-    right: True if the side is in the window.
-    """
-
-    row: int
-    rows: int
-    nx: int
-    width: int
-    left: bool
-    right: bool
+    a: NDArray
+    b: NDArray
+    profile: int
+    per_row: int
 
 
 @within_loops
-def cells_of(grid, box, plane, row):
-    """Return the cells of a row of the grid that lie in the columns of a box."""
-    return Cells(grid.base + plane * grid.stride + row, box.left + MARGIN, box.right - box.left)
+def cells_of(grid, box, plane):
+    """Return the cells of a plane of the grid that lie in a box."""
+    row = grid.base + plane * grid.stride + box.top
+    return Cells(row, box.bottom - box.top, box.left + MARGIN, box.right - box.left)
+
+
+@within_loops
+def rows_of_cells(cells):
+    """Return the rows of some cells."""
+    return range(U(cells.row), U(cells.row + cells.rows))
+
+
+@within_loops
+def columns_of_cells(cells):
+    """Return the columns of some cells."""
+    return range(U(cells.first), U(cells.first + cells.n))
 
 
 @within_loops
@@ -169,204 +200,221 @@ def zero_of(array):
     return array.dtype.type(0)
 
 
-@within_loops
+@over_rows
 def advance(prev, p, v2dt2, u, cells, laplacian, far):
     """Set prev to 2 p - prev + v2dt2 times the Laplacian of p, and u to the Laplacian if not None.
 
     far: `laplacian.far`, a separate argument because Numba removes the code for a value of None
     only if the value is an argument.
     """
-    c0, stride, near, x = laplacian.c0, laplacian.stride, laplacian.near, laplacian.x
-    r = cells.row
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        second = c0 * p[r, j]
-        for m in range(len(x)):
-            if far is not None:
-                second += far[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
-            second += near[m] * (p[r - 1 - m, j] + p[r + 1 + m, j])
-            second += x[m] * (p[r, j - U(1 + m)] + p[r, j + U(1 + m)])
-        if u is not None:
-            u[r, j] = second
-        prev[r, j] = (p[r, j] + p[r, j]) - prev[r, j] + v2dt2[r, j] * second
+    c0, stride, near, x = laplacian.c0, U(laplacian.stride), laplacian.near, laplacian.x
+    for r in rows_of_cells(cells):
+        for j in columns_of_cells(cells):
+            second = c0 * p[r, j]
+            for m in range(len(x)):
+                k = U(1 + m)
+                if far is not None:
+                    second = fma(far[m], p[r - k * stride, j] + p[r + k * stride, j], second)
+                second = fma(near[m], p[r - k, j] + p[r + k, j], second)
+                second = fma(x[m], p[r, j - k] + p[r, j + k], second)
+            if u is not None:
+                u[r, j] = second
+            prev[r, j] = fma(v2dt2[r, j], second, (p[r, j] + p[r, j]) - prev[r, j])
 
 
-@within_loops
+@over_rows
 def relax(memory, f, cells, place):
     """Set memory to b memory + a f in these cells."""
-    a, b, k = place.a, place.b, place.row
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        memory[k, j] = b * memory[k, j] + a * f[cells.row, j]
+    for i in range(U(cells.rows)):
+        k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
+        a, b = place.a[profile], place.b[profile]
+        for j in columns_of_cells(cells):
+            memory[k, j] = fma(b, memory[k, j], a * f[r, j])
 
 
-@within_loops
+@over_rows
 def relax_slope(memory, f, cells, place, axis):
     """Set memory to b memory + a times the first derivative of f across the rows."""
-    a, b, k, r = place.a, place.b, place.row, cells.row
-    stride, d = axis.stride, axis.d
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        slope = b * memory[k, j]
-        for m in range(len(d)):
-            slope += (a * d[m]) * (f[r + (1 + m) * stride, j] - f[r - (1 + m) * stride, j])
-        memory[k, j] = slope
+    stride, d = U(axis.stride), axis.d
+    for i in range(U(cells.rows)):
+        k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
+        a, b = place.a[profile], place.b[profile]
+        for j in columns_of_cells(cells):
+            slope = b * memory[k, j]
+            for m in range(len(d)):
+                away = U(1 + m) * stride
+                slope = fma(a * d[m], f[r + away, j] - f[r - away, j], slope)
+            memory[k, j] = slope
 
 
-@within_loops
+@over_rows
 def relax_slope_back(memory, q, cells, place, axis):
     """Set phi to b phi + a times the first derivative of q + zeta across the rows."""
     phi, zeta = memory
-    a, b, k, r = place.a, place.b, place.row, cells.row
-    stride, step, d = axis.stride, place.step, axis.d
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        slope = b * phi[k, j]
-        for m in range(len(d)):
-            slope += (a * d[m]) * (q[r + (1 + m) * stride, j] - q[r - (1 + m) * stride, j])
-            slope += (a * d[m]) * (zeta[k + (1 + m) * step, j] - zeta[k - (1 + m) * step, j])
-        phi[k, j] = slope
+    stride, step, d = U(axis.stride), U(place.step), axis.d
+    for i in range(U(cells.rows)):
+        k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
+        a, b = place.a[profile], place.b[profile]
+        for j in columns_of_cells(cells):
+            slope = b * phi[k, j]
+            for m in range(len(d)):
+                away, beyond = U(1 + m) * stride, U(1 + m) * step
+                slope = fma(a * d[m], q[r + away, j] - q[r - away, j], slope)
+                slope = fma(a * d[m], zeta[k + beyond, j] - zeta[k - beyond, j], slope)
+            phi[k, j] = slope
 
 
-@within_loops
+@over_rows
 def absorb(prev, p, v2dt2, u, memory, cells, place, axis):
     """Add the CPML terms across the rows to prev, and to u unless it is None."""
     psi, zeta = memory
-    a, b, k, r = place.a, place.b, place.row, cells.row
-    stride, step, c0, c, d = axis.stride, place.step, axis.c0, axis.c, axis.d
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        second = c0 * p[r, j]
-        slope = zero_of(psi)
-        for m in range(len(d)):
-            second += c[m] * (p[r - (1 + m) * stride, j] + p[r + (1 + m) * stride, j])
-            slope += d[m] * (psi[k + (1 + m) * step, j] - psi[k - (1 + m) * step, j])
-        relaxed = b * zeta[k, j] + a * (second + slope)
-        zeta[k, j] = relaxed
-        prev[r, j] += v2dt2[r, j] * (slope + relaxed)
-    if u is not None:
-        for j in range(U(cells.first), U(cells.first + cells.n)):
+    stride, step, c0, c, d = U(axis.stride), U(place.step), axis.c0, axis.c, axis.d
+    for i in range(U(cells.rows)):
+        k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
+        a, b = place.a[profile], place.b[profile]
+        for j in columns_of_cells(cells):
+            second = c0 * p[r, j]
             slope = zero_of(psi)
             for m in range(len(d)):
-                slope += d[m] * (psi[k + (1 + m) * step, j] - psi[k - (1 + m) * step, j])
-            u[r, j] += slope + zeta[k, j]
+                away, beyond = U(1 + m) * stride, U(1 + m) * step
+                second = fma(c[m], p[r - away, j] + p[r + away, j], second)
+                slope = fma(d[m], psi[k + beyond, j] - psi[k - beyond, j], slope)
+            relaxed = fma(b, zeta[k, j], a * (second + slope))
+            zeta[k, j] = relaxed
+            if u is not None:
+                u[r, j] += slope + relaxed
+            prev[r, j] = fma(v2dt2[r, j], slope + relaxed, prev[r, j])
 
 
-@within_loops
+@over_rows
+def advance_absorbing(prev, p, v2dt2, u, memory, cells, laplacian, far, place, axis):
+    """Do the work of `advance` and `absorb` at once, with the same bits."""
+    psi, zeta = memory
+    c0, stride, near, x = laplacian.c0, U(laplacian.stride), laplacian.near, laplacian.x
+    across, step, own, c, d = U(axis.stride), U(place.step), axis.c0, axis.c, axis.d
+    for i in range(U(cells.rows)):
+        k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
+        a, b = place.a[profile], place.b[profile]
+        for j in columns_of_cells(cells):
+            total, second = c0 * p[r, j], own * p[r, j]
+            slope = zero_of(psi)
+            for m in range(len(x)):
+                n = U(1 + m)
+                if far is not None:
+                    total = fma(far[m], p[r - n * stride, j] + p[r + n * stride, j], total)
+                total = fma(near[m], p[r - n, j] + p[r + n, j], total)
+                total = fma(x[m], p[r, j - n] + p[r, j + n], total)
+                second = fma(c[m], p[r - n * across, j] + p[r + n * across, j], second)
+                slope = fma(d[m], psi[k + n * step, j] - psi[k - n * step, j], slope)
+            relaxed = fma(b, zeta[k, j], a * (second + slope))
+            zeta[k, j] = relaxed
+            extra = slope + relaxed
+            if u is not None:
+                u[r, j] = total + extra
+            ahead = fma(v2dt2[r, j], total, (p[r, j] + p[r, j]) - prev[r, j])
+            prev[r, j] = fma(v2dt2[r, j], extra, ahead)
+
+
+@over_rows
 def absorb_back(prev, v2dt2, memory, cells, place, axis):
     """Apply the transpose of `absorb`; the memory variables are already those of this step."""
     phi, zeta = memory
-    k, step, r, c0, c, d = place.row, place.step, cells.row, axis.c0, axis.c, axis.d
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        extra = c0 * zeta[k, j]
-        for m in range(len(d)):
-            extra += c[m] * (zeta[k - (1 + m) * step, j] + zeta[k + (1 + m) * step, j])
-            extra += d[m] * (phi[k + (1 + m) * step, j] - phi[k - (1 + m) * step, j])
-        prev[r, j] += v2dt2[r, j] * extra
+    step, c0, c, d = U(place.step), axis.c0, axis.c, axis.d
+    for i in range(U(cells.rows)):
+        k, r = U(place.row) + i, U(cells.row) + i
+        for j in columns_of_cells(cells):
+            extra = c0 * zeta[k, j]
+            for m in range(len(d)):
+                beyond = U(1 + m) * step
+                extra = fma(c[m], zeta[k - beyond, j] + zeta[k + beyond, j], extra)
+                extra = fma(d[m], phi[k + beyond, j] - phi[k - beyond, j], extra)
+            prev[r, j] = fma(v2dt2[r, j], extra, prev[r, j])
 
 
-@within_loops
-def gather_sides(work, p, ends):
-    """Copy p in the sides of some rows to `work`, with zeros in the gaps between them.
+@over_rows
+def absorb_side(prev, p, v2dt2, u, memory, cells, row, column, sides):
+    """Add the CPML terms along the rows in one of their sides to prev, and to u unless it is None.
 
-    A side that is not in the window is also filled with zeros, because leftover values there would
-    otherwise accumulate in the memory variables.
-    """
-    width = ends.width
-    for i in range(ends.rows):
-        k = HALO + 2 * i * (width + HALO)
-        for side, inside in enumerate((ends.left, ends.right)):
-            first = side * (ends.nx - width) + MARGIN
-            for j in range(width):
-                work[k + j] = p[ends.row + i, first + j] if inside else 0
-            k += width
-            for j in range(HALO):
-                work[k + j] = 0
-            k += HALO
-
-
-@within_loops
-def add_sides(prev, v2dt2, u, work, ends):
-    """Add `work` to u, unless that is None, and v2dt2 times `work` to prev.
-
-    The cells are those that `gather_sides` reads, in the sides that are in the window.
-    """
-    width = ends.width
-    for i in range(ends.rows):
-        r, k = ends.row + i, HALO + 2 * i * (width + HALO)
-        for side, inside in enumerate((ends.left, ends.right)):
-            first = side * (ends.nx - width) + MARGIN
-            if inside:
-                for j in range(width):
-                    prev[r, first + j] += v2dt2[r, first + j] * work[k + j]
-                if u is not None:
-                    for j in range(width):
-                        u[r, first + j] += work[k + j]
-            k += width + HALO
-
-
-@within_loops
-def absorb_sides(work, memory, k, sides):
-    """Replace p in `work` by its CPML terms along the rows.
-
-    k: row of these sides in the memory variables.
+    row, column: place of the memory variables and profiles of the first cell.
     """
     psi, zeta = memory
     a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
-    for j in range(U(HALO), U(len(a))):
-        slope = b[j] * psi[k, j]
-        for m in range(len(d)):
-            slope += (a[j] * d[m]) * (work[j + U(1 + m)] - work[j - U(1 + m)])
-        psi[k, j] = slope
-    for j in range(U(HALO), U(len(a))):
-        second = c0 * work[j]
-        for m in range(len(d)):
-            second += c[m] * (work[j + U(1 + m)] + work[j - U(1 + m)])
-            second += d[m] * (psi[k, j + U(1 + m)] - psi[k, j - U(1 + m)])
-        zeta[k, j] = b[j] * zeta[k, j] + a[j] * second
-    for j in range(U(HALO), U(len(a))):
-        extra = zeta[k, j]
-        for m in range(len(d)):
-            extra += d[m] * (psi[k, j + U(1 + m)] - psi[k, j - U(1 + m)])
-        work[j] = extra
+    first, s = U(cells.first), U(column)
+    for i in range(U(cells.rows)):
+        k, r = U(row) + i, U(cells.row) + i
+        for j in range(U(cells.n)):
+            slope = b[s + j] * psi[k, s + j]
+            for m in range(len(d)):
+                f = first + j
+                slope = fma(a[s + j] * d[m], p[r, f + U(1 + m)] - p[r, f - U(1 + m)], slope)
+            psi[k, s + j] = slope
+    for i in range(U(cells.rows)):
+        k, r = U(row) + i, U(cells.row) + i
+        for j in range(U(cells.n)):
+            f, t = first + j, s + j
+            second = c0 * p[r, f]
+            for m in range(len(d)):
+                second = fma(c[m], p[r, f + U(1 + m)] + p[r, f - U(1 + m)], second)
+                second = fma(d[m], psi[k, t + U(1 + m)] - psi[k, t - U(1 + m)], second)
+            extra = fma(b[t], zeta[k, t], a[t] * second)
+            zeta[k, t] = extra
+            for m in range(len(d)):
+                extra = fma(d[m], psi[k, t + U(1 + m)] - psi[k, t - U(1 + m)], extra)
+            if u is not None:
+                u[r, f] += extra
+            prev[r, f] = fma(v2dt2[r, f], extra, prev[r, f])
 
 
-@within_loops
-def absorb_sides_back(work, memory, k, sides):
-    """Apply the transpose of `absorb_sides`."""
+@over_rows
+def absorb_side_back(prev, q, v2dt2, memory, cells, row, column, sides):
+    """Apply the transpose of `absorb_side`."""
     phi, zeta = memory
     a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
-    for j in range(U(HALO), U(len(a))):
-        zeta[k, j] = b[j] * zeta[k, j] + a[j] * work[j]
-    for j in range(U(HALO), U(len(a))):
-        slope = b[j] * phi[k, j]
-        for m in range(len(d)):
-            slope += (a[j] * d[m]) * (work[j + U(1 + m)] - work[j - U(1 + m)])
-            slope += (a[j] * d[m]) * (zeta[k, j + U(1 + m)] - zeta[k, j - U(1 + m)])
-        phi[k, j] = slope
-    for j in range(U(HALO), U(len(a))):
-        extra = c0 * zeta[k, j]
-        for m in range(len(d)):
-            extra += c[m] * (zeta[k, j + U(1 + m)] + zeta[k, j - U(1 + m)])
-            extra += d[m] * (phi[k, j + U(1 + m)] - phi[k, j - U(1 + m)])
-        work[j] = extra
+    first, s = U(cells.first), U(column)
+    for i in range(U(cells.rows)):
+        k, r = U(row) + i, U(cells.row) + i
+        for j in range(U(cells.n)):
+            zeta[k, s + j] = fma(b[s + j], zeta[k, s + j], a[s + j] * q[r, first + j])
+    for i in range(U(cells.rows)):
+        k, r = U(row) + i, U(cells.row) + i
+        for j in range(U(cells.n)):
+            f, t = first + j, s + j
+            slope = b[t] * phi[k, t]
+            for m in range(len(d)):
+                slope = fma(a[t] * d[m], q[r, f + U(1 + m)] - q[r, f - U(1 + m)], slope)
+                slope = fma(a[t] * d[m], zeta[k, t + U(1 + m)] - zeta[k, t - U(1 + m)], slope)
+            phi[k, t] = slope
+    for i in range(U(cells.rows)):
+        k, r = U(row) + i, U(cells.row) + i
+        for j in range(U(cells.n)):
+            f, t = first + j, s + j
+            extra = c0 * zeta[k, t]
+            for m in range(len(d)):
+                extra = fma(c[m], zeta[k, t + U(1 + m)] + zeta[k, t - U(1 + m)], extra)
+                extra = fma(d[m], phi[k, t + U(1 + m)] - phi[k, t - U(1 + m)], extra)
+            prev[r, f] = fma(v2dt2[r, f], extra, prev[r, f])
 
 
-@within_loops
+@over_rows
 def add_square(total, p, cells):
     """Add p squared to total in these cells."""
-    r = cells.row
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        total[r, j] += p[r, j] * p[r, j]
+    for r in rows_of_cells(cells):
+        for j in columns_of_cells(cells):
+            total[r, j] = fma(p[r, j], p[r, j], total[r, j])
 
 
-@within_loops
+@over_rows
 def add_product(total, p, u, cells):
     """Add p times u to total in these cells."""
-    r = cells.row
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        total[r, j] += p[r, j] * u[r, j]
+    for r in rows_of_cells(cells):
+        for j in columns_of_cells(cells):
+            total[r, j] = fma(p[r, j], u[r, j], total[r, j])
 
 
 @within_loops
 def set_zero(row, cells):
     """Set a row to 0 in these cells."""
-    for j in range(U(cells.first), U(cells.first + cells.n)):
+    for j in columns_of_cells(cells):
         row[j] = 0
 
 
@@ -374,7 +422,7 @@ def set_zero(row, cells):
 def add_weighted(row, f, cells, weight):
     """Add weight times f in these cells to a row."""
     r = cells.row
-    for j in range(U(cells.first), U(cells.first + cells.n)):
+    for j in columns_of_cells(cells):
         row[j] += weight * f[r, j]
 
 
@@ -382,7 +430,7 @@ def add_weighted(row, f, cells, weight):
 def add_spread(f, row, cells, weight, scale):
     """Add weight times scale times a row to f in these cells."""
     r = cells.row
-    for j in range(U(cells.first), U(cells.first + cells.n)):
+    for j in columns_of_cells(cells):
         f[r, j] += weight * row[j] * scale
 
 
@@ -390,7 +438,7 @@ def add_spread(f, row, cells, weight, scale):
 def add_emitted(f, v2dt2, row, cells, weight, scale):
     """Add weight times v2dt2 times a row to f in these cells, times scale unless that is None."""
     r = cells.row
-    for j in range(U(cells.first), U(cells.first + cells.n)):
+    for j in columns_of_cells(cells):
         if scale is None:
             f[r, j] += v2dt2[r, j] * weight * row[j]
         else:
@@ -401,8 +449,9 @@ def add_emitted(f, v2dt2, row, cells, weight, scale):
 def count_nonzero(p, cells):
     """Return the number of these cells in which p is not zero."""
     found = 0
-    for j in range(U(cells.first), U(cells.first + cells.n)):
-        found += p[cells.row, j] != 0
+    for r in rows_of_cells(cells):
+        for j in columns_of_cells(cells):
+            found += p[r, j] != 0
     return found
 
 
@@ -469,7 +518,7 @@ def cells_of_entries(lines, first, last):
     There must be at least one entry. The row of the result is always 0.
     """
     begin = lines.columns[first]
-    return Cells(0, begin, lines.columns[last - 1] + lines.along.shape[1] - begin)
+    return Cells(0, 1, begin, lines.columns[last - 1] + lines.along.shape[1] - begin)
 
 
 @within_loops
@@ -498,7 +547,7 @@ def inject(field, v2dt2, lines, values, scale, rows, sent):
             for m in range(lines.rows.shape[1]):
                 r, weight = lines.rows[line, m], lines.weights[line, m]
                 if rows[0] <= r < rows[1] and weight != 0:
-                    place = Cells(r, cells.first, cells.n)
+                    place = Cells(r, 1, cells.first, cells.n)
                     add_emitted(field, v2dt2, sent, place, weight, scale)
 
 
@@ -519,7 +568,7 @@ def drive(u, lines, values, scale, rows, sent, inner_only):
                 r, weight = lines.rows[line, m], lines.weights[line, m]
                 here = rows[0] <= r < rows[1] and weight != 0
                 if here and first < last and (lines.inner[line, m] or not inner_only):
-                    add_spread(u, sent, Cells(r, first, last - first), weight, scale)
+                    add_spread(u, sent, Cells(r, 1, first, last - first), weight, scale)
 
 
 @within_loops
@@ -537,7 +586,7 @@ def record(values, field, lines, scale, team, heard):
             set_zero(heard, cells)
             for m in range(lines.rows.shape[1]):
                 if lines.weights[line, m] != 0:
-                    place = Cells(lines.rows[line, m], cells.first, cells.n)
+                    place = Cells(lines.rows[line, m], 1, cells.first, cells.n)
                     add_weighted(heard, field, place, lines.weights[line, m])
             for k in range(first, last):
                 total = zero_of(field)

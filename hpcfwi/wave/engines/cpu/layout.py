@@ -12,9 +12,8 @@ of one two-dimensional array:
 Rows begin at multiples of 32 bytes, and their length is a whole number of SIMD loops, which makes
 the sweeps a third faster. A field stays 0 where v^2 dt^2 is 0, as it is around the grid.
 
-The absorbing cells at the sides of a row are too few for SIMD. The sides of BLOCK rows are copied
-into one stretch and treated together. The stretch has HALO zeros, and then for each row the left
-side, HALO zeros, the right side, and HALO zeros.
+The memory variables and the profiles of the sides of a row have a row of their own: HALO zeros, the
+left side, HALO zeros, the right side, and HALO zeros.
 
 The tables are named tuples, whose types are known to Numba. The equation is in docs/physics.md; the
 data that change from step to step are in `sweeps`. Large arrays are reused, because the system
@@ -45,7 +44,7 @@ HALO = 4
 MARGIN = 8
 # Cells of a SIMD loop: eight per register in single precision, unrolled four times.
 LANES = 32
-# Number of rows whose sides are treated together.
+# Number of rows that are computed together. Few enough of them stay in the first two caches.
 BLOCK = 16
 
 
@@ -82,7 +81,7 @@ NOWHERE = Box(0, 0, 0, 0, 0, 0)
 class Axis(NamedTuple):
     """The weights of the differences along an axis.
 
-    stride: distance between neighbours, in array rows, or in entries of a stretch of sides; c0:
+    stride: distance between neighbours, in array rows, or in columns along the rows; c0:
     weight of the second difference at offset 0; c, d: weights of the second and the first
     difference at the offsets 1 to order / 2.
     """
@@ -145,15 +144,13 @@ class Slabs(NamedTuple):
 class Sides(NamedTuple):
     """The absorbing cells at both ends of the rows, and those that their terms reach.
 
-    width: number of cells at one end; a, b: the CPML's profiles for the sides of one block of rows
-    in the order of `lay_out_sides`, empty if nothing absorbs; blocks: number of blocks of rows in a
-    plane; axis: differences along the rows.
+    width: number of cells at one end; a, b: the CPML's profiles in the order of `lay_out_sides`;
+    axis: differences along the rows.
     """
 
     width: int
     a: NDArray
     b: NDArray
-    blocks: int
     axis: Axis
 
 
@@ -244,15 +241,9 @@ def _cells(arrays: NDArray, grid: Grid) -> NDArray:
 
 
 def lay_out_sides(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Return the first and last `width` values of a row as a stretch of the sides of a block.
-
-    All rows have the same values. The result is empty if `width` is 0.
-    """
-    if width == 0:
-        return np.zeros(0)
+    """Return the first and the last `width` values of a row, with HALO zeros around each side."""
     gap = np.zeros(HALO)
-    row = np.concatenate([values[:width], gap, values[-width:], gap])
-    return np.concatenate([gap, np.tile(row, BLOCK)])
+    return np.concatenate([gap, values[:width], gap, values[len(values) - width :], gap])
 
 
 def make_tables(problem: Problem) -> Tables:
@@ -279,7 +270,7 @@ def make_tables(problem: Problem) -> Tables:
         laplacian,
         (near, far or near),
         _make_slabs(problem, grid, dtype),
-        _make_sides(problem, grid, along, dtype),
+        _make_sides(problem, along, dtype),
         _make_surface(problem, grid),
     )
 
@@ -311,10 +302,10 @@ def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
     return Slabs(tuple(slabs), a, b, memory)
 
 
-def _make_sides(problem: Problem, grid: Grid, axis: Axis, dtype: np.dtype) -> Sides:
+def _make_sides(problem: Problem, axis: Axis, dtype: np.dtype) -> Sides:
     width, profile = problem.interior[0][-1], problem.scheme.profiles[-1]
     a, b = (lay_out_sides(values, width).astype(dtype) for values in (profile.a, profile.b))
-    return Sides(width, a, b, -(-grid.rows // BLOCK), axis)
+    return Sides(width, a, b, axis)
 
 
 def _make_surface(problem: Problem, grid: Grid) -> Surface:

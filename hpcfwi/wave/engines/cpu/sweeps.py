@@ -1,10 +1,10 @@
 """Compiled time loops of the `cpu` engine: one shot, forwards or backwards in time.
 
 A step updates the memory variables of the slabs across the rows. It then goes through the rows in
-blocks, and computes the second differences, the absorbing terms and the sides of each block. The
-backward step is the transpose of the forward one. It is written for q, which is v^2 dt^2 times the
-adjoint of p, so that it has the same Laplacian; only the order of the absorbing terms differs.
-docs/physics.md derives the scheme.
+blocks, which stay in the cache, and computes the second differences, the absorbing terms and the
+sides of each block. The backward step is the transpose of the forward one. It is written for q,
+which is v^2 dt^2 times the adjoint of p, so that it has the same Laplacian; only the order of the
+absorbing terms differs. docs/physics.md derives the scheme.
 
 All time loops have the same parts: step, inject, record, and store samples or use stored ones. The
 backward loop is the transpose of the forward one. The source of the loop for the scattered field is
@@ -23,21 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.kernels import (
-    Ends,
+    Cells,
     Lines,
     Place,
     absorb,
     absorb_back,
-    absorb_sides,
-    absorb_sides_back,
+    absorb_side,
+    absorb_side_back,
     add_product,
-    add_sides,
     add_square,
     advance,
+    advance_absorbing,
     barrier,
     cells_of,
     drive,
-    gather_sides,
     inject,
     loop,
     make_lines,
@@ -47,7 +46,15 @@ from hpcfwi.wave.engines.cpu.kernels import (
     relax_slope_back,
     within_loops,
 )
-from hpcfwi.wave.engines.cpu.layout import BLOCK, HALO, Box, Tables, make_interior, make_zeros
+from hpcfwi.wave.engines.cpu.layout import (
+    BLOCK,
+    HALO,
+    MARGIN,
+    Box,
+    Tables,
+    make_interior,
+    make_zeros,
+)
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
     STEPS_PER_WINDOW,
@@ -67,91 +74,103 @@ class Fields(NamedTuple):
 
     waves: (2, row, column); waves[n % 2] is the field of step n, and the other is that of step
     n - 1, or n + 1 in the backward sweep; slabs: two memory variables of all slabs, (row, column)
-    each; sides: two memory variables of the sides, (block, entry) each; work: (thread, entry), the
-    sides of one block; lines: (thread, column), a row to work in.
+    each; sides: two memory variables of the sides, (row of the grid, entry) each; lines: (thread,
+    column), a row to work in.
     """
 
     waves: NDArray
     slabs: tuple[NDArray, NDArray]
     sides: tuple[NDArray, NDArray]
-    work: NDArray
     lines: NDArray
 
 
 def make_fields(tables: Tables, threads: int) -> Fields:
     """Return the state at rest, with room for so many threads."""
-    dtype, stretch = tables.v2dt2.dtype, tables.sides.a.size + HALO
+    dtype, grid = tables.v2dt2.dtype, tables.grid
     slabs = (tables.slabs.rows, tables.v2dt2.shape[1])
-    sides = (tables.grid.planes * tables.sides.blocks, stretch)
+    sides = (grid.planes * grid.rows, tables.sides.a.size)
     return Fields(
         make_zeros((2, *tables.v2dt2.shape), dtype),
         (make_zeros(slabs, dtype), make_zeros(slabs, dtype)),
         (make_zeros(sides, dtype), make_zeros(sides, dtype)),
-        make_zeros((threads, stretch), dtype),
         make_zeros((threads, tables.v2dt2.shape[1]), dtype),
     )
 
 
 @within_loops
-def holds(slab, plane, row):
-    """Return True if a row of cells lies in a slab."""
-    return slab.front <= plane < slab.back and slab.top <= row < slab.bottom
+def within(slab, part):
+    """Return the cells of a part of the grid that lie in a slab: no rows at its end if none do."""
+    front, back = max(slab.front, part.front), min(slab.back, part.back)
+    top, bottom = max(slab.top, part.top), min(slab.bottom, part.bottom)
+    if front >= back or top >= bottom:
+        top = bottom = part.bottom
+    return Box(front, back, top, bottom, part.left, part.right)
 
 
 @within_loops
-def within(slab, part):
-    """Return the planes and rows of a part of the grid that lie in a slab."""
-    planes = range(max(slab.front, part.front), min(slab.back, part.back))
-    return planes, range(max(slab.top, part.top), min(slab.bottom, part.bottom))
+def rows_of_plane(part, plane, top, bottom):
+    """Return the cells of a part of the grid in some rows of a plane."""
+    return Box(plane, plane + 1, top, bottom, part.left, part.right)
 
 
 @within_loops
 def place_of(slabs, slab, plane, row):
-    """Return the memory variables and profiles of a row of cells in a slab."""
-    k = slab.profile + (row if slab.axis == 0 else plane)
+    """Return the memory variables and profiles of some rows in a slab, from a row on."""
+    profile = slab.profile + (row if slab.axis == 0 else plane)
     memory = slab.memory + plane * slab.per_plane + row
-    return Place(memory, slab.step, slabs.a[k], slabs.b[k])
-
-
-@within_loops
-def ends_of(tables, part, plane, start, rows):
-    """Return the sides of `rows` rows of a plane, from row `start` on."""
-    grid = tables.grid
-    r = grid.base + plane * grid.stride + start
-    return Ends(r, rows, grid.nx, tables.sides.width, part.left == 0, part.right == grid.n)
+    return Place(memory, slab.step, slabs.a, slabs.b, profile, 1 - slab.axis)
 
 
 @within_loops
 def relax_slabs(tables, fields, p, part):
     """Update the first memory variable of the slabs in a part of the grid."""
     for slab in tables.slabs.table:
-        axis = tables.axes[slab.axis]
-        planes, rows = within(slab, part)
-        for plane in planes:
-            for row in rows:
-                cells = cells_of(tables.grid, part, plane, row)
-                place = place_of(tables.slabs, slab, plane, row)
-                relax_slope(fields.slabs[0], p, cells, place, axis)
+        axis, box = tables.axes[slab.axis], within(slab, part)
+        for plane in range(box.front, box.back):
+            place = place_of(tables.slabs, slab, plane, box.top)
+            relax_slope(fields.slabs[0], p, cells_of(tables.grid, box, plane), place, axis)
 
 
 @within_loops
 def relax_slabs_back(tables, fields, q, part, team):
     """Update both memory variables of the slabs in a part of the grid, for the transpose."""
     for slab in tables.slabs.table:
-        planes, rows = within(slab, part)
-        for plane in planes:
-            for row in rows:
-                cells = cells_of(tables.grid, part, plane, row)
-                relax(fields.slabs[1], q, cells, place_of(tables.slabs, slab, plane, row))
+        box = within(slab, part)
+        for plane in range(box.front, box.back):
+            place = place_of(tables.slabs, slab, plane, box.top)
+            relax(fields.slabs[1], q, cells_of(tables.grid, box, plane), place)
     barrier(team)
     for slab in tables.slabs.table:
-        axis = tables.axes[slab.axis]
-        planes, rows = within(slab, part)
-        for plane in planes:
-            for row in rows:
-                cells = cells_of(tables.grid, part, plane, row)
-                place = place_of(tables.slabs, slab, plane, row)
-                relax_slope_back(fields.slabs, q, cells, place, axis)
+        axis, box = tables.axes[slab.axis], within(slab, part)
+        for plane in range(box.front, box.back):
+            place = place_of(tables.slabs, slab, plane, box.top)
+            relax_slope_back(fields.slabs, q, cells_of(tables.grid, box, plane), place, axis)
+
+
+@within_loops
+def first_slab(slabs, block):
+    """Return the number of the first slab that has cells in a block of rows, or -1."""
+    for number, slab in enumerate(slabs.table):
+        inside = within(slab, block)
+        if inside.top < inside.bottom:
+            return number
+    return -1
+
+
+@within_loops
+def sides_of(tables, block):
+    """Return the cells of both sides of the rows of a block, and the columns of their memory.
+
+    A side that is not in the window has no cells.
+    """
+    grid, width = tables.grid, tables.sides.width
+    row, rows = grid.base + block.front * grid.stride + block.top, block.bottom - block.top
+    left = width if block.left == 0 else 0
+    right = width if block.right == grid.n else 0
+    return (
+        (Cells(row, rows, MARGIN, left), HALO),
+        (Cells(row, rows, MARGIN + grid.nx - width, right), 2 * HALO + width),
+    )
 
 
 @within_loops
@@ -162,50 +181,61 @@ def step_forward(tables, fields, n, part, u, team):
     n + 1. u: set to the second derivatives of the field of step n, unless it is None.
     """
     p, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
+    grid, laplacian, slabs, memory = tables.grid, tables.laplacian, tables.slabs, fields.slabs
+    far = laplacian.far
     relax_slabs(tables, fields, p, part)
     barrier(team)
     for plane in range(part.front, part.back):
         for start in range(part.top, part.bottom, BLOCK):
             end = min(start + BLOCK, part.bottom)
-            for row in range(start, end):
-                cells = cells_of(tables.grid, part, plane, row)
-                advance(prev, p, v2dt2, u, cells, tables.laplacian, tables.laplacian.far)
-                for slab in tables.slabs.table:
-                    if holds(slab, plane, row):
-                        axis = tables.axes[slab.axis]
-                        place = place_of(tables.slabs, slab, plane, row)
-                        absorb(prev, p, v2dt2, u, fields.slabs, cells, place, axis)
-            ends = ends_of(tables, part, plane, start, end - start)
-            if ends.width > 0 and (ends.left or ends.right):
-                work, k = fields.work[team.rank], plane * tables.sides.blocks + start // BLOCK
-                gather_sides(work, p, ends)
-                absorb_sides(work, fields.sides, k, tables.sides)
-                add_sides(prev, v2dt2, u, work, ends)
+            block = rows_of_plane(part, plane, start, end)
+            number = first_slab(slabs, block)
+            top = bottom = end
+            if number >= 0:
+                inside = within(slabs.table[number], block)
+                top, bottom = inside.top, inside.bottom
+            for first, last in ((start, top), (bottom, end)):
+                cells = cells_of(grid, rows_of_plane(part, plane, first, last), plane)
+                advance(prev, p, v2dt2, u, cells, laplacian, far)
+            for k, slab in enumerate(slabs.table):
+                inside = within(slab, block)
+                if inside.top < inside.bottom:
+                    cells = cells_of(grid, inside, plane)
+                    place = place_of(slabs, slab, plane, inside.top)
+                    axis = tables.axes[slab.axis]
+                    if k == number:
+                        advance_absorbing(
+                            prev, p, v2dt2, u, memory, cells, laplacian, far, place, axis
+                        )
+                    else:
+                        absorb(prev, p, v2dt2, u, memory, cells, place, axis)
+            k = plane * grid.rows + start
+            for cells, column in sides_of(tables, block):
+                if cells.n > 0:
+                    absorb_side(prev, p, v2dt2, u, fields.sides, cells, k, column, tables.sides)
 
 
 @within_loops
 def step_backward(tables, fields, n, part, team):
     """Apply the transpose of `step_forward`, which computes the field of step n - 1."""
     q, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
+    grid, laplacian = tables.grid, tables.laplacian
     relax_slabs_back(tables, fields, q, part, team)
     barrier(team)
     for plane in range(part.front, part.back):
         for start in range(part.top, part.bottom, BLOCK):
-            end = min(start + BLOCK, part.bottom)
-            for row in range(start, end):
-                cells = cells_of(tables.grid, part, plane, row)
-                advance(prev, q, v2dt2, None, cells, tables.laplacian, tables.laplacian.far)
-                for slab in tables.slabs.table:
-                    if holds(slab, plane, row):
-                        axis = tables.axes[slab.axis]
-                        place = place_of(tables.slabs, slab, plane, row)
-                        absorb_back(prev, v2dt2, fields.slabs, cells, place, axis)
-            ends = ends_of(tables, part, plane, start, end - start)
-            if ends.width > 0 and (ends.left or ends.right):
-                work, k = fields.work[team.rank], plane * tables.sides.blocks + start // BLOCK
-                gather_sides(work, q, ends)
-                absorb_sides_back(work, fields.sides, k, tables.sides)
-                add_sides(prev, v2dt2, None, work, ends)
+            block = rows_of_plane(part, plane, start, min(start + BLOCK, part.bottom))
+            cells = cells_of(grid, block, plane)
+            advance(prev, q, v2dt2, None, cells, laplacian, laplacian.far)
+            for slab in tables.slabs.table:
+                inside = within(slab, block)
+                cells = cells_of(grid, inside, plane)
+                place = place_of(tables.slabs, slab, plane, inside.top)
+                absorb_back(prev, v2dt2, fields.slabs, cells, place, tables.axes[slab.axis])
+            k = plane * grid.rows + start
+            for cells, column in sides_of(tables, block):
+                if cells.n > 0:
+                    absorb_side_back(prev, q, v2dt2, fields.sides, cells, k, column, tables.sides)
 
 
 @within_loops
@@ -217,9 +247,8 @@ def rebuild(tables, waves, n, part, u):
     p, later = waves[n % 2], waves[(n + 1) % 2]
     if part.left < part.right:
         for plane in range(part.front, part.back):
-            for row in range(part.top, part.bottom):
-                cells = cells_of(tables.grid, part, plane, row)
-                advance(later, p, tables.v2dt2, u, cells, tables.laplacian, tables.laplacian.far)
+            cells = cells_of(tables.grid, part, plane)
+            advance(later, p, tables.v2dt2, u, cells, tables.laplacian, tables.laplacian.far)
 
 
 class Shot(NamedTuple):
@@ -360,16 +389,14 @@ def rows_of(grid, part):
 def add_squares(grid, total, part, p):
     """Add p squared to total in a part of the grid."""
     for plane in range(part.front, part.back):
-        for row in range(part.top, part.bottom):
-            add_square(total, p, cells_of(grid, part, plane, row))
+        add_square(total, p, cells_of(grid, part, plane))
 
 
 @within_loops
 def add_products(grid, total, part, p, u):
     """Add p times u to total in a part of the grid."""
     for plane in range(part.front, part.back):
-        for row in range(part.top, part.bottom):
-            add_product(total, p, u, cells_of(grid, part, plane, row))
+        add_product(total, p, u, cells_of(grid, part, plane))
 
 
 @loop

@@ -53,8 +53,7 @@ def holds_wave(grid, p, box):
     """Return True if p differs from zero in at least one cell of this box."""
     found = 0
     for plane in range(box.front, box.back):
-        for row in range(box.top, box.bottom):
-            found += count_nonzero(p, cells_of(grid, box, plane, row))
+        found += count_nonzero(p, cells_of(grid, box, plane))
     return found > 0
 
 
@@ -244,7 +243,7 @@ def make_store(
 @packing_function
 def pack(store, k, at, segment, f, cells):
     """Store f in these cells as the numbers from `at` on of entry k, with its scale `segment`."""
-    r, first, n = cells
+    r, _, first, n = cells
     entry = store.numbers[k]
     if store.format == FULL:
         full = entry.view(f.dtype)
@@ -280,7 +279,7 @@ def pack(store, k, at, segment, f, cells):
 @packing_function
 def unpack(store, k, at, segment, f, cells):
     """Load f in these cells from the numbers that `pack` has stored."""
-    r, first, n = cells
+    r, _, first, n = cells
     entry = store.numbers[k]
     if store.format == FULL:
         full = entry.view(f.dtype)
@@ -342,7 +341,7 @@ def pack_frame(store, k, window, grid, part, f):
         for row in range(mine.top, mine.bottom):
             r = grid.base + plane * grid.stride + row
             for side, (first, n, at) in enumerate(pieces(seen, plane, row)):
-                pack(store, k, at, 2 * r + side, f, Cells(r, first + MARGIN, n))
+                pack(store, k, at, 2 * r + side, f, Cells(r, 1, first + MARGIN, n))
 
 
 @packing_function
@@ -354,4 +353,4 @@ def unpack_frame(store, k, window, grid, part, f):
         for row in range(mine.top, mine.bottom):
             r = grid.base + plane * grid.stride + row
             for side, (first, n, at) in enumerate(pieces(seen, plane, row)):
-                unpack(store, k, at, 2 * r + side, f, Cells(r, first + MARGIN, n))
+                unpack(store, k, at, 2 * r + side, f, Cells(r, 1, first + MARGIN, n))

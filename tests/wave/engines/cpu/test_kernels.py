@@ -1,0 +1,89 @@
+"""Tests of the compiled functions of the `cpu` engine: they use SIMD instructions."""
+
+from __future__ import annotations
+
+import platform
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+from numba import njit, typeof
+
+from hpcfwi.wave.engines.cpu import kernels
+from hpcfwi.wave.engines.cpu.kernels import Cells, Place
+from hpcfwi.wave.engines.cpu.layout import Axis, Laplacian, Sides
+from tests.ranks import long_form
+
+CELLS = Cells(8, 4, 16, 128)
+# Names of x86's packed additions and subtractions, with or without AVX.
+PACKED = {np.dtype(np.float32): r"\bv?(add|sub)ps\b", np.dtype(np.float64): r"\bv?(add|sub)pd\b"}
+
+
+def make_arguments(name: str, order: int, ndim: int, dtype: type) -> tuple[object, ...]:
+    """Return arguments of a function of `kernels` for one form of it."""
+    weights = (dtype(1),) * (order // 2)
+    field, memory = np.zeros((32, 160), dtype), (np.zeros((32, 160), dtype),) * 2
+    far = weights if ndim == 3 else None
+    laplacian = Laplacian(dtype(1), 2, far, weights, weights)
+    axis = Axis(1, dtype(1), weights, weights)
+    profile = np.zeros(160, dtype)
+    place, sides = Place(8, 1, profile, profile, 0, 1), Sides(128, profile, profile, axis)
+    arguments: dict[str, tuple[object, ...]] = {
+        "advance": (field, field, field, None, CELLS, laplacian, far),
+        "advance_absorbing": (
+            *(field, field, field, None, memory, CELLS, laplacian, far, place, axis),
+        ),
+        "absorb": (field, field, field, None, memory, CELLS, place, axis),
+        "absorb_back": (field, field, memory, CELLS, place, axis),
+        "absorb_side": (field, field, field, None, memory, CELLS, 8, 4, sides),
+        "absorb_side_back": (field, field, field, memory, CELLS, 8, 4, sides),
+        "relax_slope": (memory[0], field, CELLS, place, axis),
+        "relax_slope_back": (memory, field, CELLS, place, axis),
+    }
+    return arguments[name]
+
+
+def count_sums(name: str, order: int, ndim: int) -> int:
+    """Return the number of pairs of cells that a function adds up or subtracts for a cell."""
+    pairs = {
+        "advance": ndim,
+        "advance_absorbing": ndim + 1,
+        "absorb": 2,
+        "absorb_back": 2,
+        "absorb_side": 3,
+        "absorb_side_back": 4,
+        "relax_slope": 1,
+        "relax_slope_back": 2,
+    }
+    return pairs[name] * order // 2
+
+
+FLAT = ("absorb", "absorb_back", "absorb_side", "absorb_side_back", "relax_slope")
+CASES = [
+    *product(("advance", "advance_absorbing"), (2, 3)),
+    *product((*FLAT, "relax_slope_back"), (2,)),
+]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of x86")
+@pytest.mark.parametrize(("name", "ndim"), CASES)
+@pytest.mark.parametrize(
+    ("order", "dtype"),
+    [
+        (8, np.float32),
+        *(long_form(n, dtype) for n, dtype in product((2, 4, 6), (np.float32, np.float64))),
+        long_form(8, np.float64),
+    ],
+)
+def test_sums_along_a_row_are_compiled_to_packed_instructions(name, ndim, order, dtype):
+    function = getattr(kernels, name)
+
+    @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    def call(arguments):
+        function(*arguments)
+
+    signature = (typeof(make_arguments(name, order, ndim, dtype)),)
+    call.compile(signature)
+    packed = re.findall(PACKED[np.dtype(dtype)], call.inspect_asm(call.signatures[0]))
+    assert len(packed) >= count_sums(name, order, ndim)
