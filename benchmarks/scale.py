@@ -104,9 +104,9 @@ class Counted(Context):
         self._count(sum(piece.nbytes for piece in pieces))
         return super().sum_pieces(pieces)
 
-    def gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
+    def all_gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
         self._count(self.size * piece.nbytes)
-        return super().gather_pieces(piece)
+        return super().all_gather_pieces(piece)
 
     def bring_to_root(self, array: NDArray[Any], source: int) -> None:
         if source and self.rank in (0, source):

@@ -141,13 +141,13 @@ def main() -> None:
 
 
 class _Outlet(FileIO):
-    """An output whose reader may end; text that is written after that is lost without an error."""
+    """An output whose reader may end or whose disk may be full: text is then lost silently."""
 
     def write(self, data: ReadableBuffer) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):
                 raise
             return memoryview(data).nbytes
 
@@ -434,17 +434,17 @@ def _on_ranks(
     # A rank that leaves while the ranks connect would keep the others waiting for ever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     release = partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-
-    def begin() -> int:
-        release()
-        return work(context) or 0
-
+    if join is None:
+        launching = launch if always else launch_if_asked
+        join = partial(launching, device != "cpu", device == "shared-gpu")
     try:
         refuse_settings_of_others()
-        if join is None:
-            find_ranks = launch if always else launch_if_asked
-            join = partial(find_ranks, device != "cpu", device == "shared-gpu")
         context = join()
+
+        def begin() -> int:
+            release()
+            return work(context) or 0
+
         return run_guarded(context, begin)
     except InputError as error:
         return end_launch(error)

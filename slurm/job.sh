@@ -25,7 +25,7 @@ echo "Job $SLURM_JOB_ID, try $((${SLURM_RESTART_COUNT:-0} + 1)):" \
 stops() {
     local log
     log=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -o ' StdErr=[^ ]*')
-    grep -oE '(after epoch [0-9]+; the same command )?continues from (there|(epoch|shot) [0-9]+|the last checkpoint)' \
+    grep -oE '(after epoch [0-9]+; the same command )?continues from (there|(epoch|shot) [0-9]+|the (last checkpoint|beginning|first shot))' \
         "${log# StdErr=}" 2> /dev/null
 }
 stops_before=$(stops)

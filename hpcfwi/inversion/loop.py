@@ -1,6 +1,6 @@
 """The loop of an inversion, in which each epoch improves the model.
 
-Every rank runs the whole loop. It has an `Optimizer`, possibly with wrappers, and `Evaluations`,
+Every rank runs the whole loop. It has an `Optimizer`, possibly with wrappers, and `EpochEvaluator`,
 which the optimizer calls in an epoch. It reports its epochs to a `Journal`; `run.recorder`, which
 implements it, writes files. `run.session` assembles the parts and handles signals and ranks that
 die.
@@ -30,7 +30,7 @@ from hpcfwi.inversion.optimizers import Optimizer, OptimizerCost
 from hpcfwi.inversion.optimizers.wrappers import Denoised, Reparametrized
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.stages import Batch, EncodedSampler, Sampler, Stage
-from hpcfwi.inversion.state import Evaluated, State
+from hpcfwi.inversion.state import KnownEvaluation, State
 from hpcfwi.inversion.wavelets import Estimate, Optimize, WaveletEstimate, check_estimates
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
@@ -47,10 +47,13 @@ class Journal(Protocol):
     def figures_due(self, epoch: int) -> bool:
         """Return True if figures are due after this epoch."""
 
-    def describe(
+    def measure(
         self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
     ) -> tuple[float, dict[str, Any]]:
-        """Return the score of a model, where lower is better, and the metrics of the epoch."""
+        """Return the score of a model, where lower is better, and the metrics.
+
+        Collective; called once in each epoch, before `keep`.
+        """
 
     def keep(self, state: State, evaluation: Evaluation, last: bool) -> None:
         """Write the files that are due after an epoch, or all if it is the last; collective."""
@@ -130,8 +133,8 @@ def first_state(experiment: Experiment, context: Context) -> State:
 
 
 @dataclass
-class Evaluations:
-    """The `Evaluate` of one epoch, which evaluates models with its shots and counts the cost.
+class EpochEvaluator:
+    """The `Evaluator` of one epoch, which evaluates models with its shots and counts the cost.
 
     illuminate: True to compute the illuminations of the model at the beginning of the epoch; times:
     those of this rank; simulations: number of simulations, as in `Evaluation`.
@@ -152,7 +155,7 @@ class Evaluations:
         )
         self._illuminations: Mapping[str, Tensor] = {}
         self._estimated = self.state.estimated
-        self._slope: NDArray[np.float64] | None = None
+        self._wavelet_gradient: NDArray[np.float64] | None = None
         if self._estimated is not None:
             self.batch = self.batch.with_wavelet(self._estimated.wavelet)
         self._magnitudes = self.state.magnitudes
@@ -172,14 +175,16 @@ class Evaluations:
         if isinstance(wavelets, Estimate) and wavelets.per == "shot":
             self._renew_each(wavelets, epoch)
             return
-        if not wavelets.is_due(stage.place(epoch)):
+        if not wavelets.is_due(stage.epoch_in_stage(epoch)):
             return
         self._known = None
         before = stage.wavelet if self._estimated is None else self._estimated.wavelet
         batch = self.batch.with_wavelet(before)
-        products = self.objective.relate(self.state.model, batch, self.times, wavelets.furthest)
+        spectra = self.objective.cross_spectra(
+            self.state.model, batch, self.times, wavelets.furthest
+        )
         self.simulations += batch.shots.size
-        found = wavelets.estimate(before, products, stage.experiment.survey.dt)
+        found = wavelets.estimate(before, spectra, stage.experiment.survey.dt)
         check_estimates(found[None], ["the survey"])
         self._estimated = WaveletEstimate(found)
         self.batch = batch.with_wavelet(found)
@@ -219,7 +224,8 @@ class Evaluations:
             self._count(found)
             self._last = model, found
         if begins:
-            self._illuminations, self._slope = found.illuminations, found.wavelet
+            self._illuminations = found.illuminations
+            self._wavelet_gradient = found.wavelet_gradient
         return found
 
     def remember(self, model: Model, evaluation: Evaluation) -> None:
@@ -238,7 +244,7 @@ class Evaluations:
         self._count(found)
         return replace(known, illuminations=found.illuminations)
 
-    def carry_over(self, model: Model) -> tuple[WaveletEstimate | None, Evaluated | None]:
+    def carry_over(self, model: Model) -> tuple[WaveletEstimate | None, KnownEvaluation | None]:
         """Return what the next epoch takes over: wavelets, and the evaluation of its first model.
 
         The evaluation is None if the last one was not that of this model.
@@ -246,11 +252,11 @@ class Evaluations:
         wavelets = self.stage.wavelets()
         if isinstance(wavelets, Optimize):
             assert self._estimated is not None, "estimated at the beginning of the stage"
-            assert self._slope is not None, "optimizers evaluate the model that they begin with"
-            return wavelets.step(self._estimated, self._slope), None
+            assert self._wavelet_gradient is not None, "optimizers evaluate their first model"
+            return wavelets.step(self._estimated, self._wavelet_gradient), None
         known = None
         if self._last is not None and self._last[0] is model:
-            known = Evaluated(self.batch.key, self._last[1])
+            known = KnownEvaluation(self.batch.key, self._last[1])
             if not self._needs_illuminations:
                 known = replace(known, evaluation=replace(known.evaluation, illuminations={}))
         return self._estimated, known
@@ -303,13 +309,13 @@ def run_epochs(
         epoch, started = state.epoch + 1, time.monotonic()
         context.heartbeat.begin(f"epoch {epoch}")
         batch = parts.sampler.take(epoch)
-        evaluate = Evaluations(parts.objective, stage, batch, state, journal.figures_due(epoch))
+        evaluate = EpochEvaluator(parts.objective, stage, batch, state, journal.figures_due(epoch))
         evaluate.renew_wavelet(epoch)
         model, evaluation = parts.optimizer.step(state.model, evaluate, stage.progress(epoch))
         _compare_replicas(model, epoch, context)
         seconds = time.monotonic() - started
         timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
-        score, entry = journal.describe(epoch, batch, model, evaluation, timings)
+        score, entry = journal.measure(epoch, batch, model, evaluation, timings)
         optimizer, carried = parts.optimizer.state(), evaluate.carry_over(model)
         state = state.after(model, optimizer, evaluation, score, entry, *carried)
         signal = stop.agree_to_stop()

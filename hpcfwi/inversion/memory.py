@@ -27,11 +27,11 @@ from hpcfwi.inversion.optimizers import OptimizerCost
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.simulator import (
     Chunks,
-    MemoryFit,
+    MemoryPlan,
     MemoryShare,
     Simulator,
-    fit_shots,
     largest_task,
+    plan_memory,
     share_of_rank,
 )
 from hpcfwi.parallel.context import Context
@@ -270,25 +270,28 @@ def most_at_a_time(section: InversionSection, n_shots: int, context: Context) ->
     return min(section.largest_batch(n_shots), context.threads)
 
 
-def fit_ranks(
+def plan_memory_of_ranks(
     simulator: Simulator,
     model: Model,
     survey: Survey,
     experiment: Experiment,
     context: Context,
     has_state: bool,
-) -> MemoryFit:
+) -> MemoryPlan:
     """Choose how the shots are simulated with the memory that the ranks have now; collective.
 
-    has_state: as in `find_shares`. Raises `InputError` on all ranks as `fit_shots` and
+    has_state: as in `find_shares`. Raises `InputError` on all ranks as `plan_memory` and
     `largest_task` do.
     """
     shares, _ = find_shares(experiment, survey, context, has_state)
     task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
-    return fit_shots(task, shares, experiment.config.inversion.reproducible)
+    try:
+        return plan_memory(task, shares, experiment.config.inversion.reproducible)
+    except InputError as error:
+        context.raise_on_all_ranks(error)
 
 
-def fit_forward(experiment: Experiment, context: Context, is_loaded: bool) -> int:
+def count_forward_shots(experiment: Experiment, context: Context, is_loaded: bool) -> int:
     """Return the number of shots of observed data that this rank simulates at a time; collective.
 
     Parameters
@@ -339,25 +342,25 @@ def choose_history_and_chunk(
 ) -> tuple[Simulator, Chunks]:
     """Return a simulator with the history that fits, and the first size of chunks; collective.
 
-    has_state: as in `find_shares`. Raises `InputError` on all ranks as `fit_ranks` does.
+    has_state: as in `find_shares`. Raises `InputError` on all ranks as `plan_memory_of_ranks` does.
     """
     survey = experiment.simulated_survey()
     if simulator.aperture.margin is not None and context.is_root:
         _report_windows(simulator, experiment.costs_of(survey, simulator))
-    fit = fit_ranks(simulator, model, survey, experiment, context, has_state)
+    plan = plan_memory_of_ranks(simulator, model, survey, experiment, context, has_state)
     most = most_at_a_time(experiment.config.inversion, survey.n_shots, context)
-    size = min(most, fit.at_once)
+    size = min(most, plan.at_once)
     log.info(
         "History: %s, %s per shot; %d shot%s at a time",
-        describe(fit.history),
-        say_bytes(fit.shot),
+        describe(plan.history),
+        say_bytes(plan.shot),
         size,
         "s" * (size > 1),
     )
     # The sampling interval stays, even if a fast model divides steps into more substeps.
     wanted = simulator.method.history
     assert not isinstance(wanted, str), "parsed by the experiment"
-    kept = replace(fit.history, interval=wanted.interval)
+    kept = replace(plan.history, interval=wanted.interval)
     return simulator.with_history(kept), Chunks(size, context)
 
 

@@ -27,15 +27,498 @@ from hpcfwi.inversion.conditioning import NO_CONDITIONING, Conditioned, Conditio
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.stages import Batch, Part
-from hpcfwi.inversion.wavelets import Estimate, Products, Wavelet
+from hpcfwi.inversion.wavelets import CrossSpectra, Estimate, Wavelet
 from hpcfwi.model import Model
-from hpcfwi.operators.simulator import Aperture, Chunks, Simulator, Window, limit_residual
+from hpcfwi.operators.simulator import Aperture, Chunks, Simulator, Window, limit_adjoint_source
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_MAGNITUDES, Magnitudes, Sums, update_magnitudes
 from hpcfwi.parallel.recovery import Salvage, raise_if_rank_failed
 from hpcfwi.parallel.shards import WHOLE, Shards
 from hpcfwi.survey import Survey
 from hpcfwi.system import peak_resident_bytes
+
+# Names of the fields for the energies of the forward and the adjoint wave.
+ILLUMINATIONS = ("source_illumination", "receiver_illumination")
+# Name of the field for the gradient with respect to the wavelets.
+WAVELET = "wavelet"
+# Number of simulations that a shot counts as in a product.
+PRODUCT = 2
+
+T = TypeVar("T")
+
+ReadTraces = Callable[[], NDArray[np.float32]]
+"""A function that waits for observed traces (shot, receiver, time) and returns them."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the shots of a batch; they are the same on every rank, except for the times.
+
+    misfit: of the data; penalty: of the regularizer, 0 without one; gradient: of both with respect
+    to the model; illuminations: time sums of the squared forward and adjoint fields, by name, zero
+    if they were not requested or the engine has none. Arrays have the shape and precision of the
+    model. failed: shots that are left out because their results are not finite; magnitudes: the
+    largest absolute value of a shot's term in each sum, from which the next evaluation takes the
+    unit of its exact sums; simulations: number of simulated shots, where the forward and the
+    backward pass together count once, and a derivative twice; wavelet_gradient: with respect to the
+    wavelet of the survey, (time,), if that is an unknown.
+    """
+
+    misfit: float
+    penalty: float
+    gradient: Model
+    illuminations: Mapping[str, Tensor]
+    failed: tuple[int, ...]
+    magnitudes: Magnitudes
+    times: Times
+    simulations: int
+    wavelet_gradient: NDArray[np.float64] | None = None
+
+    @property
+    def loss(self) -> float:
+        """The value that the optimizer minimizes."""
+        return self.misfit + self.penalty
+
+
+@dataclass
+class Objective:
+    """The misfit of models to the observed data, evaluated on all ranks.
+
+    regularizer: a penalty of models; reproducible: True if results have the same bits for any
+    number of ranks and any schedule; conditioning: of the traces before they are compared;
+    wavelet_samples: number of samples of the survey's wavelet if that is an unknown, otherwise 0;
+    direction: see `along`; shards: the division of sums over ranks.
+
+    If a death interrupts the first evaluation of an epoch, the remaining ranks keep the shots that
+    they have finished. Later evaluations, products and cross-spectra are repeated as a whole.
+    """
+
+    simulator: Simulator
+    misfit: Misfit
+    context: Context
+    chunks: Chunks
+    regularizer: Regularizer | None = None
+    reproducible: bool = True
+    conditioning: Conditioning = NO_CONDITIONING
+    wavelet_samples: int = 0
+    direction: Model | None = None
+    shards: Shards = WHOLE
+
+    def __post_init__(self) -> None:
+        self._salvage: Salvage[_Partial] = Salvage(self.context)
+
+    def along(self, direction: Model) -> Objective:
+        """Return an objective whose gradient is replaced by its derivative in a direction.
+
+        This is the product of the Gauss-Newton matrix and the direction, J^T H J d, where J is the
+        derivative of the traces with respect to the model, and H that of the gradients of misfit
+        and penalty. A shot counts as two simulations: the wave, and the scattered field with the
+        backward pass.
+        """
+        return replace(self, direction=direction, wavelet_samples=0)
+
+    @cached_property
+    def _coarse_direction(self) -> Model | None:
+        return None if self.direction is None else self.simulator.restrict(self.direction)
+
+    @property
+    def _cost(self) -> int:
+        """The number of simulations that a shot counts as."""
+        return self.simulator.simulations_per_shot + (0 if self.direction is None else PRODUCT - 1)
+
+    def evaluate(
+        self,
+        model: Model,
+        batch: Batch,
+        magnitudes: Magnitudes | None = None,
+        illuminate: bool = True,
+    ) -> Evaluation:
+        """Simulate shots, propagate their adjoint sources back, and add up over ranks; collective.
+
+        model: of tensors; magnitudes: of the previous evaluation; if there are none, a shot is
+        simulated first to find them; illuminate: True if
+        illuminations are wanted, which lengthen the backward pass by a third.
+
+        Raises `InversionFailure` on all ranks if memory does not suffice for one shot, or if no
+        shot gives finite results.
+        """
+        times, simulations = Times(), 0
+        coarse_model = self.simulator.restrict(model)
+        if magnitudes is None:
+            magnitudes, simulations = self._find_magnitudes(coarse_model, batch, times)
+        # Repeated if a term does not fit the scale of the integers, which is rare.
+        while True:
+            simulations += batch.shots.size * self._cost
+            mine = self._add_up(coarse_model, batch, magnitudes, illuminate, times)
+            with times.spent_on("wait"):
+                self.chunks.check()
+                ranks = self.context.all_gather((mine.misfits, mine.failed, mine.sums.largest))
+            holds, magnitudes = mine.sums.check_scales(rank[2] for rank in ranks)
+            if holds:
+                break
+        misfits = [misfit for rank in ranks for misfit in rank[0].values()]
+        failed = tuple(sorted(shot for rank in ranks for shot in rank[1]))
+        if not misfits:
+            raise InversionFailure(
+                f"none of the shots {list(failed)} gives a finite misfit and gradient, so no step "
+                "is possible: check their data, and whether the last step led to extreme "
+                "velocities (use a smaller inversion.optimizer.lr or step, or inversion.bounds)"
+            )
+        like = coarse_model.any
+        means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
+        with times.spent_on("reduce"):
+            for name, total in mine.sums.totals(self.context, self.shards):
+                mean = total / len(misfits)
+                means[name] = mean.double() if name == WAVELET else mean.to(like.dtype)
+        gradient = Model(coarse_model.grid, {name: means[name] for name in coarse_model.arrays})
+        penalty, gradient = 0.0, self.simulator.transpose(gradient)
+        if self.regularizer is not None:
+            penalty, term = self._regularize(self.regularizer, model)
+            gradient = gradient + term
+        return Evaluation(
+            fsum(misfits) / len(misfits),
+            penalty,
+            gradient,
+            {name: self.simulator.refine(means[name]) for name in ILLUMINATIONS},
+            failed,
+            magnitudes,
+            times,
+            simulations,
+            means[WAVELET].cpu().numpy() if self.wavelet_samples else None,
+        )
+
+    def _find_magnitudes(self, model: Model, batch: Batch, times: Times) -> tuple[Magnitudes, int]:
+        """Return the largest magnitudes of one shot's results, and the number of simulations.
+
+        This is the first shot with finite results. Every rank simulates it; the magnitudes are
+        those of rank 0, because another device may round differently. Collective.
+        """
+        for tries, shot in enumerate(batch.shots, start=1):
+            largest: dict[str, float] = {}
+            for _, tried in self._simulate(model, batch.part(np.array([shot])), True, times):
+                if tried.is_finite:
+                    largest = {
+                        name: float(term.abs().max())
+                        for name, term in tried.fields.items()
+                        if term is not None
+                    }
+            with times.spent_on("wait"):
+                self.chunks.check()
+                largest = self.context.all_gather(largest)[0]
+            if largest:
+                return update_magnitudes(NO_MAGNITUDES, largest), tries * self._cost
+        return NO_MAGNITUDES, batch.shots.size * self._cost
+
+    def _regularize(self, regularizer: Regularizer, model: Model) -> tuple[float, Model]:
+        if self.direction is None:
+            return regularizer(model)
+        with forward_ad.dual_level():
+            penalty, gradient = regularizer(model.map(forward_ad.make_dual, self.direction))
+            return penalty, gradient.map(forward_ad.unpack_dual).map(operator.attrgetter("tangent"))
+
+    def _add_up(
+        self, model: Model, batch: Batch, magnitudes: Magnitudes, illuminate: bool, times: Times
+    ) -> _Partial:
+        """Add up the results of this rank's shots.
+
+        Calls, from here to the waves: `Batch.deal`, `_simulate`, `work_on_part`,
+        `Chunks.for_each_shot`, `evaluate_shots`, `Simulator.simulate`.
+        """
+        names = [*model.arrays, *(ILLUMINATIONS if illuminate else ())]
+        shapes, device = dict.fromkeys(names, model.grid.shape), model.any.device
+        if self.wavelet_samples:
+            shapes[WAVELET] = (self.wavelet_samples,)
+        sums = Sums(shapes, magnitudes, batch.shots.size, device, self.reproducible)
+        along = () if self.direction is None else self.direction.arrays.values()
+        # The epoch is included, because encoded shots of other epochs have other data.
+        numbers = batch.epoch, batch.shots.tolist()
+        what = (*numbers, magnitudes, names, *model.arrays.values(), *along)
+        mine = self._salvage.take_up(_Partial(sums), *what)
+        done = self._salvage.gather(mine.shots)
+        for part in batch.deal(batch.shots[~np.isin(batch.shots, done)]):
+            for shot, result in self._simulate(model, part, illuminate, times):
+                with times.spent_on("reduce"):
+                    mine.add(shot, result)
+                raise_if_rank_failed(self.context)
+            if self.chunks.exhausted:
+                break
+        return mine
+
+    def _simulate(
+        self, model: Model, part: Part, illuminate: bool, times: Times
+    ) -> Iterator[tuple[int, ShotResult]]:
+        """Yield the results of a part's shots, with their numbers."""
+        work = partial(
+            evaluate_shots,
+            model,
+            simulator=self.simulator,
+            conditioning=self.conditioning,
+            misfit=self.misfit,
+            illuminate=illuminate,
+            direction=self._coarse_direction,
+            solves_wavelet=bool(self.wavelet_samples),
+        )
+        found = work_on_part(part, work, self.simulator, self.chunks, self.context, times)
+        for shot, result in found:
+            yield shot, _collect(result, shot, part)
+
+    def cross_spectra(
+        self, model: Model, batch: Batch, times: Times, furthest: float | None = None
+    ) -> CrossSpectra:
+        """Return the cross-spectra of simulated and observed traces of a batch; collective.
+
+        furthest: largest offset of the traces, m; None for all. The sums have the same bits on any
+        number of ranks. Raises `InversionFailure` on all ranks if memory does not suffice for one
+        shot.
+        """
+        work = partial(cross_spectra_of_shots, furthest=furthest)
+        return reduce(operator.add, self._find_each(work, model, batch, times))
+
+    def estimate_each(
+        self, model: Model, batch: Batch, times: Times, wavelets: Estimate
+    ) -> Wavelet:
+        """Estimate the wavelets (shot, time) of the shots of a batch, in their order; collective.
+
+        The batch has the wavelets with which the shots are simulated. Raises as `cross_spectra`
+        does.
+        """
+        work = partial(estimate_shots, wavelets=wavelets)
+        found: list[Wavelet] = self._find_each(work, model, batch, times)
+        return np.stack(found)
+
+    def _find_each(
+        self, work: Callable[..., list[T]], model: Model, batch: Batch, times: Times
+    ) -> list[T]:
+        """Return the results of `work` for all shots of a batch, on every rank; collective."""
+        mine: dict[int, T] = {}
+        bound = partial(
+            work,
+            self.simulator.restrict(model),
+            simulator=self.simulator,
+            conditioning=self.conditioning,
+        )
+        for part in batch.deal(batch.shots):
+            mine |= work_on_part(part, bound, self.simulator, self.chunks, self.context, times)
+            raise_if_rank_failed(self.context)
+            if self.chunks.exhausted:
+                break
+        self.chunks.check()
+        ranks = self.context.all_gather(mine)
+        found = {shot: each for rank in ranks for shot, each in rank.items()}
+        return [found[shot] for shot in batch.shots.tolist()]
+
+
+@dataclass
+class _Partial:
+    """The sums over the shots of a batch on one rank."""
+
+    sums: Sums
+    misfits: dict[int, float] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, shot: int, result: ShotResult) -> None:
+        if not result.is_finite:
+            self.failed.append(shot)
+            return
+        self.misfits[shot] = result.misfit
+        fields = dict(result.fields)
+        self.sums.add({WAVELET: fields.pop(WAVELET, None)})
+        self.sums.add(fields, result.window.slices)
+
+    @property
+    def shots(self) -> list[int]:
+        return [*self.misfits, *self.failed]
+
+
+def work_on_part(
+    part: Part,
+    work: Callable[[Survey, Window, ReadTraces], list[T]],
+    simulator: Simulator,
+    chunks: Chunks,
+    context: Context,
+    times: Times,
+) -> Iterator[tuple[int, T]]:
+    """Yield the result of `work` for each shot of a part, with its number.
+
+    `work` is a function of some shots with the same window that returns a value for each. Shots
+    are simulated in chunks that fit into memory (`Chunks.for_each_shot`). The iterator ends early
+    if memory does not suffice for a single shot: call `chunks.check` after it.
+    """
+
+    def read_traces(places: NDArray[np.int64]) -> NDArray[np.float32]:
+        with times.spent_on("read"), context.heartbeat.waiting():
+            return part.traces()[places]
+
+    def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
+        with times.spent_on("compute"):
+            return work(survey, window, partial(read_traces, places))
+
+    for place, found in chunks.for_each_shot(part.survey, simulator, work_alike):
+        yield int(part.shots[place]), found
+
+
+@dataclass(frozen=True)
+class ShotResult:
+    """The misfit of one shot, and its gradients and illuminations in its window, by name.
+
+    fields: None for a field that is not finite. The gradient with respect to the wavelets of the
+    sources, if requested, is (source, time).
+    """
+
+    window: Window
+    misfit: float
+    fields: Mapping[str, Tensor | None]
+
+    @property
+    def is_finite(self) -> bool:
+        """True if the misfit and the gradients are finite; illuminations do not matter."""
+        gradient = (field for name, field in self.fields.items() if name not in ILLUMINATIONS)
+        return isfinite(self.misfit) and all(field is not None for field in gradient)
+
+
+def _collect(result: ShotResult, shot: int, part: Part) -> ShotResult:
+    """Return a result whose gradients of wavelets, if any, are added up over the sources."""
+    gradient = result.fields.get(WAVELET)
+    if gradient is None:
+        return result
+    collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
+    return replace(result, fields={**result.fields, WAVELET: collected.to(gradient.device)})
+
+
+def evaluate_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    read_traces: ReadTraces,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    misfit: Misfit,
+    illuminate: bool,
+    direction: Model | None = None,
+    solves_wavelet: bool = False,
+) -> list[ShotResult]:
+    """Simulate shots, compare them with the observed data, and propagate adjoint sources back.
+
+    model: of tensors; survey: of these shots, which all have this window; read_traces: returns
+    their observed traces (shot, receiver, time), called after the simulation; conditioning: of both
+    kinds of traces; illuminate: True if illuminations are wanted; direction: a change of the model.
+    If it is given, the products of the Gauss-Newton matrix and it, J^T H J d, replace the
+    gradients: the derivative of the adjoint source along the scattered traces J d is propagated
+    back. solves_wavelet: True if the gradient with respect to the wavelet is
+    wanted. The result of a shot does not depend on other shots.
+    """
+    simulation = simulator.simulate(model, survey, True, illuminate, window)
+    conditioned = condition(survey, window, read_traces, simulator, conditioning)
+
+    def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
+        misfits, adjoint_source = misfit(*conditioned.pair_traces(simulated), survey.dt)
+        return misfits, conditioned.weigh(adjoint_source)
+
+    if direction is None:
+        misfits, adjoint_source = compare(simulation.data)
+    else:
+        part = {name: array[window.slices] for name, array in direction.arrays.items()}
+        misfits, adjoint_source = _differentiate(compare, simulation.data, simulation.scatter(part))
+    adjoint_source[~misfits.isfinite().to(model.any.device)] = 0.0
+    adjoint_source = limit_adjoint_source(adjoint_source, simulation, survey.dt)
+    gradients = simulation.backpropagate(adjoint_source)
+    others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
+    fields = {**gradients.model, **{name: getattr(gradients, name) for name in others}}
+    fields = {name: term for name, term in fields.items() if term is not None}
+    is_finite = _find_finite(fields)
+
+    def fields_of(shot: int) -> dict[str, Tensor | None]:
+        return {
+            name: term[shot] if is_finite[name][shot] else None for name, term in fields.items()
+        }
+
+    return [
+        ShotResult(window, value, fields_of(shot)) for shot, value in enumerate(misfits.tolist())
+    ]
+
+
+def condition(
+    survey: Survey,
+    window: Window,
+    read_traces: ReadTraces,
+    simulator: Simulator,
+    conditioning: Conditioning,
+) -> Conditioned:
+    """Return the observed traces of shots in their window, conditioned for the comparison."""
+    chosen = window.trace_mask
+    mask = None if survey.mask is None else survey.mask[:, chosen]
+    shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
+    given = conditioning.apply(read_traces()[:, chosen], shots)
+    counts = simulator.aperture.within_offsets(shots.sources, shots.receivers) & given.counts
+    if mask is not None:
+        counts = counts & mask
+    return replace(given, counts=counts)
+
+
+def _differentiate(
+    compare: Callable[[Tensor], tuple[Tensor, Tensor]], simulated: Tensor, change: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the misfits, and the first-order change of their adjoint sources with the traces."""
+    with forward_ad.dual_level():
+        changing = forward_ad.make_dual(simulated, change)  # type: ignore[no-untyped-call]
+        misfits, adjoint_source = compare(changing)
+        found = forward_ad.unpack_dual(adjoint_source).tangent  # type: ignore[no-untyped-call]
+        # If no trace counts, there is no tangent.
+        found = torch.zeros_like(simulated) if found is None else found
+        return misfits.detach(), found
+
+
+def _find_finite(fields: Mapping[str, Tensor]) -> dict[str, list[bool]]:
+    """Return, for each field, True for the shots in which it is finite.
+
+    This takes a single transfer from the device.
+    """
+    flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
+    return dict(zip(fields, torch.stack(flags).tolist(), strict=True))
+
+
+def cross_spectra_of_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    read_traces: ReadTraces,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    furthest: float | None = None,
+) -> list[CrossSpectra]:
+    """Simulate shots, and return the cross-spectra of their traces.
+
+    The parameters are those of `evaluate_shots`. Traces are not multiplied by factors, because a
+    filter does not map muted traces to muted traces. furthest: largest offset of the traces, m;
+    None for all.
+    """
+    simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
+    given = condition(survey, window, read_traces, simulator, conditioning)
+    counts = given.counts
+    if furthest is not None:
+        receivers = survey.receivers[:, window.trace_mask]
+        counts = counts & Aperture(max_offset=furthest).within_offsets(survey.sources, receivers)
+    return [
+        CrossSpectra.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
+        for shot in range(survey.n_shots)
+    ]
+
+
+def estimate_shots(
+    model: Model,
+    survey: Survey,
+    window: Window,
+    read_traces: ReadTraces,
+    simulator: Simulator,
+    conditioning: Conditioning,
+    wavelets: Estimate,
+) -> list[Wavelet]:
+    """Estimate the wavelet (time,) of each of these shots from its own traces."""
+    related = cross_spectra_of_shots(
+        model, survey, window, read_traces, simulator, conditioning, wavelets.furthest
+    )
+    pairs = zip(survey.wavelet, related, strict=True)
+    return [wavelets.estimate(*pair, survey.dt) for pair in pairs]
 
 
 @dataclass
@@ -96,481 +579,3 @@ def measure_timings(times: Times, simulations: int, seconds: float, context: Con
         for part in fields(times)
     }
     return Timings(Times(**means), simulations, seconds, max(peak for _, peak in ranks) / 2**20)
-
-
-# Names of the fields for the energies of the forward and the adjoint wave.
-ILLUMINATIONS = ("source_illumination", "receiver_illumination")
-# Name of the field for the gradient with respect to the wavelets.
-WAVELET = "wavelet"
-
-
-@dataclass(frozen=True)
-class ShotResult:
-    """The misfit of one shot, and its gradients and illuminations in its window, by name.
-
-    fields: None for a field that is not finite. The gradient with respect to the wavelets of the
-    sources, if requested, is (source, time).
-    """
-
-    window: Window
-    misfit: float
-    fields: Mapping[str, Tensor | None]
-
-    @property
-    def is_finite(self) -> bool:
-        """True if the misfit and the gradients are finite; illuminations do not matter."""
-        gradient = (field for name, field in self.fields.items() if name not in ILLUMINATIONS)
-        return isfinite(self.misfit) and all(field is not None for field in gradient)
-
-
-def evaluate_shots(
-    model: Model,
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-    misfit: Misfit,
-    illuminate: bool,
-    direction: Model | None = None,
-    solves_wavelet: bool = False,
-) -> list[ShotResult]:
-    """Simulate shots, compare them with the observed data, and propagate the difference back.
-
-    model: of tensors; survey: of these shots, which all have this window; read_traces: returns
-    their observed traces (shot, receiver, time), called after the simulation; conditioning: of both
-    kinds of traces; illuminate: True if illuminations are wanted; direction: of the model, in which
-    gradients are differentiated to first order in the waves, so that the derivative of the adjoint
-    source is propagated back; solves_wavelet: True if the gradient with respect to the wavelet is
-    wanted. The result of a shot does not depend on other shots.
-    """
-    simulation = simulator.simulate(model, survey, True, illuminate, window)
-    conditioned = condition(survey, window, read_traces, simulator, conditioning)
-
-    def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
-        misfits, residual = misfit(*conditioned.pair_traces(simulated), survey.dt)
-        return misfits, conditioned.weigh(residual)
-
-    if direction is None:
-        misfits, residual = compare(simulation.data)
-    else:
-        part = {name: array[window.slices] for name, array in direction.arrays.items()}
-        misfits, residual = _differentiate(compare, simulation.data, simulation.scatter(part))
-    residual[~misfits.isfinite().to(model.any.device)] = 0.0
-    gradients = simulation.backpropagate(limit_residual(residual, simulation, survey.dt))
-    others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
-    fields = {**gradients.model, **{name: getattr(gradients, name) for name in others}}
-    fields = {name: term for name, term in fields.items() if term is not None}
-    is_finite = _find_finite(fields)
-
-    def fields_of(shot: int) -> dict[str, Tensor | None]:
-        return {
-            name: term[shot] if is_finite[name][shot] else None for name, term in fields.items()
-        }
-
-    return [
-        ShotResult(window, value, fields_of(shot)) for shot, value in enumerate(misfits.tolist())
-    ]
-
-
-def relate_shots(
-    model: Model,
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-    furthest: float | None = None,
-) -> list[Products]:
-    """Simulate shots, and return products of simulated and observed traces by frequency.
-
-    The parameters are those of `evaluate_shots`. Traces are not multiplied by factors, because a
-    filter does not map muted traces to muted traces. furthest: largest offset of the traces, m;
-    None for all.
-    """
-    simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
-    given = condition(survey, window, read_traces, simulator, conditioning)
-    counts = given.counts
-    if furthest is not None:
-        receivers = survey.receivers[:, window.trace_mask]
-        counts = counts & Aperture(max_offset=furthest).within_offsets(survey.sources, receivers)
-    return [
-        Products.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
-        for shot in range(survey.n_shots)
-    ]
-
-
-def estimate_shots(
-    model: Model,
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-    wavelets: Estimate,
-) -> list[Wavelet]:
-    """Estimate the wavelet (time,) of each of these shots from its own traces."""
-    related = relate_shots(
-        model, survey, window, read_traces, simulator, conditioning, wavelets.furthest
-    )
-    pairs = zip(survey.wavelet, related, strict=True)
-    return [wavelets.estimate(*pair, survey.dt) for pair in pairs]
-
-
-def condition(
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-) -> Conditioned:
-    """Return the observed traces of shots in their window, conditioned for the comparison."""
-    chosen = window.trace_mask
-    mask = None if survey.mask is None else survey.mask[:, chosen]
-    shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
-    given = conditioning.apply(read_traces()[:, chosen], shots)
-    counts = simulator.aperture.within_offsets(shots.sources, shots.receivers) & given.counts
-    if mask is not None:
-        counts = counts & mask
-    return replace(given, counts=counts)
-
-
-def _differentiate(
-    compare: Callable[[Tensor], tuple[Tensor, Tensor]], simulated: Tensor, change: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the misfits, and the first-order change of their adjoint sources with the traces."""
-    with forward_ad.dual_level():
-        changing = forward_ad.make_dual(simulated, change)  # type: ignore[no-untyped-call]
-        misfits, residual = compare(changing)
-        found = forward_ad.unpack_dual(residual).tangent  # type: ignore[no-untyped-call]
-        # If no trace counts, there is no tangent.
-        found = torch.zeros_like(simulated) if found is None else found
-        return misfits.detach(), found
-
-
-def _find_finite(fields: Mapping[str, Tensor]) -> dict[str, list[bool]]:
-    """Return, for each field, True for the shots in which it is finite.
-
-    This takes a single transfer from the device.
-    """
-    flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
-    return dict(zip(fields, torch.stack(flags).tolist(), strict=True))
-
-
-T = TypeVar("T")
-
-ReadTraces = Callable[[], NDArray[np.float32]]
-"""A function that waits for observed traces (shot, receiver, time) and returns them."""
-
-
-def work_on_part(
-    part: Part,
-    work: Callable[[Survey, Window, ReadTraces], list[T]],
-    simulator: Simulator,
-    chunks: Chunks,
-    context: Context,
-    times: Times,
-) -> Iterator[tuple[int, T]]:
-    """Yield the result of `work` for each shot of a part, with its number.
-
-    `work` is a function of some shots with the same window that returns a value for each. Shots
-    are simulated in chunks that fit into memory (`Chunks.for_each_shot`). The iterator ends early
-    if memory does not suffice for a single shot: call `chunks.check` after it.
-    """
-
-    def read_traces(places: NDArray[np.int64]) -> NDArray[np.float32]:
-        with times.spent_on("read"), context.heartbeat.waiting():
-            return part.traces()[places]
-
-    def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
-        with times.spent_on("compute"):
-            return work(survey, window, partial(read_traces, places))
-
-    for place, found in chunks.for_each_shot(part.survey, simulator, work_alike):
-        yield int(part.shots[place]), found
-
-
-# Number of simulations that a shot counts as in a product.
-PRODUCT = 2
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Means over the shots of a batch; they are the same on every rank, except for the times.
-
-    misfit: of the data; penalty: of the regularizer, 0 without one; gradient: of both with respect
-    to the model; illuminations: time sums of the squared forward and adjoint fields, by name, zero
-    if they were not requested or the engine has none. Arrays have the shape and precision of the
-    model. failed: shots that are left out because their results are not finite; magnitudes: for the
-    next evaluation; simulations: number of simulated shots, where the forward and the backward pass
-    together count once, and a derivative twice; wavelet: the gradient with respect to the wavelet
-    of the survey, (time,), if that is an unknown.
-    """
-
-    misfit: float
-    penalty: float
-    gradient: Model
-    illuminations: Mapping[str, Tensor]
-    failed: tuple[int, ...]
-    magnitudes: Magnitudes
-    times: Times
-    simulations: int
-    wavelet: NDArray[np.float64] | None = None
-
-    @property
-    def loss(self) -> float:
-        """The value that the optimizer minimizes."""
-        return self.misfit + self.penalty
-
-
-@dataclass
-class _Partial:
-    """The sums over the shots of a batch on one rank."""
-
-    sums: Sums
-    misfits: dict[int, float] = field(default_factory=dict)
-    failed: list[int] = field(default_factory=list)
-
-    def add(self, shot: int, result: ShotResult) -> None:
-        if not result.is_finite:
-            self.failed.append(shot)
-            return
-        self.misfits[shot] = result.misfit
-        fields = dict(result.fields)
-        self.sums.add({WAVELET: fields.pop(WAVELET, None)})
-        self.sums.add(fields, result.window.slices)
-
-    @property
-    def shots(self) -> list[int]:
-        return [*self.misfits, *self.failed]
-
-
-@dataclass
-class Objective:
-    """The misfit of models to the observed data, evaluated on all ranks.
-
-    regularizer: a penalty of models; reproducible: True if results have the same bits for any
-    number of ranks and any schedule; conditioning: of the traces before they are compared;
-    wavelet_samples: number of samples of the survey's wavelet if that is an unknown, otherwise 0;
-    direction: see `along`; shards: the division of sums over ranks.
-
-    If an evaluation is interrupted by the death of a rank and repeated, only the shots of the dead
-    rank are simulated again.
-    """
-
-    simulator: Simulator
-    misfit: Misfit
-    context: Context
-    chunks: Chunks
-    regularizer: Regularizer | None = None
-    reproducible: bool = True
-    conditioning: Conditioning = NO_CONDITIONING
-    wavelet_samples: int = 0
-    direction: Model | None = None
-    shards: Shards = WHOLE
-
-    def __post_init__(self) -> None:
-        self._salvage: Salvage[_Partial] = Salvage(self.context)
-
-    def along(self, direction: Model) -> Objective:
-        """Return an objective whose gradient is replaced by its derivative in a direction.
-
-        This is the product of the Gauss-Newton matrix and the direction, J^T H J d, where J is the
-        derivative of the traces with respect to the model, and H that of the gradients of misfit
-        and penalty. A shot counts as two simulations: the wave, and the scattered field with the
-        backward pass.
-        """
-        return replace(self, direction=direction, wavelet_samples=0)
-
-    @cached_property
-    def _coarse_direction(self) -> Model | None:
-        return None if self.direction is None else self.simulator.restrict(self.direction)
-
-    @property
-    def _cost(self) -> int:
-        """The number of simulations that a shot counts as."""
-        return self.simulator.cost + (0 if self.direction is None else PRODUCT - 1)
-
-    def evaluate(
-        self,
-        model: Model,
-        batch: Batch,
-        magnitudes: Magnitudes | None = None,
-        illuminate: bool = True,
-    ) -> Evaluation:
-        """Simulate shots, propagate their residuals back, and add up over ranks; collective.
-
-        model: of tensors; magnitudes: of the previous evaluation, which set the resolution of the
-        sums; if there are none, a shot is simulated first to find them; illuminate: True if
-        illuminations are wanted, which lengthen the backward pass by a third.
-
-        Raises `InversionFailure` on all ranks if memory does not suffice for one shot, or if no
-        shot gives finite results.
-        """
-        times, simulations = Times(), 0
-        coarse_model = self.simulator.restrict(model)
-        if magnitudes is None:
-            magnitudes, simulations = self._find_magnitudes(coarse_model, batch, times)
-        # Repeated if a term does not fit the scale of the integers, which is rare.
-        while True:
-            simulations += batch.shots.size * self._cost
-            mine = self._add_up(coarse_model, batch, magnitudes, illuminate, times)
-            with times.spent_on("wait"):
-                self.chunks.check()
-                ranks = self.context.all_gather((mine.misfits, mine.failed, mine.sums.largest))
-            holds, magnitudes = mine.sums.check_scales(rank[2] for rank in ranks)
-            if holds:
-                break
-        misfits = [misfit for rank in ranks for misfit in rank[0].values()]
-        failed = tuple(sorted(shot for rank in ranks for shot in rank[1]))
-        if not misfits:
-            raise InversionFailure(
-                f"none of the shots {list(failed)} gives a finite misfit and gradient, so no step "
-                "is possible: check their data, and whether the last step led to extreme "
-                "velocities (use a smaller inversion.optimizer.lr or step, or inversion.bounds)"
-            )
-        like = coarse_model.any
-        means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
-        with times.spent_on("reduce"):
-            for name, total in mine.sums.totals(self.context, self.shards):
-                mean = total / len(misfits)
-                means[name] = mean.double() if name == WAVELET else mean.to(like.dtype)
-        gradient = Model(coarse_model.grid, {name: means[name] for name in coarse_model.arrays})
-        penalty, gradient = 0.0, self.simulator.transpose(gradient)
-        if self.regularizer is not None:
-            penalty, term = self._regularize(self.regularizer, model)
-            gradient = gradient + term
-        return Evaluation(
-            fsum(misfits) / len(misfits),
-            penalty,
-            gradient,
-            {name: self.simulator.refine(means[name]) for name in ILLUMINATIONS},
-            failed,
-            magnitudes,
-            times,
-            simulations,
-            means[WAVELET].cpu().numpy() if self.wavelet_samples else None,
-        )
-
-    def _find_magnitudes(self, model: Model, batch: Batch, times: Times) -> tuple[Magnitudes, int]:
-        """Return the largest magnitudes of one shot's results, and the number of simulations.
-
-        This is the first shot with finite results, which every rank simulates.
-        """
-        for tries, shot in enumerate(batch.shots, start=1):
-            for _, tried in self._simulate(model, batch.part(np.array([shot])), True, times):
-                if tried.is_finite:
-                    found = {
-                        name: float(term.abs().max())
-                        for name, term in tried.fields.items()
-                        if term is not None
-                    }
-                    return update_magnitudes(NO_MAGNITUDES, found), tries * self._cost
-            self.chunks.check()
-        return NO_MAGNITUDES, batch.shots.size * self._cost
-
-    def _regularize(self, regularizer: Regularizer, model: Model) -> tuple[float, Model]:
-        if self.direction is None:
-            return regularizer(model)
-        with forward_ad.dual_level():
-            penalty, gradient = regularizer(model.map(forward_ad.make_dual, self.direction))
-            return penalty, gradient.map(forward_ad.unpack_dual).map(operator.attrgetter("tangent"))
-
-    def _add_up(
-        self, model: Model, batch: Batch, magnitudes: Magnitudes, illuminate: bool, times: Times
-    ) -> _Partial:
-        """Add up the results of this rank's shots.
-
-        Calls, from here to the waves: `Batch.deal`, `_simulate`, `work_on_part`,
-        `Chunks.for_each_shot`, `evaluate_shots`, `Simulator.simulate`.
-        """
-        names = [*model.arrays, *(ILLUMINATIONS if illuminate else ())]
-        shapes, device = dict.fromkeys(names, model.grid.shape), model.any.device
-        if self.wavelet_samples:
-            shapes[WAVELET] = (self.wavelet_samples,)
-        sums = Sums(shapes, magnitudes, batch.shots.size, device, self.reproducible)
-        along = () if self.direction is None else self.direction.arrays.values()
-        # The epoch is included, because encoded shots of other epochs have other data.
-        numbers = batch.epoch, batch.shots.tolist()
-        what = (*numbers, magnitudes, names, *model.arrays.values(), *along)
-        mine = self._salvage.take_up(_Partial(sums), *what)
-        done = self._salvage.gather(mine.shots)
-        for part in batch.deal(batch.shots[~np.isin(batch.shots, done)]):
-            for shot, result in self._simulate(model, part, illuminate, times):
-                with times.spent_on("reduce"):
-                    mine.add(shot, result)
-                raise_if_rank_failed(self.context)
-            if self.chunks.exhausted:
-                break
-        return mine
-
-    def _simulate(
-        self, model: Model, part: Part, illuminate: bool, times: Times
-    ) -> Iterator[tuple[int, ShotResult]]:
-        """Yield the results of a part's shots, with their numbers."""
-        work = partial(
-            evaluate_shots,
-            model,
-            simulator=self.simulator,
-            conditioning=self.conditioning,
-            misfit=self.misfit,
-            illuminate=illuminate,
-            direction=self._coarse_direction,
-            solves_wavelet=bool(self.wavelet_samples),
-        )
-        found = work_on_part(part, work, self.simulator, self.chunks, self.context, times)
-        for shot, result in found:
-            yield shot, _collect(result, shot, part)
-
-    def relate(
-        self, model: Model, batch: Batch, times: Times, furthest: float | None = None
-    ) -> Products:
-        """Return products of simulated and observed traces of a batch, by frequency; collective.
-
-        furthest: largest offset of the traces, m; None for all. The sums have the same bits on any
-        number of ranks. Raises `InversionFailure` on all ranks if memory does not suffice for one
-        shot.
-        """
-        work = partial(relate_shots, furthest=furthest)
-        return reduce(operator.add, self._find_each(work, model, batch, times))
-
-    def estimate_each(
-        self, model: Model, batch: Batch, times: Times, wavelets: Estimate
-    ) -> Wavelet:
-        """Estimate the wavelets (shot, time) of the shots of a batch, in their order; collective.
-
-        The batch has the wavelets with which the shots are simulated. Raises as `relate` does.
-        """
-        work = partial(estimate_shots, wavelets=wavelets)
-        found: list[Wavelet] = self._find_each(work, model, batch, times)
-        return np.stack(found)
-
-    def _find_each(
-        self, work: Callable[..., list[T]], model: Model, batch: Batch, times: Times
-    ) -> list[T]:
-        """Return the results of `work` for all shots of a batch, on every rank; collective."""
-        mine: dict[int, T] = {}
-        bound = partial(
-            work,
-            self.simulator.restrict(model),
-            simulator=self.simulator,
-            conditioning=self.conditioning,
-        )
-        for part in batch.deal(batch.shots):
-            mine |= work_on_part(part, bound, self.simulator, self.chunks, self.context, times)
-            raise_if_rank_failed(self.context)
-            if self.chunks.exhausted:
-                break
-        self.chunks.check()
-        ranks = self.context.all_gather(mine)
-        found = {shot: each for rank in ranks for shot, each in rank.items()}
-        return [found[shot] for shot in batch.shots.tolist()]
-
-
-def _collect(result: ShotResult, shot: int, part: Part) -> ShotResult:
-    """Return a result whose gradients of wavelets, if any, are added up over the sources."""
-    gradient = result.fields.get(WAVELET)
-    if gradient is None:
-        return result
-    collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
-    return replace(result, fields={**result.fields, WAVELET: collected.to(gradient.device)})

@@ -39,7 +39,7 @@ class Preconditioner:
 
     @property
     def needs_illuminations(self) -> bool:
-        """True if the engine must compute illuminations, which take a third of its time."""
+        """True if the engine must compute illuminations."""
         return self.section.illumination is not None
 
     def apply(self, gradient: Model, illuminations: Mapping[str, Tensor], model: Model) -> Model:

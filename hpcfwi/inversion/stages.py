@@ -65,13 +65,13 @@ class Stage:
         """The number of the last epoch of the stage."""
         return self.before + self.section.epochs
 
-    def place(self, epoch: int) -> int:
+    def epoch_in_stage(self, epoch: int) -> int:
         """Return the number of an epoch within the stage, from 0."""
         return epoch - self.before - 1
 
     def progress(self, epoch: int) -> float:
         """Return the progress of the stage at an epoch: 0 for its first, 1 for its last."""
-        return self.place(epoch) / max(1, self.section.epochs - 1)
+        return self.epoch_in_stage(epoch) / max(1, self.section.epochs - 1)
 
     @property
     def wavelet(self) -> Wavelet:
@@ -80,7 +80,8 @@ class Stage:
 
     def wavelets(self) -> Wavelets:
         """Return the method by which the wavelet is found."""
-        return cast(Wavelets, self.section.wavelet.make()())
+        method = self.section.wavelet.make()
+        return cast(Wavelets, method())
 
     @cached_property
     def preconditioner(self) -> Preconditioner | None:
@@ -106,7 +107,7 @@ class Stage:
 
     def shots(self, epoch: int) -> ShotNumbers:
         """Return the numbers of an epoch's shots, unordered; encoded shots are numbered from 0."""
-        number = self.draws.number(self.place(epoch))
+        number = self.draws.number(self.epoch_in_stage(epoch))
         if self.section.encoding != "none":
             return np.arange(self.draws.sizes[number])
         return cast(Choose, find(SAMPLINGS[self.section.sampling]))(self.draws, number)
@@ -193,9 +194,9 @@ class Batch:
     """The shots of an epoch.
 
     epoch: its number, from 1; shots: the numbers of all its shots, unordered; key: equal for epochs
-    of a stage with the same shots; part: returns the part with given shots (`Sampler._part`); deal:
-    yields the parts of this rank, of all shots or of the remaining ones, as the schedule decides
-    (`Sampler._deal`); all ranks call it together.
+    of a stage with the same shots; part: returns the part with given shots; deal: yields the parts
+    of this rank, of all shots or of the remaining ones, as the schedule decides; all ranks call it
+    together. Both are methods of the `Sampler` that has drawn the batch.
     """
 
     epoch: int
@@ -247,6 +248,11 @@ class Sampler:
         return Batch(epoch, shots, key, self._part, partial(self._deal, epoch))
 
     def _deal(self, epoch: int, left: ShotNumbers) -> Iterator[Part]:
+        """Yield this rank's parts; begin to read the first ones of this epoch and of the next.
+
+        The epoch before has begun to read the first part of this one, unless the epoch is evaluated
+        again, or only the shots in `left` remain after a death.
+        """
         if left.size < self._chosen[epoch].size:
             self._begun[epoch] = self._begin(left)
         before = self._begun
@@ -275,7 +281,7 @@ class EncodedSampler:
 
     def take(self, epoch: int) -> Batch:
         """Return the batch of an epoch; collective."""
-        number = self._draws.number(self._stage.place(epoch))
+        number = self._draws.number(self._stage.epoch_in_stage(epoch))
         if number != self._number:
             signs = draw_signs(self._draws, number)
             self._signs, self._traces = signs, self._data.combine(signs)
@@ -365,7 +371,7 @@ class Draws:
         """Return all shots of the survey in the order of a pass, numbered from 0.
 
         The order depends on the pass before it, unless it stands alone. It is computed from the
-        last earlier sweep that is kept, or that stands alone.
+        last earlier pass that is kept, or that stands alone.
         """
         first = index
         while first not in self._orders and not self._stands_alone(first):

@@ -22,7 +22,7 @@ from hpcfwi.model import Grid, Model
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Magnitudes
-from hpcfwi.parallel.shards import gather_to_root, has_shards
+from hpcfwi.parallel.shards import gather_to_root, has_shards, replace_leaves
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import (
     Auto,
@@ -106,7 +106,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class KnownEvaluation:
     """An evaluation of a model that is already known, for example from the end of a line search.
 
     key: that of the batch, see `Batch`. The evaluation has illuminations if steps need them, and
@@ -171,7 +171,7 @@ class State:
     failed: Mapping[int, int] = field(default_factory=dict)
     stage: int = 0
     estimated: WaveletEstimate | None = None
-    evaluated: Evaluated | None = None
+    evaluated: KnownEvaluation | None = None
 
     def after(
         self,
@@ -181,7 +181,7 @@ class State:
         score: float,
         entry: dict[str, Any],
         estimated: WaveletEstimate | None = None,
-        evaluated: Evaluated | None = None,
+        evaluated: KnownEvaluation | None = None,
     ) -> State:
         """Return the state after one more epoch.
 
@@ -243,7 +243,9 @@ class State:
             "epoch": self.epoch,
             "stage": self.stage,
             "model": _to_cpu(self.model),
-            "optimizer": dict(self.optimizer),
+            "optimizer": replace_leaves(
+                self.optimizer, lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
+            ),
             "numerics": self.engine.to_table(),
             "references": None if self.magnitudes is None else dict(self.magnitudes),
             "history": list(self.metrics),
@@ -278,7 +280,7 @@ class State:
             table["failed"],
             table.get("stage", 0),
             WaveletEstimate.from_table(table) if is_estimated else None,
-            None if evaluated is None else Evaluated.from_table(evaluated, model),
+            None if evaluated is None else KnownEvaluation.from_table(evaluated, model),
         )
 
 

@@ -136,18 +136,19 @@ class WaveletEstimate:
 
 
 @dataclass(frozen=True)
-class Products:
-    """Products of simulated and observed traces by frequency, summed over receivers and shots.
+class CrossSpectra:
+    """The cross-spectra of simulated and observed traces, summed over receivers and shots.
 
-    cross: of observed traces and conjugate simulated traces; power: of simulated traces.
+    Both arrays are (frequency,). cross: of observed traces and conjugate simulated traces; power:
+    of simulated traces.
     """
 
     cross: NDArray[np.complex128]
     power: NDArray[np.float64]
 
     @classmethod
-    def of(cls, simulated: NDArray[np.float32], observed: NDArray[np.float32]) -> Products:
-        """Return the products of those traces (receiver, time) that are finite."""
+    def of(cls, simulated: NDArray[np.float32], observed: NDArray[np.float32]) -> CrossSpectra:
+        """Return the sums over those traces (receiver, time) that are finite."""
         good = np.isfinite(observed).all(axis=-1) & np.isfinite(simulated).all(axis=-1)
         n = 2 * simulated.shape[-1]
         ours, theirs = (
@@ -155,8 +156,8 @@ class Products:
         )
         return cls((ours.conj() * theirs).sum(axis=0), (np.abs(ours) ** 2).sum(axis=0))
 
-    def __add__(self, other: Products) -> Products:
-        return Products(self.cross + other.cross, self.power + other.power)
+    def __add__(self, other: CrossSpectra) -> CrossSpectra:
+        return CrossSpectra(self.cross + other.cross, self.power + other.power)
 
 
 class Known:
@@ -170,7 +171,7 @@ class Known:
         """Return False."""
         return False
 
-    def estimate(self, wavelet: Wavelet, products: Products, dt: float) -> Wavelet:  # noqa: ARG002
+    def estimate(self, wavelet: Wavelet, spectra: CrossSpectra, dt: float) -> Wavelet:  # noqa: ARG002
         """Return the given wavelet."""
         return wavelet
 
@@ -216,16 +217,16 @@ class Estimate:
             due |= epoch - found >= self._every
         return due
 
-    def estimate(self, wavelet: Wavelet, products: Products, dt: float) -> Wavelet:
+    def estimate(self, wavelet: Wavelet, spectra: CrossSpectra, dt: float) -> Wavelet:
         """Return the emitted wavelet.
 
         wavelet: the wavelet of the simulated traces, sampled every `dt` s.
         """
         n = wavelet.shape[-1]
-        most = float(products.power.max())
+        most = float(spectra.power.max())
         if most == 0.0:
             return wavelet
-        found = products.cross / (products.power + self._damping * most)
+        found = spectra.cross / (spectra.power + self._damping * most)
         spectrum = np.fft.rfft(wavelet.astype(np.float64), 2 * n)
         # The periodic signal is cut, because its end is from before the beginning of the record.
         free = np.fft.irfft(found * spectrum, 2 * n)[:n]

@@ -4,8 +4,8 @@ A shot may be simulated in a window, which is a part of the model with a part of
 on a coarser grid. The inverted model stays on the fine grid. The coarse model is a linear function
 of it, so that the gradient is exactly that of the misfit with respect to the fine model.
 
-Frequencies that a history sampled in time cannot represent are removed from residuals (decision
-033).
+Frequencies that a history sampled in time cannot represent are removed from adjoint sources
+(docs/decisions/033).
 
 The number of shots that a rank simulates at a time, and their history, are chosen for the largest
 window of a survey; `inversion.memory` determines how much memory a rank may use. If memory runs out
@@ -211,8 +211,8 @@ class Simulator:
     background: Model | None = None
 
     @property
-    def cost(self) -> int:
-        """The cost of a shot with its gradient, in simulations with their gradients."""
+    def simulations_per_shot(self) -> int:
+        """Number of simulations that a shot counts as: 2 if its traces are linearized, else 1."""
         return 1 if self.background is None else 2
 
     def restrict(self, model: Model) -> Model:
@@ -273,31 +273,31 @@ class Simulator:
         return self.aperture.costs(self.grid, survey)
 
 
-# Share of a residual's energy that may lie above the wavelet's band. It changes the gradient by at
-# most 2 % (decision 033); in residuals of clean data the share is at most 0.001.
+# Share of an adjoint source's energy that may lie above the wavelet's band. It changes the gradient
+# by at most 2 % (docs/decisions/033); in residuals of clean data the share is at most 0.001.
 TOLERATED = 1e-2
 # Number of shortest periods that are tapered at the end of a record when energies are compared,
-# because a truncated residual has all frequencies, although its waves do not.
+# because a truncated record has all frequencies, although its waves do not.
 FADED = 2.0
 # The filter begins to fall at this share of the highest frequency that passes.
 CORNER = 0.9
 
 
-def limit_residual(residual: Tensor, simulation: Simulation, dt: float) -> Tensor:
-    """Return a residual (shot, receiver, time) without frequencies that the history cannot resolve.
+def limit_adjoint_source(adjoint_source: Tensor, simulation: Simulation, dt: float) -> Tensor:
+    """Remove frequencies that the history cannot resolve from an adjoint source.
 
-    It is returned unchanged if the history samples every step or the band is not known, and so is
-    each shot with a share of at most `TOLERATED` above the band. The result of a shot does not
-    depend on other shots. dt: of the residual, s.
+    adjoint_source: (shot, receiver, time). It is returned unchanged if the history samples every
+    step or the band is not known, and so is each shot with a share of at most `TOLERATED` above the
+    band. The result of a shot does not depend on other shots. dt: of its samples, s.
     """
     history = simulation.history
     if history.interval == 1 or history.frequency is None:
-        return residual
-    shots = list(residual)
+        return adjoint_source
+    shots = list(adjoint_source)
     with one_thread():
         loud = [share_above(shot, history.frequency, dt) > TOLERATED for shot in shots]
         if not any(loud):
-            return residual
+            return adjoint_source
         limited = [
             low_pass(shot, history.frequency, dt) if is_loud else shot
             for shot, is_loud in zip(shots, loud, strict=True)
@@ -308,7 +308,7 @@ def limit_residual(residual: Tensor, simulation: Simulation, dt: float) -> Tenso
 def limit_to_history(traces: Tensor, simulation: Simulation, dt: float) -> Tensor:
     """Return traces (shot, receiver, time) without frequencies that the history cannot resolve.
 
-    This operator is linear and symmetric, whereas `limit_residual` leaves small shares unchanged.
+    This operator is linear and symmetric. `limit_adjoint_source` leaves small shares unchanged.
     """
     history = simulation.history
     if history.interval == 1 or history.frequency is None:
@@ -370,7 +370,7 @@ class MemoryShare:
 
 
 @dataclass(frozen=True)
-class MemoryFit:
+class MemoryPlan:
     """The history and the number of shots at a time that fit into the memory of all ranks.
 
     history: the same on all ranks; shot: bytes of one shot with it; at_once: number of shots that
@@ -427,7 +427,7 @@ def largest_task(
         raise InputError("wave.history", str(error), "Change the value.") from error
 
 
-def fit_shots(task: Task, shares: Sequence[MemoryShare], reproducible: bool) -> MemoryFit:
+def plan_memory(task: Task, shares: Sequence[MemoryShare], reproducible: bool) -> MemoryPlan:
     """Return the fastest history with which each rank simulates its `most_at_once` shots.
 
     If there is none, fewer shots are simulated at a time. If results must be reproducible, the
@@ -452,9 +452,9 @@ def fit_shots(task: Task, shares: Sequence[MemoryShare], reproducible: bool) -> 
         if fastest is not None and not computes_alike(history, fastest):
             continue
         if needed <= memory:
-            fit = MemoryFit(history, needed, at_once)
-            _check_room(fit, shares)
-            return fit
+            plan = MemoryPlan(history, needed, at_once)
+            _check_room(plan, shares)
+            return plan
     reserved = max(share.reserved + share.each_shot for share in shares)
     more = f" besides {say_bytes(reserved)} for engine, models, sums and data" if reserved else ""
     free_text = min(shares, key=lambda share: share.shot_of(1)).free_text
@@ -467,11 +467,11 @@ def fit_shots(task: Task, shares: Sequence[MemoryShare], reproducible: bool) -> 
     )
 
 
-def _check_room(fit: MemoryFit, shares: Sequence[MemoryShare]) -> None:
+def _check_room(plan: MemoryPlan, shares: Sequence[MemoryShare]) -> None:
     """Raise `InputError` if a given limit exceeds the memory."""
     for rank, share in enumerate(shares):
-        shots = min(share.most_at_once, fit.at_once)
-        needed = shots * (fit.shot + share.each_shot)
+        shots = min(share.most_at_once, plan.at_once)
+        needed = shots * (plan.shot + share.each_shot)
         if needed > share.room:
             raise InputError(
                 "wave.memory",

@@ -146,7 +146,7 @@ def add_whole(values: Tensor, over: tuple[int, ...]) -> Tensor:
 
     Values are divided by a power of two, which depends on the largest one, and rounded; the
     remainders are added up in the same way (Demmel and Nguyen 2013, section 4, with whole numbers
-    in place of their bins). The host does not wait for a device. The sum is not finite if a value
+    in place of their bins). The CPU does not wait for the device. The sum is not finite if a value
     is not.
     """
     left = values.detach().double()

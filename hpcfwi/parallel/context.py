@@ -109,7 +109,7 @@ class Context:
             _wait_for_gpu(mine)
         return mine.view(pieces[self.rank].shape)
 
-    def gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
+    def all_gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, (rank, ...).
 
         They are contiguous and have the same shape. For other objects there is `all_gather`.
@@ -185,8 +185,8 @@ class Context:
     def raise_on_all_ranks(self, error: BaseException) -> NoReturn:
         """Raise an error that every rank raises here.
 
-        The error is marked, so that `failure` need not compare the errors of ranks, which takes up
-        to 2 s.
+        The error is marked. Otherwise `failure` compares the errors of ranks, which takes up to 2
+        s, and a rank whose error comes later counts as missing.
         """
         vars(error)["raised_on_all_ranks"] = True
         try:
@@ -210,7 +210,10 @@ class Context:
         return self.comm if self.fault_tolerant else None
 
     def close(self) -> None:
-        """Leave the process group if this has not been done; no collective can follow."""
+        """Leave the process group if this has not been done; no collective can follow.
+
+        The store stays open, because `failure` and `watch` use it until the process ends.
+        """
         if dist.is_initialized():
             group = weakref.ref(dist.group.WORLD)
             dist.destroy_process_group()

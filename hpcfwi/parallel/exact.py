@@ -62,7 +62,7 @@ class ExactSum:
     def add(self, term: Tensor, where: tuple[slice, ...] = ()) -> None:
         """Add a finite array to a part of the sum, unless it exceeds the limit.
 
-        The host does not wait for the device to learn whether it was added.
+        The CPU does not wait for the device to learn whether it was added.
         """
         lowest, highest = torch.aminmax(term)
         largest = torch.maximum(-lowest, highest).double()

@@ -70,7 +70,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
-class World:
+class UnconnectedRank:
     """A rank before it is connected and has a device.
 
     comm: MPI's communicator, None if MPI does not know the ranks; local_rank: number among the
@@ -87,9 +87,10 @@ class World:
 
 
 def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
-    """Return the context of this process; start torch.distributed if there are several ranks.
+    """Join the ranks of this job, and return the context of this one.
 
-    This is a collective over all processes of the job, to be called once in each. gpus: True if
+    No process is started: mpirun, srun or torchrun has started them. Each process of the job calls
+    this once. If there are several ranks, torch.distributed is started. gpus: True if
     ranks compute on GPUs if there are any; share_gpus: True if several ranks may share a GPU.
 
     Raises `InputError` on every process if there is no MPI, if the launcher and MPI do not match,
@@ -97,31 +98,31 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
     message.
     """
     allow_many_files()
-    world = replace(_find_world(), share_gpus=share_gpus)
-    if world.size == 1:
-        return _take_device(replace(Context.alone(), comm=world.comm), gpus, share_gpus)
+    this = replace(_find_this_rank(), share_gpus=share_gpus)
+    if this.size == 1:
+        return _take_device(replace(Context.alone(), comm=this.comm), gpus, share_gpus)
     try:
         context = Context(
-            world.rank,
-            world.size,
-            world.local_rank,
+            this.rank,
+            this.size,
+            this.local_rank,
             socket.gethostname(),
             torch.device("cpu"),
             1,
-            world.comm,
-            connect(world),
-            fault_tolerant=world.fault_tolerant,
+            this.comm,
+            connect(this),
+            fault_tolerant=this.fault_tolerant,
         )
-        if world.local_rank < 0:
+        if this.local_rank < 0:
             hosts = context.all_gather(context.host)
-            context = replace(context, local_rank=hosts[: world.rank].count(context.host))
+            context = replace(context, local_rank=hosts[: this.rank].count(context.host))
             os.environ["LOCAL_RANK"] = str(context.local_rank)
         return _take_device(context, gpus, share_gpus)
     except InputError:
         raise
     except Exception as error:
-        tell(error, f"rank {world.rank} on {socket.gethostname()}")
-        abort(world.comm, 1)
+        tell(error, f"rank {this.rank} on {socket.gethostname()}")
+        abort(this.comm, 1)
 
 
 def launch_if_asked(gpus: bool = True, share_gpus: bool = False) -> Context:
@@ -162,21 +163,23 @@ def _keep_off_mpi() -> None:
         mpi4py.rc(initialize=False)
 
 
-def _find_world() -> World:
+def _find_this_rank() -> UnconnectedRank:
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.name in ("torchrun", ENVIRONMENT):
         if launcher.name == ENVIRONMENT:
             check_operator(os.environ)
-        return World(launcher.rank, launcher.size, int(os.environ.get("LOCAL_RANK") or -1), None)
+        return UnconnectedRank(
+            launcher.rank, launcher.size, int(os.environ.get("LOCAL_RANK") or -1), None
+        )
     comm = join_mpi(launcher, os.environ)
     if comm.size == 1:
-        return World(0, 1, 0, comm)
+        return UnconnectedRank(0, 1, 0, comm)
     from mpi4py import MPI
 
-    return find_ranks(comm, is_fault_tolerant(MPI.Get_library_version(), os.environ))
+    return find_rank(comm, is_fault_tolerant(MPI.Get_library_version(), os.environ))
 
 
-def find_ranks(comm: MPI.Comm, fault_tolerant: bool) -> World:
+def find_rank(comm: MPI.Comm, fault_tolerant: bool) -> UnconnectedRank:
     """Return this rank of a communicator; ranks of a host get successive numbers; collective."""
     from mpi4py import MPI
 
@@ -188,10 +191,10 @@ def find_ranks(comm: MPI.Comm, fault_tolerant: bool) -> World:
     hosts = comm.allgather(first)
     if hosts != sorted(hosts):
         comm = comm.Split(key=first)
-    return World(comm.rank, comm.size, local_rank, comm, fault_tolerant)
+    return UnconnectedRank(comm.rank, comm.size, local_rank, comm, fault_tolerant)
 
 
-def connect(world: World) -> Store:
+def connect(this: UnconnectedRank) -> Store:
     """Start torch.distributed for tensors on CPUs and, if torch has NCCL, on GPUs; collective.
 
     Returns the store of the ranks. Raises RuntimeError if the ranks do not connect in time, for
@@ -199,20 +202,20 @@ def connect(world: World) -> Store:
     files.
     """
     exchange = (
-        EnvironmentExchange(COLLECTIVE_TIMEOUT) if world.comm is None else MpiExchange(world.comm)
+        EnvironmentExchange(COLLECTIVE_TIMEOUT) if this.comm is None else MpiExchange(this.comm)
     )
     check_files(exchange.all_gather(count_files_allowed()))
-    store = open_store(exchange, RANKS_CONNECT_WAIT if world.fault_tolerant else STORE_TIMEOUT)
+    store = open_store(exchange, RANKS_CONNECT_WAIT if this.fault_tolerant else STORE_TIMEOUT)
     os.environ.update(
-        RANK=str(world.rank),
-        WORLD_SIZE=str(world.size),
-        LOCAL_RANK=str(world.local_rank),
+        RANK=str(this.rank),
+        WORLD_SIZE=str(this.size),
+        LOCAL_RANK=str(this.local_rank),
         **_GLOO,
     )
     backend = "gloo"
     # NCCL would wait for a rank that has died, and supports only one rank for each GPU. Gloo
     # reports a death, and supports tensors on GPUs too.
-    by_nccl = not (world.fault_tolerant or world.share_gpus)
+    by_nccl = not (this.fault_tolerant or this.share_gpus)
     if torch.cuda.device_count() > 0 and dist.is_nccl_available() and by_nccl:
         backend = "cpu:gloo,cuda:nccl"
     try:
@@ -220,11 +223,11 @@ def connect(world: World) -> Store:
             dist.init_process_group(
                 backend,
                 store=store,
-                rank=world.rank,
-                world_size=world.size,
-                timeout=RANKS_CONNECT_WAIT if world.fault_tolerant else GREETING_WAIT,
+                rank=this.rank,
+                world_size=this.size,
+                timeout=RANKS_CONNECT_WAIT if this.fault_tolerant else GREETING_WAIT,
             )
-        _greet(world, store)
+        _greet(this, store)
     except BaseException:
         store.close()
         raise
@@ -232,15 +235,13 @@ def connect(world: World) -> Store:
     return store
 
 
-def _greet(world: World, store: Store) -> None:
+def _greet(this: UnconnectedRank, store: Store) -> None:
     """Check that the connected processes are the ranks of this job; collective.
 
     gloo takes the first process that connects for a rank. Raises RuntimeError if another process
     has connected.
     """
-    if SignedObjects(world.rank, world.size, store).all_gather(world.rank) != list(
-        range(world.size)
-    ):
+    if SignedObjects(this.rank, this.size, store).all_gather(this.rank) != list(range(this.size)):
         raise RuntimeError("the ranks are not connected to each other")
 
 

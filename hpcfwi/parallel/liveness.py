@@ -127,8 +127,12 @@ class Monitor:
         if report.number != self._heard[rank][0].number:
             self._heard[rank] = (report, now)
 
+    def is_silent(self, rank: int, now: float) -> bool:
+        """Return True if the last report of a rank is no longer valid."""
+        return now - self._heard[rank][1] > self._silence
+
     def find_missing(self, now: float) -> MissingRank | None:
-        """Return the rank that has been late for longest, if another rank waits; None if none is.
+        """Return the rank that is late for longest, if another has waited as long; None if none is.
 
         The duration of a piece of work is not known before the first one is done. Until then a rank
         is missing only if it also stops sending reports.
@@ -139,7 +143,7 @@ class Monitor:
         waits = False
         for rank, (report, heard) in self._heard.items():
             silent = now - heard
-            if silent > self._silence:
+            if self.is_silent(rank, now):
                 seconds = silent + (0.0 if report.waiting else report.since)
             elif report.waiting:
                 waits |= report.since + silent > wait

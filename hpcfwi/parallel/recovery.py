@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import follows_death
-from hpcfwi.parallel.launch import connect, find_ranks
+from hpcfwi.parallel.launch import connect, find_rank
 from hpcfwi.parallel.replicas import hash_bits
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def retry_after_death(
 
     After a death, `context` is changed to that of the remaining ranks (rank, size, local_rank,
     comm, store and hosts), and all of them run `rejoin`, if given, and `work` again. `work` must
-    therefore be repeatable and make no lasting changes; the caller makes them afterwards. In a
+    therefore be repeatable and be prepared for the files of an interrupted attempt. In a
     repetition the results of the remaining ranks may be used again (see `Salvage`), but those of
     the dead rank are lost. Calls must not be nested, so that all ranks are in the same one.
 
@@ -120,8 +120,8 @@ def _regroup(context: Context) -> None:
         fewer = comm.Shrink()
         error: Exception | None = None
         try:
-            world = find_ranks(fewer, fault_tolerant=True)
-            store = connect(world) if world.size > 1 else None
+            this = find_rank(fewer, fault_tolerant=True)
+            store = connect(this) if this.size > 1 else None
             left = fewer.allgather(context.rank)
         except Exception as raised:
             error = raised
@@ -134,7 +134,7 @@ def _regroup(context: Context) -> None:
         comm = fewer
     if context.store is not None:
         context.store.close()
-    context.rank, context.size, context.local_rank = world.rank, world.size, world.local_rank
+    context.rank, context.size, context.local_rank = this.rank, this.size, this.local_rank
     context.comm, context.store = fewer, store
     context.hosts = tuple(hosts[rank] for rank in left)
     if context.is_root:

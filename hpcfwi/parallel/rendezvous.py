@@ -4,8 +4,8 @@ A rank takes a GPU, threads and a network interface. The choices are pure functi
 that query torch and the system are next to them.
 
 Ranks find each other over MPI if MPI knows them, and otherwise over torchrun's store. They then
-share a `store`, with which `launch` starts torch.distributed. The sockets on which libraries listen
-do not authenticate, and are closed for new connections when all ranks have connected. The store
+share a `store`, with which `launch` starts torch.distributed. Gloo's sockets do not
+authenticate, and are closed for new connections when all ranks have connected. The store
 authenticates and stays open.
 """
 

@@ -65,7 +65,7 @@ class Shards:
             return shard
         cells = prod(shape)
         padded = _pad(shard, size_shards(cells, self.count))
-        return self.context.gather_pieces(padded).view(-1)[:cells].view(shape)
+        return self.context.all_gather_pieces(padded).view(-1)[:cells].view(shape)
 
     def sum(self, whole: Tensor) -> Tensor:
         """Return this rank's shard of the sum of the ranks' integer arrays; collective."""
@@ -88,7 +88,7 @@ class Shards:
                 return leaf
             return self.keep(self.cut(leaf).clone(), leaf.shape)
 
-        return _replace(tree, keep)
+        return replace_leaves(tree, keep)
 
     def _pieces(self, whole: Tensor) -> list[Tensor]:
         flat, size = whole.reshape(-1), size_shards(whole.numel(), self.count)
@@ -112,21 +112,22 @@ def gather_to_root(tree: Any, context: Context) -> Any:
         whole = shards.gather(leaf.values, leaf.shape)
         return whole.cpu() if context.is_root else leaf
 
-    return _replace(tree, gather)
+    return replace_leaves(tree, gather)
 
 
 def has_shards(tree: Any) -> bool:
     """Return True if an array in a tree is divided."""
     found: list[Any] = []
-    _replace(tree, found.append)
+    replace_leaves(tree, found.append)
     return any(isinstance(leaf, Shard) for leaf in found)
 
 
-def _replace(tree: Any, change: Callable[[Any], Any]) -> Any:
+def replace_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of nested dicts, lists and tuples with each leaf replaced by `change(leaf)`."""
     if isinstance(tree, Mapping):
-        return {key: _replace(branch, change) for key, branch in tree.items()}
+        return {key: replace_leaves(branch, change) for key, branch in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_replace(branch, change) for branch in tree)
+        return type(tree)(replace_leaves(branch, change) for branch in tree)
     return change(tree)
 
 
@@ -157,7 +158,10 @@ class StaticSchedule:
         return np.array_split(np.arange(slots), self._context.size)[self._context.rank]
 
     def begin(self) -> None:
-        """Begin a new batch; each rank calls this when it has finished the one before."""
+        """Begin a new batch; each rank calls this when it has finished the one before.
+
+        All ranks call it equally often, because the number of calls names the counter of a batch.
+        """
 
     def more(self, slots: int, at_most: int) -> NDArray[np.int64]:  # noqa: ARG002
         """Return at most `at_most` more slots for this rank, none when all are given out."""

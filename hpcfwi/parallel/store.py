@@ -4,8 +4,10 @@ A thread of rank 0 serves it, so that it answers while the ranks compute or wait
 `watch`, `failure`, the schedule of shots and torch.distributed store values in it; `rendezvous`
 gives the job's secret to the ranks.
 
-Both sides of a connection prove that they know the secret before they read anything else from it.
-Every message after that is signed (HMAC-SHA256) with a key of its connection.
+Other users of the node or of the network can connect to its port. Through a store without
+authentication they could stop the job, or run their code by a pickle (docs/decisions/027).
+Therefore both sides of a connection prove that they know the secret before they read anything else
+from it. Every message after that is signed (HMAC-SHA256) with a key of its connection.
 """
 
 from __future__ import annotations

@@ -139,8 +139,9 @@ class Watch:
     With `wait=inf`, ranks that hang are not detected.
 
     save: a function that writes the finished work to disk if this has not been done, and returns a
-    name for the point from which the same command continues, such as "epoch 4"; it is called on
-    rank 0 only, in the watching thread, while the main thread computes; tick: s between two checks.
+    name for the point from which the same command continues, such as "epoch 4" (slurm/job.sh looks
+    for these names in the log); it is called on rank 0 only, in the watching thread, while the main
+    thread computes; tick: s between two checks.
     """
 
     def __init__(
@@ -155,9 +156,9 @@ class Watch:
     ) -> None:
         self._context, self._stop, self._save = context, stop, save
         self._grace, self._wait, self._tick = grace, wait, tick
-        tellings = context.all_gather((context.host, secrets.token_hex(8)))
-        self._hosts = [host for host, _ in tellings]
-        _, token = tellings[0]
+        hosts_and_tokens = context.all_gather((context.host, secrets.token_hex(8)))
+        self._hosts = [host for host, _ in hosts_and_tokens]
+        _, token = hosts_and_tokens[0]
         self._client = _StoreClient(context, f"watch-{token}") if context.size > 1 else None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -201,8 +202,9 @@ class Watch:
                 deadline = now + self._grace
                 self._save_early(signal)
             if not self._context.is_root:
-                if now > deadline + self._wait:
-                    _exit_now(3)
+                # Rank 0, which would end the job, is dead or cannot be reached.
+                if now > deadline + self._wait and monitor.is_silent(0, now):
+                    _exit_now(1)
             # Until the deadline, the main threads may agree to stop by themselves.
             elif now >= deadline and self._stop.deciding.acquire(blocking=False):
                 self._give_up(signal)
@@ -244,8 +246,7 @@ class Watch:
             work = self._context.heartbeat.work
             tell(
                 Stopped(
-                    f"stopped by {signal} in the middle of {work}, which is lost; "
-                    f"the same command continues from {saved}"
+                    f"stopped by {signal} during {work}; the same command continues from {saved}"
                 )
             )
         self._dismiss(code)

@@ -325,7 +325,7 @@ def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) 
         typical[shots - context.rank * share] = torch.from_numpy(found.loudness)
         context.heartbeat.beat()
     ranks = context.all_gather((traces, tallies))
-    loudness = context.gather_pieces(typical).view(-1)[:n_shots].numpy()
+    loudness = context.all_gather_pieces(typical).view(-1)[:n_shots].numpy()
     audible = loudness[np.isfinite(loudness) & (loudness > 0.0)]
     least = DEAD * float(np.median(audible)) if audible.size else 0.0
     return Scan(

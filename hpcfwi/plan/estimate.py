@@ -31,7 +31,7 @@ from hpcfwi.inversion.objective import PRODUCT
 from hpcfwi.inversion.shot_qc import SHOTS, choose_shots
 from hpcfwi.inversion.stages import Choose, Draws
 from hpcfwi.inversion.wavelets import Estimate
-from hpcfwi.operators.simulator import MemoryFit, MemoryShare, fit_shots
+from hpcfwi.operators.simulator import MemoryPlan, MemoryShare, plan_memory
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.survey import TimeAxis
@@ -405,10 +405,10 @@ def _estimate_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
 
 def _fit(
     experiment: Experiment, task: Task, sharing: Sharing, machine: Machine
-) -> tuple[MemoryFit | None, str]:
+) -> tuple[MemoryPlan | None, str]:
     """Return the history and the number of shots at once, None if nothing fits, and the reason."""
     try:
-        fit = fit_shots(task, machine.shares, experiment.config.inversion.reproducible)
+        fit = plan_memory(task, machine.shares, experiment.config.inversion.reproducible)
     except InputError as error:
         return None, error.problem
     reason, chosen, asked = "asked for", fit.history, task.asked

@@ -22,7 +22,7 @@ import numpy as np
 
 from hpcfwi.errors import SEVERITIES, Finding, InversionFailure, say_bytes
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.loop import Evaluations
+from hpcfwi.inversion.loop import EpochEvaluator
 from hpcfwi.inversion.memory import MemoryOverhead, choose_history_and_chunk
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.stages import Batch, Part, Stage
@@ -108,7 +108,7 @@ class Stopwatch:
         optimizer = self._section.optimizer.make()(self._model, self._limits)
         state = State(0, self._model, optimizer.state(), magnitudes=NO_MAGNITUDES)
         batch, stage = self._batch(shortest), self._stage
-        evaluate = Evaluations(self._objective, stage, batch, state, illuminate=False)
+        evaluate = EpochEvaluator(self._objective, stage, batch, state, illuminate=False)
         # In some models, a step for the beginning of a record fails.
         with suppress(InversionFailure):
             optimizer.step(self._model, evaluate)

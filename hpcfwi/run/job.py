@@ -22,7 +22,7 @@ from hpcfwi.config import Config, import_plugins, load_config
 from hpcfwi.convert.request import HDF5, SEGY, kind_of
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.memory import fit_forward, fit_ranks
+from hpcfwi.inversion.memory import count_forward_shots, plan_memory_of_ranks
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
@@ -59,13 +59,14 @@ def run_job(
     file of a run is changed before the state from which it continues is read. If ranks die and the
     others can continue, they repeat the preparation or the interrupted epoch.
 
-    Raises the errors of `load_config`, `prepare`, `check_observed`, `fit_ranks`, `claim`,
-    `restore`, `simulate_observed` and `invert`.
+    Raises the errors of `load_config`, `prepare`, `check_observed`, `plan_memory_of_ranks`,
+    `claim`, `restore`, `simulate_observed` and `invert`.
     """
     load = partial(load_config, path, settings, migrates)
-    with ExitStack() as held:
-        experiment, stages, owner, state, stop = retry_after_death(
-            context, lambda: _begin(load, path, context, inverts, quiet, held)
+    # There is one request for the whole job, because a signal between two requests would be lost.
+    with StopRequest(context) as stop, ExitStack() as held:
+        experiment, stages, owner, state = retry_after_death(
+            context, lambda: _begin(load, path, context, inverts, quiet, stop, held)
         )
         if state is not None:
             directory, become_root = owner.directory, owner.become_root
@@ -111,16 +112,15 @@ def _begin(
     context: Context,
     inverts: bool,
     quiet: bool,
+    stop: StopRequest,
     held: ExitStack,
-) -> tuple[Experiment, list[Stage], _RunDirectoryOwner, State | None, StopRequest]:
+) -> tuple[Experiment, list[Stage], _RunDirectoryOwner, State | None]:
     """Prepare everything before the first epoch, including the observed data; collective.
 
     Resources that stay open are entered into `held`. The returned state is that from which the
     inversion continues, None without an inversion.
     """
     held.close()  # resources of an attempt that a death has ended
-    # There is one request for the whole job, because a signal between two requests would be lost.
-    stop = held.enter_context(StopRequest(context))
     context.heartbeat.begin("the preparation")
     # A signal ends this at once, because no work is lost, and ranks may wait for any time.
     with Watch(context, stop, lambda: "the last checkpoint", grace=0.0, wait=inf):
@@ -152,7 +152,7 @@ def _begin(
     if state is not None and state.epoch == 0:
         with Watch(context, stop, lambda: "the beginning", grace=0.0, wait=inf):
             look_before_inverting(experiment, stages, directory, context)
-    return experiment, stages, owner, state, stop
+    return experiment, stages, owner, state
 
 
 def simulate_into(
@@ -240,7 +240,7 @@ def _check_memory_of_data(experiment: Experiment, context: Context) -> None:
     """Raise `InputError` on all ranks if the observed data cannot be simulated in memory."""
     there = context.from_root(partial(is_there, experiment.observed))
     if experiment.is_synthetic and not there:
-        fit_forward(experiment, context, is_loaded=False)
+        count_forward_shots(experiment, context, is_loaded=False)
 
 
 def _check_memory(stages: Sequence[Stage], context: Context) -> None:
@@ -248,7 +248,7 @@ def _check_memory(stages: Sequence[Stage], context: Context) -> None:
     model = stages[0].experiment.initial.as_tensors(context.device)
     for experiment in (stage.experiment for stage in stages):
         simulator, survey = experiment.make_simulator(), experiment.simulated_survey()
-        fit_ranks(simulator, model, survey, experiment, context, has_state=False)
+        plan_memory_of_ranks(simulator, model, survey, experiment, context, has_state=False)
 
 
 def _introduce(files: str, context: Context) -> None:

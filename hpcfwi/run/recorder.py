@@ -77,11 +77,16 @@ class Recorder:
         This is for ranks that continue after a death, because some may have finished the epoch
         and others not.
         """
-        epochs = self.context.all_gather(self.state.epoch)
+        context = self.context
+        epochs = context.all_gather(self.state.epoch)
         if min(epochs) < max(epochs):
-            self.state = self.context.broadcast(self.state, epochs.index(max(epochs)))
+            newest = epochs.index(max(epochs))
+            table = self.state.to_table() if context.rank == newest else {}
+            # The ranks have different devices.
+            table = context.broadcast(table, newest)
+            self.state = State.from_table(table, self.experiment.initial.grid, context.device)
 
-    def prepare(self) -> None:
+    def measure_initial_error(self) -> None:
         """Measure the error of the initial model, for comparisons; collective.
 
         It is measured once, unless a rank died before all ranks had the result.
@@ -109,10 +114,12 @@ class Recorder:
         records.draw_survey(self.painter.submit, self.directory, survey, reader, config)
         self._has_begun = True
 
-    def describe(
+    def measure(
         self, epoch: int, batch: Batch, model: Model, evaluation: Evaluation, timings: Timings
     ) -> tuple[float, dict[str, Any]]:
         """Return the score of a model (smaller is better) and the metrics of the epoch; collective.
+
+        It also advances the progress line, and is called once in each epoch, before `keep`.
 
         The score is the model error or, if the true model is not known, the misfit.
         """
@@ -190,8 +197,6 @@ class Recorder:
                 list(evaluation.failed),
             )
         estimated = state.estimated if state.estimated is not self.state.estimated else None
-        # From here on, a signal saves this state.
-        self.state = state
         with naming_checkpoint(self.directory.checkpoints):
             append_metrics(self.directory.metrics, state.metrics[-1])
         picture = None
@@ -215,6 +220,8 @@ class Recorder:
             # The image is computed once for all files, and not while the next epoch computes.
             image = self._image_of(state)
             self.writer.submit(self._write, state, picture, image, due)
+        # From here on, a signal saves this state.
+        self.state = state
         if picture is not None:
             start = self._first_error
             label = None

@@ -32,10 +32,10 @@ from hpcfwi.inversion.loop import (
 )
 from hpcfwi.inversion.memory import (
     choose_history_and_chunk,
+    count_forward_shots,
     find_shares,
-    fit_forward,
-    fit_ranks,
     most_at_a_time,
+    plan_memory_of_ranks,
 )
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.shot_qc import (
@@ -205,7 +205,7 @@ def _run_stage(
         Watch(context, stop, recorder.save),
     ):
         recorder.progress = shown
-        recorder.prepare()
+        recorder.measure_initial_error()
         context.from_root(lambda: recorder.begin(reader))
         sampler = _make_sampler(stage, objective, prefetcher)
         optimizer = make_optimizer(experiment, context)
@@ -250,8 +250,10 @@ def _leaving_together(context: Context, rejoin: Callable[[], None]) -> Iterator[
     """
     try:
         yield
-    except (InversionFailure, WriteFailure):  # on all ranks alike
-        retry_after_death(context, context.barrier, rejoin)
+    except Exception as error:
+        common = isinstance(error, InversionFailure | WriteFailure)
+        if common or getattr(error, "raised_on_all_ranks", False):
+            retry_after_death(context, context.barrier, rejoin)
         raise
     retry_after_death(context, context.barrier, rejoin)
 
@@ -373,7 +375,7 @@ def _simulate(
     simulator = replace(experiment.simulator(true), aperture=Aperture())
     model = true.as_tensors(context.device)
     mine = np.array_split(writer.left, context.size)[context.rank]
-    most = fit_forward(experiment, context, is_loaded=True)
+    most = count_forward_shots(experiment, context, is_loaded=True)
     chunks = Chunks(most, context)
     rounds = [mine[i : i + most] for i in range(0, mine.size, most)]
     none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
@@ -463,9 +465,9 @@ def _find_fit(
     experiment, context, state = stage.experiment, recorder.context, recorder.state
     config, survey = experiment.config, experiment.survey
     simulator = experiment.make_simulator()
-    fit = fit_ranks(simulator, state.model, survey, experiment, context, has_state=True)
+    plan = plan_memory_of_ranks(simulator, state.model, survey, experiment, context, has_state=True)
     most = most_at_a_time(config.inversion, survey.n_shots, context)
-    chunks = Chunks(min(fit.at_once, most), context)
+    chunks = Chunks(min(plan.at_once, most), context)
     found = None if state.estimated is None else state.estimated.complete()
     if found is None:
         peak = survey.spectrum.peak
@@ -479,8 +481,8 @@ def _find_fit(
     fits: list[ShotFit] = []
     views: list[View] = []
 
-    for first in range(0, -(-shots.size // context.size), fit.at_once):
-        some = mine[first : first + fit.at_once]
+    for first in range(0, -(-shots.size // context.size), plan.at_once):
+        some = mine[first : first + plan.at_once]
         traces = cache(partial(read_observed, experiment, reader, some))
         seen = see_shots(experiment, state.model, some, traces, chunks, context, found)
         for view, misfit in seen:

@@ -184,10 +184,10 @@ class _Acoustic(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, residual: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, adjoint_source: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         fixed = [tensor.detach() for tensor in inputs]
-        vp, wavelet = _Gradient.apply(residual, *fixed, ctx.asked)  # type: ignore[no-untyped-call]
+        vp, wavelet = _Gradient.apply(adjoint_source, *fixed, ctx.asked)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             nothing = _SecondDerivative.apply(*inputs[:2])  # type: ignore[no-untyped-call]
             vp, wavelet = vp + nothing, wavelet + nothing
@@ -223,18 +223,18 @@ class _Acoustic(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients with respect to vp and wavelet, as a function of the residual."""
+    """The gradients with respect to vp and wavelet, as a function of the adjoint source."""
 
     @staticmethod
     def forward(
-        residual: Tensor,
+        adjoint_source: Tensor,
         vp: Tensor,
         wavelet: Tensor,
         sources: Tensor,
         receivers: Tensor,
         asked: _Asked,
     ) -> tuple[Tensor, Tensor]:
-        found = asked.kept(vp, wavelet, sources, receivers).backpropagate(residual)
+        found = asked.kept(vp, wavelet, sources, receivers).backpropagate(adjoint_source)
         emitted = _as_given(found.wavelet[None], wavelet.ndim)[0]
         return found.model["vp"].sum(0), emitted.to(wavelet)
 
@@ -245,7 +245,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, vp: Tensor, wavelet: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the derivatives; the gradient is linear in the residual."""
+        """Return the derivatives; the gradient is linear in the adjoint source."""
         pushed = _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
         return pushed, None, None, None, None, None
 
@@ -253,7 +253,7 @@ class _Gradient(torch.autograd.Function):
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        residual: Tensor,
+        adjoint_source: Tensor,
         vp: Tensor,
         wavelet: Tensor,
         sources: Tensor,
@@ -261,11 +261,11 @@ class _Gradient(torch.autograd.Function):
         asked: _Asked,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Map over shots that were simulated together at once, over models one after the other."""
-        inputs = residual, vp, wavelet, sources, receivers
+        inputs = adjoint_source, vp, wavelet, sources, receivers
         count = info.batch_size
         simulation = asked.simulation
         if in_dims[1] is None and simulation is not None and in_dims[0] is not None:
-            together = residual.movedim(in_dims[0], 0).flatten(0, 1)
+            together = adjoint_source.movedim(in_dims[0], 0).flatten(0, 1)
             if len(together) == len(simulation.data):
                 found = simulation.backpropagate(together)
                 emitted = found.wavelet.reshape(count, -1, *found.wavelet.shape[1:])
@@ -315,9 +315,9 @@ class _Push(torch.autograd.Function):
         ctx.save_for_backward(*inputs[2:6])
 
     @staticmethod
-    def backward(ctx: Any, residual: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, adjoint_source: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients: the transpose, as the derivative is linear in the directions."""
-        vp, wavelet = _Gradient.apply(residual, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
+        vp, wavelet = _Gradient.apply(adjoint_source, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
         return vp, wavelet, None, None, None, None, None
 
     @staticmethod

@@ -250,7 +250,7 @@ def count_steps(samples: int, substeps: int) -> int:
     return samples if substeps == 1 else (samples + count_tail(samples)) * substeps
 
 
-def refine(wavelet: Tensor, substeps: int) -> Tensor:
+def upsample(wavelet: Tensor, substeps: int) -> Tensor:
     """Return wavelets (shot, time) at `substeps` times the sampling rate, with a tail.
 
     They are returned unchanged if substeps is 1.
@@ -264,7 +264,7 @@ def refine(wavelet: Tensor, substeps: int) -> Tensor:
     return substeps * torch.fft.irfft(spectrum, n * substeps)
 
 
-def coarsen(traces: Tensor, substeps: int, n: int) -> Tensor:
+def downsample(traces: Tensor, substeps: int, n: int) -> Tensor:
     """Return the first n samples, at the data's step, of traces (..., time) with substeps."""
     if substeps == 1:
         return traces

@@ -1,4 +1,4 @@
-"""One batch of shots to simulate: the physical problem, and its discrete scheme.
+"""Shots that are simulated together: the physical problem, and its discrete scheme.
 
 Every engine of hpcfwi solves the same `Scheme`; external engines start from the `Problem`.
 """
@@ -83,6 +83,11 @@ class Problem:
 class Scheme:
     """The discrete problem on the padded grid, in the precision of the model.
 
+    Engines compute p[n + 1] = 2 p[n] - p[n - 1] + v2dt2 u[n], where u[n] is the sum of the
+    Laplacian of p[n], the terms of the CPML, and source_scale times the wavelet at the sources.
+    Backwards they compute q, which is v2dt2 times the adjoint of p. The image, the sum of
+    q[n + 1] u[n] over the steps, is v2dt2 times the gradient with respect to v2dt2.
+
     v2dt2: (speed dt)^2, 0 where the free surface keeps p at 0; profiles: the CPML of each axis;
     sources, receivers: taps on the padded grid; source_scale: 1 / cell volume.
     """
@@ -164,7 +169,7 @@ def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
 def relative_change(problem: Problem, direction: Tensor) -> Tensor:
     """Return the relative change of v2dt2 with the speed in a direction (m/s), on the padded grid.
 
-    It is of first order. Its transpose maps an image to a gradient in `gather_gradients`.
+    It is of first order. Its transpose maps an image to a gradient in `make_gradients`.
     """
     return extend(2.0 * direction / problem.speed, *problem.padding)
 
@@ -185,7 +190,7 @@ class Gradients:
     receiver_illumination: Tensor | None
 
 
-def gather_gradients(
+def make_gradients(
     problem: Problem,
     image: Tensor,
     wavelet: Tensor,
@@ -194,7 +199,7 @@ def gather_gradients(
 ) -> Gradients:
     """Return the gradients, given the sums of a backward sweep on the padded grid, (shot, ...).
 
-    image: v2dt2 times the gradient with respect to v2dt2. The gradient with respect to the padded
+    image: see `Scheme`. The gradient with respect to the padded
     speed is 2 image / speed, where a padding cell has the speed of the cell that it repeats.
     """
     speed = fold(image, *problem.padding).mul_(2.0).div_(problem.speed)

@@ -397,7 +397,7 @@ Array = TypeVar("Array")
 
 
 class Simulation:
-    """A simulated batch of shots, with its derivative and the transpose of the derivative.
+    """Shots that were simulated together, with the derivative of their traces and its transpose.
 
     data: (shot, receiver, time), sampled as the wavelet is; substeps: steps of the simulation
     for each sample; history: the stored history, if `keep` is True.
@@ -410,25 +410,24 @@ class Simulation:
         self._problem, self._engine, self._wavelet = problem, task.engine, wavelet
         self.substeps = substeps
         self.history = problem.history
-        refined = numerics.refine(wavelet, substeps)
+        refined = numerics.upsample(wavelet, substeps)
         traces, self._state = self._engine.forward(problem, refined, keep)
         self._traces_like = traces[..., :1].expand_as(traces)
-        self.data = numerics.coarsen(traces, substeps, wavelet.shape[-1])
+        self.data = numerics.downsample(traces, substeps, wavelet.shape[-1])
 
-    def backpropagate(self, residual: Tensor) -> Gradients:
+    def backpropagate(self, adjoint_source: Tensor) -> Gradients:
         """Return the gradients, shot by shot, of a misfit whose gradient is known.
 
-        residual: the misfit's gradient with respect to `data`, (shot, receiver, time). Raises
+        adjoint_source: the misfit's gradient with respect to `data`, (shot, receiver, time). Raises
         RuntimeError if the simulation has kept no history.
         """
         self._require_history()
         n = self._wavelet.shape[-1]
-        fine = numerics.transpose(
-            partial(numerics.coarsen, substeps=self.substeps, n=n), self._traces_like, residual
-        )
+        downsample = partial(numerics.downsample, substeps=self.substeps, n=n)
+        fine = numerics.transpose(downsample, self._traces_like, adjoint_source)
         gradients = self._engine.backward(self._problem, self._state, fine)
         wavelet = numerics.transpose(
-            partial(numerics.refine, substeps=self.substeps), self._wavelet, gradients.wavelet
+            partial(numerics.upsample, substeps=self.substeps), self._wavelet, gradients.wavelet
         )
         return replace(gradients, wavelet=wavelet)
 
@@ -444,7 +443,7 @@ class Simulation:
         self._require_history()
         speed = self._problem.speed
         traces = self._engine.scatter(self._problem, self._state, direction["vp"].to(speed))
-        return numerics.coarsen(traces, self.substeps, self._wavelet.shape[-1])
+        return numerics.downsample(traces, self.substeps, self._wavelet.shape[-1])
 
     def _require_history(self) -> None:
         if self._state is None:

@@ -124,11 +124,11 @@ def test_gradient_with_respect_to_wavelet_matches_autograd(experiment, encoded):
     objective = Objective(
         simulator, least_squares, context, Chunks(1, context), wavelet_samples=N_SAMPLES
     )
-    found = objective.evaluate(model, batch.with_wavelet(wavelet.detach().numpy())).wavelet
+    found = objective.evaluate(model, batch.with_wavelet(wavelet.detach().numpy())).wavelet_gradient
     largest = float(wavelet.grad.abs().max())
     np.testing.assert_allclose(found, wavelet.grad, rtol=1e-4, atol=1e-5 * largest)
     without = replace(objective, wavelet_samples=0).evaluate(model, batch)
-    assert without.wavelet is None
+    assert without.wavelet_gradient is None
 
 
 def same(one, other):

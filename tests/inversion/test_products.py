@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion.loop import Evaluations
+from hpcfwi.inversion.loop import EpochEvaluator
 from hpcfwi.inversion.misfits.least_squares import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
@@ -60,7 +60,7 @@ def evaluations_of(model, batch, simulator, misfit=least_squares, regularizer=No
     context = Context.alone(threads=threads)
     objective = Objective(simulator, misfit, context, Chunks(threads, context), regularizer)
     stage = SimpleNamespace(preconditioner=None)
-    return Evaluations(objective, stage, batch, State(0, model, {}), illuminate=False)
+    return EpochEvaluator(objective, stage, batch, State(0, model, {}), illuminate=False)
 
 
 def dot(a, b):

@@ -14,9 +14,9 @@ from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.memory import (
     choose_history_and_chunk,
+    count_forward_shots,
     estimate_overhead,
     find_shares,
-    fit_forward,
     most_at_a_time,
 )
 from hpcfwi.inversion.preparation import prepare
@@ -127,12 +127,12 @@ def test_forward_simulates_as_many_shots_at_a_time_as_fit_in_memory(monkeypatch,
     experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
     context = Context.alone(threads=4)
     monkeypatch.setattr(batching, "memory_at_hand", lambda _: 10**9)
-    assert fit_forward(experiment, context, is_loaded=True) == 4
+    assert count_forward_shots(experiment, context, is_loaded=True) == 4
     monkeypatch.setattr(batching, "memory_at_hand", lambda _: 1)
     with pytest.raises(InputError, match="the simulation of one shot takes") as error:
-        fit_forward(experiment, context, is_loaded=True)
+        count_forward_shots(experiment, context, is_loaded=True)
     size = error.value.problem.removeprefix("the simulation of one shot takes ").split(",")[0]
     monkeypatch.setattr(batching, "memory_at_hand", lambda _: int(2.5 * count_bytes(size)))
-    assert fit_forward(experiment, context, is_loaded=True) == 2
+    assert count_forward_shots(experiment, context, is_loaded=True) == 2
     with pytest.raises(InputError, match=r"besides the program; on .* are free of the .* of "):
-        fit_forward(experiment, context, is_loaded=False)
+        count_forward_shots(experiment, context, is_loaded=False)

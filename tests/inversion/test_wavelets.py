@@ -9,10 +9,10 @@ from scipy.signal import hilbert
 
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.wavelets import (
+    CrossSpectra,
     Estimate,
     Known,
     Optimize,
-    Products,
     WaveletEstimate,
     check_estimates,
     give_phase,
@@ -41,7 +41,7 @@ def difference(found, expected=RIGHT):
 
 def test_emitted_wavelet_is_estimated_from_a_guess():
     estimate = Estimate(damping=1e-6)
-    products = Products.of(record(GUESS), record(RIGHT))
+    products = CrossSpectra.of(record(GUESS), record(RIGHT))
     assert difference(estimate.estimate(GUESS, products, DT)) < 0.02
     assert difference(GUESS) > 0.5
 
@@ -52,7 +52,7 @@ def test_estimate_from_several_shots_averages_noise():
     for seed in range(20):
         observed = record(RIGHT, seed)
         observed += generator.standard_normal(observed.shape) * observed.std()
-        products = Products.of(record(GUESS, seed), observed.astype(np.float32))
+        products = CrossSpectra.of(record(GUESS, seed), observed.astype(np.float32))
         single.append(difference(Estimate().estimate(GUESS, products, DT)))
         several = products if several is None else several + products
     assert difference(Estimate().estimate(GUESS, several, DT)) < 0.4 * np.mean(single)
@@ -60,19 +60,19 @@ def test_estimate_from_several_shots_averages_noise():
 
 def test_nonfinite_traces_do_not_count():
     simulated, observed = record(GUESS), record(RIGHT)
-    expected = Products.of(simulated[1:], observed[1:])
+    expected = CrossSpectra.of(simulated[1:], observed[1:])
     observed[0, 7] = np.nan
-    np.testing.assert_array_equal(Products.of(simulated, observed).cross, expected.cross)
+    np.testing.assert_array_equal(CrossSpectra.of(simulated, observed).cross, expected.cross)
 
 
 def test_zero_traces_leave_the_wavelet_unchanged():
-    nothing = Products.of(np.zeros((2, N), np.float32), np.zeros((2, N), np.float32))
+    nothing = CrossSpectra.of(np.zeros((2, N), np.float32), np.zeros((2, N), np.float32))
     np.testing.assert_array_equal(Estimate().estimate(GUESS, nothing, DT), GUESS)
 
 
 def find(emitted, **keys):
     """Return the estimate from traces of an emitted wavelet."""
-    products = Products.of(record(GUESS), record(emitted))
+    products = CrossSpectra.of(record(GUESS), record(emitted))
     return Estimate(damping=1e-6, **keys).estimate(GUESS, products, DT)
 
 

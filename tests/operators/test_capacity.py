@@ -15,10 +15,10 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators import simulator as batching
 from hpcfwi.operators.simulator import (
     Aperture,
-    MemoryFit,
+    MemoryPlan,
     MemoryShare,
-    fit_shots,
     largest_task,
+    plan_memory,
     share_of_rank,
 )
 from hpcfwi.parallel.context import Context
@@ -50,7 +50,7 @@ class Shot:
 
 def fit(ranks, asked=EXACT, reproducible=False):
     """Return the history, bytes of a shot and shots at a time, for ranks (memory, most_at_once)."""
-    found = fit_shots(Shot(asked), [MemoryShare(*rank) for rank in ranks], reproducible)
+    found = plan_memory(Shot(asked), [MemoryShare(*rank) for rank in ranks], reproducible)
     return found.history, found.shot, found.at_once
 
 
@@ -88,22 +88,22 @@ def test_engine_buffers_are_released_before_memory_is_measured(monkeypatch):
 
 
 def test_memory_of_a_shot_besides_its_waves_is_reserved():
-    assert fit_shots(Shot(EXACT), [MemoryShare(520, 4, each_shot=10)], False) == MemoryFit(
+    assert plan_memory(Shot(EXACT), [MemoryShare(520, 4, each_shot=10)], False) == MemoryPlan(
         Snapshots(7), 120, 4
     )
-    found = fit_shots(Shot(EXACT), [MemoryShare(519, 4, each_shot=10)], False)
+    found = plan_memory(Shot(EXACT), [MemoryShare(519, 4, each_shot=10)], False)
     assert found.history == Snapshots(7, format="float16")
     message = r"30 B, but a rank may take only 29 B besides 70 B for engine, models, sums and data"
     with pytest.raises(InputError, match=message):
-        fit_shots(Shot(EXACT), [MemoryShare(89, 1, reserved=10, each_shot=60)], False)
+        plan_memory(Shot(EXACT), [MemoryShare(89, 1, reserved=10, each_shot=60)], False)
 
 
 def test_memory_limit_above_room_of_a_rank_is_refused():
     shares = [MemoryShare(480, 4, 50, room=480), MemoryShare(480, 4, 50, room=479)]
-    assert fit_shots(Shot(EXACT), shares[:1], False).at_once == 4
+    assert plan_memory(Shot(EXACT), shares[:1], False).at_once == 4
     message = r"4 shots at a time take 480 B, but rank 1 has room for 479 B besides 50 B for engine"
     with pytest.raises(InputError, match=message):
-        fit_shots(Shot(EXACT), shares, False)
+        plan_memory(Shot(EXACT), shares, False)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel import failure, recovery
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import COMPANY_WAIT, end_launch, run_guarded
-from hpcfwi.parallel.launch import World, connect, launch
+from hpcfwi.parallel.launch import UnconnectedRank, connect, launch
 from hpcfwi.parallel.recovery import raise_if_rank_failed, retry_after_death
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.store import Store
@@ -52,7 +52,7 @@ def collectives(context: Context) -> int:
         mine = [*pieces[context.rank].clone()]
         assert torch.equal(context.sum_pieces(mine), pieces.sum(0)[context.rank]), dtype
         assert torch.equal(torch.stack(mine), pieces[context.rank]), "the input is not changed"
-        assert torch.equal(context.gather_pieces(parts[context.rank].clone()), parts), dtype
+        assert torch.equal(context.all_gather_pieces(parts[context.rank].clone()), parts), dtype
     assert context.sum(torch.empty(0)).shape == (0,)
     uneven = context.sum_pieces([torch.ones(rank) for rank in ranks])
     assert uneven.tolist() == context.rank * [float(size)]
@@ -232,7 +232,7 @@ def connect_too_late(context: Context) -> int:
     """Rank 3 dies, and at the first try rank 1 connects to the others too late."""
     calls = []
 
-    def late(world: World) -> Store:
+    def late(world: UnconnectedRank) -> Store:
         store = connect(world)
         calls.append(world)
         if began_as == 1 and len(calls) == 1:

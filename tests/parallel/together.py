@@ -1,6 +1,6 @@
 """Ranks that are threads of one process, for tests that need many ranks and send little data.
 
-found = on_ranks(3, lambda context: context.gather_pieces(torch.ones(2)))
+found = on_ranks(3, lambda context: context.all_gather_pieces(torch.ones(2)))
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Thread(Context):
     def sum_pieces(self, pieces):
         return sum(other[self.rank] for other in self._exchange(pieces))
 
-    def gather_pieces(self, piece):
+    def all_gather_pieces(self, piece):
         return torch.stack(self._exchange(piece))
 
     def bring_to_root(self, array, source):

@@ -145,8 +145,8 @@ def sharded(folder: Path) -> None:
                 if size == 1:
                     invert(path, context, f"output.directory={path.with_name('whole')}", whole)
                 elif size == 2:
-                    dying = after(4, Recorder.describe, cut_power)
-                    with suppress(PowerCut), mock.patch.object(Recorder, "describe", dying):
+                    dying = after(4, Recorder.measure, cut_power)
+                    with suppress(PowerCut), mock.patch.object(Recorder, "measure", dying):
                         invert(path, context, output, shards)
                 elif size == 3:
                     invert(path, context, output, whole, "inversion.epochs=4")
@@ -163,8 +163,8 @@ def sharded_stages(folder: Path) -> None:
         invert(folder / "whole.toml", context, f"output.directory={folder / 'whole'}")
     output = f"output.directory={folder / 'shards'}"
     for context in ranks(2):
-        dying = after(4, Recorder.describe, cut_power)
-        with suppress(PowerCut), mock.patch.object(Recorder, "describe", dying):
+        dying = after(4, Recorder.measure, cut_power)
+        with suppress(PowerCut), mock.patch.object(Recorder, "measure", dying):
             invert(folder / "shards.toml", context, output)
     for context in ranks(3):
         invert(folder / "shards.toml", context, output)
@@ -342,7 +342,9 @@ def stop_and_die(folder: Path) -> None:
             say("stop_and_die", context.rank, stop)
         invert(folder / "input.toml", context, stopped)
         die_at_2 = partial(die, folder / "run" / "checkpoints" / "epoch_000002.ckpt")
-        with mock.patch.object(Objective, "relate", after(2, Objective.relate, die_at_2)):
+        with mock.patch.object(
+            Objective, "cross_spectra", after(2, Objective.cross_spectra, die_at_2)
+        ):
             invert(folder / "input.toml", context)
 
 

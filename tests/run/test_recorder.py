@@ -85,7 +85,7 @@ def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
 def describe(recorder, model):
     timings = Timings(seconds=1.0, times=Times(), memory=1.0, simulations=3)
     evaluation: Any = SimpleNamespace(loss=2.0, failed=())
-    return recorder.describe(1, BATCH, model, evaluation, timings)
+    return recorder.measure(1, BATCH, model, evaluation, timings)
 
 
 def test_model_stays_on_its_device_without_a_true_model(tmp_path):
@@ -133,8 +133,8 @@ def test_error_of_the_initial_model_is_measured_once_by_all_ranks(size, tmp_path
             return squared_difference(*blocks)
 
         monkeypatch.setattr("hpcfwi.run.recorder.squared_difference", note)
-        recorder.prepare()
-        recorder.prepare()
+        recorder.measure_initial_error()
+        recorder.measure_initial_error()
         return recorder._first_error
 
     expected = rms_difference(initial["vp"], true["vp"], np.ones(shape, dtype=bool))
@@ -158,7 +158,7 @@ def correlations(folder, size):
         recorder = Recorder(*cast(Any, (experiment, stages, RunDirectory(folder), context, state)))
         told: tuple[Any, ...] = (BATCH, found, evaluation, timings)
         try:
-            return recorder.describe(1, *told)[1]["correlation"]
+            return recorder.measure(1, *told)[1]["correlation"]
         except InputError as error:
             return str(error)
 

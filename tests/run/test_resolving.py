@@ -231,6 +231,6 @@ def test_signal_ends_resolve_with_exit_code_3(tmp_path):
     )
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "hpcfwi: stopped by SIGTERM in the middle of the resolution, which is lost; "
+        "hpcfwi: stopped by SIGTERM during the resolution; "
         "the same command continues from the beginning"
     )

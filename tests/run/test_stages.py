@@ -120,7 +120,7 @@ def test_stopped_stages_continue_to_the_same_bits_from_any_epoch(
 @pytest.mark.parametrize(
     ("place", "call", "done"),
     [
-        pytest.param("relate", 1, 0, id="before the first wavelet is estimated"),
+        pytest.param("cross_spectra", 1, 0, id="before the first wavelet is estimated"),
         pytest.param(
             "estimate_each", 3, 4, id="before the wavelet of each shot is estimated again"
         ),

@@ -38,7 +38,7 @@ def test_substeps_give_the_traces_of_a_fine_simulation(dt: float, substeps: int)
 @pytest.mark.parametrize("substeps", [2, 3, 5])
 def test_refined_wavelet_interpolates_a_smooth_wavelet(n: int, substeps: int) -> None:
     fine = torch.tensor(ricker(10.0, n * substeps, 8e-3 / substeps, delay=0.2))[None]
-    refined = numerics.refine(fine[:, ::substeps], substeps)
+    refined = numerics.upsample(fine[:, ::substeps], substeps)
     assert refined.shape[-1] == (n + numerics.count_tail(n)) * substeps
     assert relative(refined[:, : n * substeps], fine) < 1e-5
 
@@ -46,7 +46,7 @@ def test_refined_wavelet_interpolates_a_smooth_wavelet(n: int, substeps: int) ->
 @pytest.mark.parametrize("n", [60, 61])
 def test_refined_wavelet_keeps_the_samples_of_white_noise(n: int) -> None:
     white = torch.tensor(np.random.default_rng(0).normal(size=(2, n)))
-    assert relative(numerics.refine(white, 3)[:, : 3 * n : 3], white) < 1e-12
+    assert relative(numerics.upsample(white, 3)[:, : 3 * n : 3], white) < 1e-12
 
 
 @pytest.mark.parametrize("n", [60, 61])
@@ -55,11 +55,11 @@ def test_coarse_traces_are_samples_of_the_fine_ones(n: int, substeps: int) -> No
     fine = torch.tensor(
         ricker(10.0, (n + numerics.count_tail(n)) * substeps, 8e-3 / substeps, delay=0.2)
     )[None]
-    coarse = numerics.coarsen(fine, substeps, n)
+    coarse = numerics.downsample(fine, substeps, n)
     assert relative(coarse, fine[:, : n * substeps : substeps]) < 1e-5
 
 
 def test_one_substep_returns_the_wavelet_and_traces_unchanged() -> None:
     wavelet = torch.tensor(np.random.default_rng(0).normal(size=(2, 30)))
-    assert numerics.refine(wavelet, 1) is wavelet
-    assert numerics.coarsen(wavelet, 1, 30) is wavelet
+    assert numerics.upsample(wavelet, 1) is wavelet
+    assert numerics.downsample(wavelet, 1, 30) is wavelet

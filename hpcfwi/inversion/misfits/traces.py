@@ -51,7 +51,7 @@ def root_mean_square(traces: Tensor) -> Tensor:
 
 
 def typical_amplitude(observed: Tensor) -> Tensor:
-    """Return the median of the root mean squares of a shot's traces."""
+    """Return the median of the root mean squares of these traces."""
     return root_mean_square(observed).median()
 
 

@@ -15,7 +15,7 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.model import Model
 
 
-class Evaluate(Protocol):
+class Evaluator(Protocol):
     """The evaluation of models, for optimizers; collective."""
 
     def __call__(self, model: Model, /) -> Evaluation:
@@ -42,11 +42,13 @@ class Evaluate(Protocol):
 class OptimizerCost:
     """The cost of an epoch, in addition to the evaluation of the model with which it begins.
 
+    `hpcfwi plan` uses the numbers of evaluations, and `inversion.memory` the bytes.
+
     tries: least and usual number of evaluations of other models, with all shots of the epoch;
     products: least and usual number of shots in products; carries: True if the last of these models
     is usually the first of the next epoch, so that it is not simulated again with the same shots;
-    remembered: bytes of the state for each value of the model; working: additional bytes during a
-    step, as measured.
+    remembered, working: bytes for each value of the model, of the state and (measured) of what a
+    step needs in addition.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
@@ -59,16 +61,18 @@ class OptimizerCost:
 class Optimizer(Protocol):
     """An optimizer, constructed from the first model, the limits, and its own keys.
 
-    An optimizer that can keep its state in shards takes `shards` after the limits. Constructors are
-    also called with a model of one cell, to find the cost.
+    An optimizer that can keep its state in shards takes `shards` after the limits. Its keys are
+    keyword-only parameters, annotated as those of misfits are. Constructors are also called with a
+    model of one cell, to find the cost.
 
     `step` first evaluates the given model: the object itself, not a copy. The gradient is not zero
-    in fixed cells; `limits.free` sets it to zero there. The next model is a result of
-    `limits.apply`. The returned evaluation has the preconditioned gradient, for figures.
+    in fixed cells; `limits.free` sets it to zero there, before and after it is preconditioned. The
+    next model is a result of `limits.apply`. The returned evaluation has the preconditioned
+    gradient, for figures. All ranks take the same branches, because evaluations are collective.
     """
 
     def step(
-        self, model: Model, evaluate: Evaluate, progress: float = 0.0
+        self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
         """Return the next model, and the evaluation of the given one.
 

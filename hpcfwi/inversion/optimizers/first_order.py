@@ -21,7 +21,7 @@ from torch.optim.sgd import sgd
 
 from hpcfwi.config.values import OneOrPair
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate, OptimizerCost
+from hpcfwi.inversion.optimizers import Evaluator, OptimizerCost
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import check_like
@@ -84,14 +84,16 @@ class FirstOrder(ABC):
         """Change the arrays and the state in place."""
 
     def step(
-        self, model: Model, evaluate: Evaluate, progress: float = 0.0
+        self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
         """Return the next model, and the evaluation of this one, preconditioned."""
         evaluation = evaluate(model)
         free = self._limits.free(evaluation.gradient)
-        spread = evaluate.precondition(free)
-        seen = evaluation if spread is free else replace(evaluation, gradient=spread)
-        gradient = self._limits.free(spread)
+        preconditioned = evaluate.precondition(free)
+        if preconditioned is not free:
+            evaluation = replace(evaluation, gradient=preconditioned)
+        # The preconditioner may smooth the gradient into fixed cells.
+        gradient = self._limits.free(preconditioned)
         parts = {name: self._shards.cut(array).clone() for name, array in model.arrays.items()}
         gradients = [self._shards.cut(gradient[name]) for name in parts]
         # The last state shares these arrays, and must not change. They are copied here, not in
@@ -103,7 +105,7 @@ class FirstOrder(ABC):
         arrays = {
             name: self._shards.gather(part, model[name].shape) for name, part in parts.items()
         }
-        return self._limits.apply(Model(model.grid, arrays)), seen
+        return self._limits.apply(Model(model.grid, arrays)), evaluation
 
     def cost(self, shots: int) -> OptimizerCost:  # noqa: ARG002
         return OptimizerCost(remembered=4 * self._remembered)

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate, OptimizerCost
+from hpcfwi.inversion.optimizers import Evaluator, OptimizerCost
 from hpcfwi.inversion.optimizers.line_search import (
     MEMORY,
     Advance,
@@ -226,7 +226,7 @@ class LinearConjugateGradients:
     def step(
         self,
         model: Model,
-        evaluate: Evaluate,
+        evaluate: Evaluator,
         progress: float = 0.0,  # noqa: ARG002
     ) -> tuple[Model, Evaluation]:
         """Return the next model, and the evaluation of this one with the preconditioned gradient.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hpcfwi.errors import StepFailure
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate, OptimizerCost
+from hpcfwi.inversion.optimizers import Evaluator, OptimizerCost
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import check_like, dot, go_along
@@ -258,7 +258,7 @@ HessianProduct = Callable[[Model, int | None], Model]
 """A function of a direction and a number of shots, None for all, to the Hessian's product."""
 
 Precondition = Callable[[Model], Model]
-"""A function that preconditions gradients, see `Evaluate.precondition`."""
+"""A function that preconditions gradients, see `Evaluator.precondition`."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ class Descent(ABC):
     def step(
         self,
         model: Model,
-        evaluate: Evaluate,
+        evaluate: Evaluator,
         progress: float = 0.0,  # noqa: ARG002
     ) -> tuple[Model, Evaluation]:
         """Return the next model, and the evaluation of this one with the preconditioned gradient.

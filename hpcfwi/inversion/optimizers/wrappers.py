@@ -20,7 +20,7 @@ from hpcfwi.config.inversion import PriorSection
 from hpcfwi.errors import InversionFailure, StepFailure
 from hpcfwi.inversion.networks import Represented, Weights
 from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluate, Optimizer, OptimizerCost
+from hpcfwi.inversion.optimizers import Evaluator, Optimizer, OptimizerCost
 from hpcfwi.inversion.optimizers.line_search import as_model
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -118,7 +118,7 @@ class Denoised:
         self._steps = 0
 
     def step(
-        self, model: Model, evaluate: Evaluate, progress: float = 0.0
+        self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
         found, evaluation = self._optimizer.step(model, evaluate, progress)
         self._steps += 1
@@ -181,7 +181,7 @@ class Reparametrized:
         return self._represented.make(self._weights)
 
     def step(
-        self, model: Model, evaluate: Evaluate, progress: float = 0.0
+        self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
         inner, through = self._ready(), _Through(self._represented, evaluate)
         through.know(self._weights, model)
@@ -229,9 +229,9 @@ class _Finite(Limits):
 
 
 class _Through:
-    """An `Evaluate` of weights, which evaluates their models."""
+    """An `Evaluator` of weights, which evaluates their models."""
 
-    def __init__(self, represented: Represented, evaluate: Evaluate) -> None:
+    def __init__(self, represented: Represented, evaluate: Evaluator) -> None:
         self._represented, self._evaluate = represented, evaluate
         self._known: tuple[Weights, Model] | None = None
         self._first: Evaluation | None = None

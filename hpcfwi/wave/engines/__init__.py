@@ -46,7 +46,7 @@ class Engine(Protocol):
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
         """Return traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
 
-    def backward(self, problem: Problem, state: Any, residual: Tensor) -> Gradients:
+    def backward(self, problem: Problem, state: Any, adjoint_source: Tensor) -> Gradients:
         """Return the gradients, given the one with respect to traces (shot, receiver, time)."""
 
     def scatter(self, problem: Problem, state: Any, direction: Tensor) -> Tensor:

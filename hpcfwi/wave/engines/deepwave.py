@@ -70,10 +70,10 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return traces.detach(), State(speed, wavelet, traces) if keep else None
 
 
-def backward(_: Problem, state: State, residual: Tensor) -> Gradients:
+def backward(_: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     speed, wavelet = torch.autograd.grad(
-        state.traces, (state.speed, state.wavelet), residual, retain_graph=True
+        state.traces, (state.speed, state.wavelet), adjoint_source, retain_graph=True
     )
     return Gradients({"vp": speed}, wavelet, None, None)
 

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from hpcfwi.wave import numerics
 from hpcfwi.wave.history import KINDS, Kind, sampling_offset
 from hpcfwi.wave.numerics import Taps
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
+from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return state.traces.detach(), state if keep else None
 
 
-def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
+def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     state.adjoint_energy.zero_()
     v2dt2, wavelet = torch.autograd.grad(
-        state.traces, (state.v2dt2, state.wavelet), residual, retain_graph=True
+        state.traces, (state.v2dt2, state.wavelet), adjoint_source, retain_graph=True
     )
     image = v2dt2 * state.v2dt2.detach()
-    return gather_gradients(problem, image, wavelet, state.forward_energy, state.adjoint_energy)
+    return make_gradients(problem, image, wavelet, state.forward_energy, state.adjoint_energy)
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
@@ -118,10 +118,10 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
     previous = torch.zeros_like(forward_energy)
     p = torch.zeros_like(forward_energy)
     psi, zeta = [p] * ndim, [p] * ndim
-    samples = [record.gather(p)]
+    samples = [record.sample(p)]
     for n in range(steps - 1):
         kept = n % problem.interval == offset
-        u = inject.scatter(scheme.source_scale * wavelet[..., n])
+        u = inject.spread(scheme.source_scale * wavelet[..., n])
         for axis in range(ndim):
             mirrored = axis == 0 and problem.free_surface
             slope = _antisymmetric(p, first[axis], axis, mirrored)
@@ -136,7 +136,7 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
         previous, p = p, 2.0 * p - previous + v2dt2 * u
         if kept and p.requires_grad:
             p.register_hook(add_adjoint_energy)  # type: ignore[no-untyped-call]
-        samples.append(record.gather(p))
+        samples.append(record.sample(p))
     traces = torch.stack(samples, dim=-1)
     return State(v2dt2, wavelet, traces, forward_energy, adjoint_energy)
 
@@ -181,14 +181,14 @@ class _Points:
         self.weights = torch.as_tensor(taps.weights, dtype=like.dtype, device=like.device)
         self.shape = shape
 
-    def gather(self, field: Tensor) -> Tensor:
+    def sample(self, field: Tensor) -> Tensor:
         """Return the values (shot, point) of a field."""
         values = field.flatten(1).gather(1, self.cells.flatten(1)).reshape(self.cells.shape)
         return (values * self.weights).sum(dim=-1)
 
-    def scatter(self, values: Tensor) -> Tensor:
+    def spread(self, values: Tensor) -> Tensor:
         """Return a field with values (shot, point) at the points."""
-        spread = (values[..., None] * self.weights).flatten(1)
-        shots = spread.shape[0]
-        field = spread.new_zeros(shots, int(torch.tensor(self.shape).prod()))
-        return field.scatter_add(1, self.cells.flatten(1), spread).reshape(shots, *self.shape)
+        terms = (values[..., None] * self.weights).flatten(1)
+        shots = terms.shape[0]
+        field = terms.new_zeros(shots, int(torch.tensor(self.shape).prod()))
+        return field.scatter_add(1, self.cells.flatten(1), terms).reshape(shots, *self.shape)

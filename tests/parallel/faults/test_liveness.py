@@ -122,3 +122,10 @@ def test_repeated_report_is_not_a_sign_of_life():
         monitor.note(1, works(0.0, number=7), now)
         monitor.note(2, waits(now, number=int(now) + 1), now)
     assert monitor.find_missing(120.0) == MissingRank(1, 120.0, "epoch 4")
+
+
+def test_rank_is_silent_when_its_last_report_is_too_old():
+    monitor = make_monitor()
+    monitor.note(1, works(5.0), 100.0)
+    last = 100.0 + SILENCE
+    assert [monitor.is_silent(1, now) for now in (100.0, last, last + 1.0)] == [False, False, True]

@@ -79,7 +79,7 @@ def test_nccl_is_used_only_if_each_rank_has_its_own_gpu(world, cards, expected, 
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     monkeypatch.setattr("torch.distributed.init_process_group", init_process_group)
     with pytest.raises(KeyboardInterrupt):
-        start_of_ranks.connect(start_of_ranks.World(0, 1, 0, Mock(), **world))
+        start_of_ranks.connect(start_of_ranks.UnconnectedRank(0, 1, 0, Mock(), **world))
     assert asked == [expected]
 
 
@@ -124,7 +124,7 @@ def test_store_requests_per_rank_do_not_grow_with_the_number_of_ranks():
 # Ranks that are distributed cyclically over two hosts, as by `mpirun --map-by node`
 CYCLIC = """
 from mpi4py import MPI
-from hpcfwi.parallel.launch import find_ranks
+from hpcfwi.parallel.launch import find_rank
 
 class Dealt(MPI.Intracomm):
     def Split_type(self, *_, **__):
@@ -132,7 +132,7 @@ class Dealt(MPI.Intracomm):
 
 world = MPI.COMM_WORLD
 for comm in (world, Dealt(world)):
-    found = find_ranks(comm, fault_tolerant=False)
+    found = find_rank(comm, fault_tolerant=False)
     assert (found.comm.rank, found.comm.size) == (found.rank, found.size)
     ranks = world.gather((found.rank, found.local_rank))
     if world.rank == 0:

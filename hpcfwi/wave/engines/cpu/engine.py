@@ -51,7 +51,7 @@ from hpcfwi.wave.engines.cpu.layout import (
 from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
 from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
 from hpcfwi.wave.history import KINDS, Boundary, Kind, Recompute, sampled_steps
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
+from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +124,10 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return data, State(tables, steps, histories, energies) if keep else None
 
 
-def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
+def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     tables, shape = state.tables, problem.scheme.shape
-    arriving = residual.transpose(1, 2).contiguous().numpy()
+    arriving = adjoint_source.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
     sources = problem.sources.shape[1]
     wavelet = torch.zeros((shots, steps, sources), dtype=problem.speed.dtype)
@@ -139,13 +139,18 @@ def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
         energy = sums[1] if problem.illuminate else sums[0, :0]
         way_back = WayBack(arriving[k], wavelet[k].numpy(), sums[0], energy)
         state.histories[k].backpropagate(way_back, threads)
-        image, *arrived = take_out(sums, shape).mul_(problem.interval)[:, None]
-        emitted = [problem.interval * take_out(e, shape)[None] for e in state.energies[k:][:1]]
-        energies = [*emitted, *arrived] or [None, None]
-        one = gather_gradients(problem, image, wavelet[k : k + 1].transpose(1, 2), *energies)
-        given = (one.model["vp"], one.source_illumination, one.receiver_illumination)
-        terms = [term for term in given if term is not None]
-        for whole, term in zip(found, terms, strict=True):
+        # Each sampled step stands for so many steps in the sums over time.
+        weight = problem.interval
+        image = weight * take_out(sums[:1], shape)
+        forward_energy = adjoint_energy = None
+        if problem.illuminate:
+            forward_energy = weight * take_out(state.energies[k : k + 1], shape)
+            adjoint_energy = weight * take_out(sums[1:], shape)
+        emitted = wavelet[k : k + 1].transpose(1, 2)
+        one = make_gradients(problem, image, emitted, forward_energy, adjoint_energy)
+        terms = (one.model["vp"], one.source_illumination, one.receiver_illumination)
+        for whole, term in zip(found, terms[:fields], strict=True):
+            assert term is not None, "illuminations are wanted"
             whole[k] = term[0]
 
     _each_shot(backpropagate, shots, tables)

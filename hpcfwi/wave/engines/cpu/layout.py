@@ -166,7 +166,7 @@ class Surface(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The discrete equation of one shot; all numbers have the working precision.
+    """The discrete equation of a problem's shots; all numbers have the working precision.
 
     v2dt2: field; axes: differences across the rows of a plane, and across the planes (the former
     again if there is one plane).

@@ -4,7 +4,11 @@ A step updates the memory variables of the slabs across the rows. It then goes t
 blocks, which stay in the cache, and computes the second differences, the absorbing terms and the
 sides of each block. The backward step is the transpose of the forward one. It is written for q,
 which is v^2 dt^2 times the adjoint of p, so that it has the same Laplacian; only the order of the
-absorbing terms differs. docs/physics.md derives the scheme.
+absorbing terms differs. `problem.Scheme` states the equation, and docs/physics.md derives it.
+
+Parameters have the same meaning in all functions here: tables is a `Tables`; fields a `Fields`; p,
+q and u are fields (row, column); n is the number of a step; part is the `Box` of cells that this
+thread computes; team is a `ThreadTeam`.
 
 All time loops have the same parts: step, inject, record, and store samples or use stored ones. The
 backward loop is the transpose of the forward one. The source of the loop for the scattered field is
@@ -320,14 +324,14 @@ class Records(NamedTuple):
 class WayBack(NamedTuple):
     """The input and the results of the backward sweep.
 
-    residual: (time, receiver), the gradient with respect to the traces; wavelet: (time, source),
-    set to the gradient with respect to the wavelet; image: a field to which q[n + 1] u[n] is added
-    for the sampled n; energy: a field to which the squares of q[n + 1] are added for the same n, or
-    an array without rows.
+    adjoint_source: (time, receiver), the gradient with respect to the traces; wavelet_gradient:
+    (time, source), set to the gradient with respect to the wavelet; image: a field to which
+    q[n + 1] u[n] is added for the sampled n; energy: a field to which the squares of q[n + 1] are
+    added for the same n, or an array without rows.
     """
 
-    residual: NDArray
-    wavelet: NDArray
+    adjoint_source: NDArray
+    wavelet_gradient: NDArray
     image: NDArray
     energy: NDArray
 
@@ -451,28 +455,32 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
     If no energy is wanted, q is computed only in the window of p, and has leftover values
     elsewhere. The errors that they cause have no weight, because p does not depend on cells in
     which it is zero. If p is rebuilt, it is not exactly zero there, and q is computed everywhere. A
-    thread injects residuals only into cells of its own part, because other threads may not have
-    stepped theirs yet.
+    thread injects the adjoint source only into cells of its own part, because other threads may not
+    have stepped theirs yet.
     """
-    tables, rebuilding, residual = shot.tables, tape.rebuilding, way_back.residual
+    tables, rebuilding, adjoint_source = shot.tables, tape.rebuilding, way_back.adjoint_source
     grid, v2dt2, u = tables.grid, tables.v2dt2, tape.u
     line = fields.lines[team.rank]
-    lit = way_back.energy.shape[0] > 0
+    wants_energy = way_back.energy.shape[0] > 0
+    # Boxes of cells: the whole grid, this thread's share of it (mine), the window of p at a step,
+    # this thread's share of that (part), and the cells in which it computes q (wide).
     whole = whole_of(grid)
     mine = share(whole, team.size, team.rank)
-    last = residual.shape[0] - 1
+    last = adjoint_source.shape[0] - 1
     if span[1] == last:
         rows = rows_of(grid, mine)
-        inject(fields.waves[last % 2], v2dt2, shot.receivers, residual[last], None, rows, line)
+        q = fields.waves[last % 2]
+        inject(q, v2dt2, shot.receivers, adjoint_source[last], None, rows, line)
         reflect(tables, fields.waves[last % 2], team)
         barrier(team)
     for n in range(span[1] - 1, span[0] - 1, -1):
+        # prev is q of step n + 2 before `step_backward`, and of step n after it.
         q, prev = fields.waves[(n + 1) % 2], fields.waves[n % 2]
-        record(way_back.wavelet[n], q, shot.sources, shot.scale, team, line)
+        record(way_back.wavelet_gradient[n], q, shot.sources, shot.scale, team, line)
         window = window_at(tape, n)
         part = share(window, team.size, team.rank)
         rows = rows_of(grid, part)
-        wide = mine if lit or rebuilding.active else part
+        wide = mine if wants_energy or rebuilding.active else part
         step_backward(tables, fields, n + 1, wide, team)
         sampled = n % tape.interval == tape.offset
         if sampled:
@@ -492,9 +500,9 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
             reflect(tables, earlier, team)
         if sampled:
             add_products(grid, way_back.image, part, q, u)
-            if lit:
+            if wants_energy:
                 add_squares(grid, way_back.energy, mine, q)
-        inject(prev, v2dt2, shot.receivers, residual[n], None, rows_of(grid, wide), line)
+        inject(prev, v2dt2, shot.receivers, adjoint_source[n], None, rows_of(grid, wide), line)
         reflect(tables, prev, team)
         barrier(team)
 

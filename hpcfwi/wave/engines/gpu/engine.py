@@ -21,7 +21,7 @@ from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
 from hpcfwi.wave.engines.gpu.layout import Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
-from hpcfwi.wave.problem import Gradients, Problem, gather_gradients, relative_change
+from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
 if TYPE_CHECKING:
     from hpcfwi.wave.engines.gpu.layout import Blueprint
@@ -124,7 +124,7 @@ def footprint(problem: Problem, steps: int) -> int:
         problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem)
     )
     size = problem.n_shots * problem.speed.element_size()
-    # Copies of inputs and outputs: the gradient and its operands, traces and residuals.
+    # Copies of inputs and outputs: the gradient and its operands, traces and adjoint sources.
     fields = 5 if problem.illuminate else 4
     copies = fields * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
     return blueprint.count_bytes() + size * copies
@@ -163,12 +163,12 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return state.sweep.run_forward(wavelet), state if keep else None
 
 
-def backward(problem: Problem, state: State, residual: Tensor) -> Gradients:
+def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
-    image, wavelet, energies = state.sweep.run_backward(residual)
+    image, wavelet, energies = state.sweep.run_backward(adjoint_source)
     shape = (problem.n_shots, *problem.scheme.shape)
     image, *energies = (fields.reshape(shape) for fields in (image, *energies))
-    return gather_gradients(problem, image, wavelet, *(energies or (None, None)))
+    return make_gradients(problem, image, wavelet, *(energies or (None, None)))
 
 
 def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:

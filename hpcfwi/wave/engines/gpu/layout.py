@@ -228,7 +228,7 @@ def lay_out_profiles(problem: Problem, layout: Layout) -> list[NDArray[np.float6
 
 
 def upload(target: Tensor, table: NDArray[Any]) -> None:
-    """Copy a table to a tensor, from pinned memory to a card, so that the host does not wait.
+    """Copy a table to a tensor, from pinned memory to a card, so that the CPU does not wait.
 
     The table is first converted to the precision of the tensor; torch would otherwise convert it
     during the copy, in memory that is not pinned.

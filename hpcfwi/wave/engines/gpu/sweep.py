@@ -321,10 +321,10 @@ class Sweep:
         traces = self.arrays["traces"].transpose(1, 2)
         return traces.clone(memory_format=torch.contiguous_format)
 
-    def run_backward(self, residual: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def run_backward(self, adjoint_source: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the image, the gradient with respect to the wavelet, and the energies.
 
-        residual: the gradient with respect to the traces, (shot, receiver, time).
+        adjoint_source: the gradient with respect to the traces, (shot, receiver, time).
         """
         self._take_over()
         arrays, last = self.arrays, self.blueprint.steps - 1
@@ -333,7 +333,7 @@ class Sweep:
                 arrays[name].zero_()
             arrays["energies"][1:].zero_()
             arrays["rebuilt"].copy_(arrays["last"])
-            arrays["traces"].copy_(residual.transpose(1, 2))
+            arrays["traces"].copy_(adjoint_source.transpose(1, 2))
             self.clock.fill_(last)
             self._exchange(0, target=arrays["fields"][last % 2], sources="receivers")
             if self.blueprint.recomputes:
@@ -493,8 +493,8 @@ class Sweep:
         """Add signals to the field `target`, and record `field`, if these are given.
 
         sources, receivers: names of the matrices of the points that emit and that record. In the
-        backward pass, receivers emit the residuals, and sources record the gradient with respect to
-        the wavelet. factor: a field by which signals are multiplied, v2dt2 if not given.
+        backward pass, receivers emit the adjoint source, and sources record the gradient with
+        respect to the wavelet. factor: a field by which signals are multiplied, v2dt2 if not given.
         """
         blueprint, arrays = self.blueprint, self.arrays
         sending, listening = sources or "sources", receivers or "receivers"
