@@ -97,7 +97,7 @@ def make_fields(tables: Tables, threads: int) -> Fields:
         make_zeros((2, *tables.v2dt2.shape), dtype),
         (make_zeros(slabs, dtype), make_zeros(slabs, dtype)),
         (make_zeros(sides, dtype), make_zeros(sides, dtype)),
-        make_zeros((threads, tables.v2dt2.shape[1]), dtype),
+        make_zeros((threads, tables.v2dt2.shape[1] + MARGIN), dtype),
     )
 
 
