@@ -181,7 +181,7 @@ class Fixed(Section):
     file: FileName | None = None
     """A file with a mask of cells (`.h5`, `.hdf5`), or a text file with a surface (other names).
 
-    A mask is an array `/fixed` in the layout of a model file: 1 for cells that are kept, 0 for the
+    A mask is an array `/fixed` in the layout of a model file: 1 for fixed cells, 0 for the
     others. If it has a different grid, the value of the nearest cell is used. A surface has one row
     per point: `x depth`, or `y x depth` for a 3-D model, in m, separated by blanks; text after a
     `#` is ignored. Depths are interpolated linearly between the points; beyond them the depth of

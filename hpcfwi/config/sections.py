@@ -84,7 +84,7 @@ class Initial(Section):
     smooth: Length | None = None
     """Smooth the model with a Gaussian of this standard deviation.
 
-    Cells that the inversion keeps (`inversion.fixed_above`, `inversion.fixed`) are not changed.
+    Fixed cells (`inversion.fixed_above`, `inversion.fixed`) are not changed.
     """
     smooth_slowness: Length | None = None
     """Smooth 1 / velocity instead of the velocity, which preserves travel times.
@@ -95,7 +95,7 @@ class Initial(Section):
     linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
     """Velocity at depth 0 (m/s) and its increase with depth (m/s per m).
 
-    Cells that the inversion keeps are not changed, as with `smooth`.
+    Fixed cells are not changed, as with `smooth`.
     """
     file: FileName | None = None
     """A model file that covers the model, except for less than one of its cells at the edges.

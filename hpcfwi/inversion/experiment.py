@@ -159,7 +159,7 @@ class Experiment:
     """The models, survey and simulations that a config describes.
 
     true: the true model, if known; initial: the starting model; known: prior knowledge, such as
-    kept cells; observed: the gathers file; is_synthetic: True if hpcfwi simulates that file; band:
+    fixed cells; observed: the gathers file; is_synthetic: True if hpcfwi simulates that file; band:
     frequency band of the survey and the observed traces, None if they are not filtered; coarsening:
     to the grid of the waves, None if it is that of the models; costs: cost of each shot, see
     `Simulator.costs`, if known; picks: first breaks, by the names of their files.

@@ -2,7 +2,7 @@
 
 A run uses these estimates to choose a history, and its plan uses the same. `operators.simulator`
 estimates the memory of the waves, and the free memory of each rank. Released arrays are not
-counted, although the C library keeps some of their memory (decision 048).
+counted, although the C library keeps some of their memory (docs/decisions/048).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hpcfwi.wave.history import describe
 
 log = logging.getLogger("hpcfwi")
 
-# Bytes by which the program itself grows (decision 062): on each rank when the wave engine is
+# Bytes by which the program itself grows (docs/decisions/062): on each rank when the wave engine is
 # loaded, and on rank 0 when it is compiled and when figures are drawn.
 ENGINE, COMPILER, FIGURES = 40_000_000, 60_000_000, 100_000_000
 # Bytes per cell. A stage: the initial model as tensors, and the fixed cells twice.

@@ -1,4 +1,4 @@
-"""The parameters of a model that an inversion may change, their limits, and the kept cells.
+"""The parameters of a model that an inversion may change, their limits, and the fixed cells.
 
 Cells whose values are known in advance are kept. `storage.models` reads the files of surfaces,
 masks and weights, and `model.PARAMETERS` has the possible values of a parameter.
@@ -27,11 +27,11 @@ SMALLEST_SPREAD = 1.0 / 500.0
 
 @dataclass(frozen=True)
 class Known:
-    """Prior knowledge of cells: kept cells and expected values.
+    """Prior knowledge of cells: fixed cells and expected values.
 
     start: the initial model before it is smoothed or made linear. The cells above a velocity are
     found in this model, because smoothing blurs the sea floor. surfaces: depths (m) in all columns
-    of that model; priors: models with which regularizers compare; masks: cells that are kept;
+    of that model; priors: models with which regularizers compare; masks: fixed cells;
     weights: of cells in a regularizer; each by the names of their files.
     """
 
@@ -159,7 +159,7 @@ class Limits:
     linear: bool = False
 
     def free(self, gradient: Model) -> Model:
-        """Return a gradient that is zero in the kept cells."""
+        """Return a gradient that is zero in the fixed cells."""
         return Model(
             gradient.grid,
             {n: torch.where(self.fixed[n], 0.0, array) for n, array in gradient.arrays.items()},

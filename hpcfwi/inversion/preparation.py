@@ -302,7 +302,7 @@ def _updates(config: Config) -> list[InversionSection]:
 
 
 def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bool_]) -> Model:
-    """Return a model that grows linearly with depth, except in the kept cells."""
+    """Return a model that grows linearly with depth, except in fixed cells."""
     grid, (first, growth) = given.grid, linear
     speeds = first + growth * grid.coordinates(0)
     if speeds.min() <= 0.0:

@@ -277,8 +277,9 @@ def _lock(directory: Path, descriptor: int) -> bool:
 def _leased(directory: Path, descriptor: int, me: str) -> Iterator[None]:
     """Hold a directory without locks, by a counter in the file that a thread renews.
 
-    A counter that is not renewed means that the holder is dead. No clocks are compared, because
-    clocks of hosts differ and may jump.
+    A counter that is not renewed means that the holder is dead. A holder that slept longer than the
+    others wait would go on writing (docs/decisions/020). No clocks are compared, because clocks of
+    hosts differ and may jump.
     """
     found = _read(directory)
     if found:

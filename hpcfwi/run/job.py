@@ -273,7 +273,7 @@ def _introduce(files: str, context: Context) -> None:
 def _prepare_engine(experiment: Experiment, context: Context) -> None:
     """Compile the wave engine before the first shot; collective.
 
-    A rank that needs code that another rank is compiling waits for it (decision 041).
+    A rank that needs code that another rank is compiling waits for it (docs/decisions/041).
     """
     wave = experiment.config.wave
     initial = experiment.initial.any

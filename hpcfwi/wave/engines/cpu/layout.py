@@ -11,7 +11,8 @@ of one two-dimensional array:
 
 The zeros after a row are those before the next one: a column beyond the last is one of them. The
 cells of a row begin at a multiple of 64 bytes, and their number is a whole number of SIMD loops,
-which makes the sweeps a third faster. A field stays 0 where v^2 dt^2 is 0, as it is around the grid.
+which makes the sweeps a third faster. A field stays 0 where v^2 dt^2 is 0, as it is around the
+grid.
 
 The memory variables and the profiles of the sides of a row have a row of their own: HALO zeros, the
 left side, HALO zeros, the right side, and HALO zeros.

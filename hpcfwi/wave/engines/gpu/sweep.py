@@ -48,7 +48,7 @@ INTERPRETED_TILES = {2: Tile(32, 1, 64, 4), 3: Tile(16, 16, 32, 4)}
 # Slabs are about twenty cells wide; the tiles are narrow so that slabs at the sides fill the lanes.
 FRAME_TILES = INTERPRETED_TILES if INTERPRETED else {2: Tile(8, 1, 32, 4), 3: Tile(2, 4, 32, 4)}
 # Products are rounded before they are added: if the compiler fused multiplications and additions,
-# bits would depend on the tile and on the card (decision 047).
+# bits would depend on the tile and on the card (docs/decisions/047).
 FUSED = False
 # Number of timings of each tile; each timing takes a stretch of steps.
 TIMINGS = 5
