@@ -100,9 +100,9 @@ class Counted(Context):
         self._count(tensor.nbytes)
         return super().sum(tensor)
 
-    def sum_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+    def reduce_scatter_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
         self._count(sum(piece.nbytes for piece in pieces))
-        return super().sum_pieces(pieces)
+        return super().reduce_scatter_pieces(pieces)
 
     def all_gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
         self._count(self.size * piece.nbytes)

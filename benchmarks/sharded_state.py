@@ -67,7 +67,7 @@ def measure(keys: dict[str, Any], shards: Shards, context: Context) -> tuple[int
     model, seconds = initial.map(torch.clone), []
     evaluate(model)
     before = settle()
-    optimizer = section.optimizer.make()(initial, limits, shards)
+    optimizer = section.optimizer.bind()(initial, limits, shards)
     state = optimizer.state()
     for _ in range(STEPS):
         context.barrier()

@@ -368,7 +368,7 @@ class Choice(Section):
         """Return True if the method has a parameter of this name."""
         return name in inspect.signature(find(self.place)).parameters
 
-    def make(self) -> Callable[..., Any]:
+    def bind(self) -> Callable[..., Any]:
         """Return the method with its keys bound, to be called with the other arguments."""
         values = self.check()
         keys = {key: getattr(values, key) for key in type(values).model_fields}

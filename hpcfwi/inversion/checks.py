@@ -357,7 +357,7 @@ def _check_band(config: Config, survey: Survey, where: str) -> Iterator[Finding]
 
 def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Iterator[Finding]:
     """Yield errors for estimates that need single shots or near traces that do not exist."""
-    wavelets = section.wavelet.make()()
+    wavelets = section.wavelet.bind()()
     each, furthest = wavelets.per == "shot", wavelets.furthest
     if each and section.encoding != "none":
         yield Finding(

@@ -1,9 +1,9 @@
 """The loop of an inversion, in which each epoch improves the model.
 
-Every rank runs the whole loop. It has an `Optimizer`, possibly with wrappers, and `EpochEvaluator`,
-which the optimizer calls in an epoch. It reports its epochs to a `Journal`; `run.recorder`, which
-implements it, writes files. `run.session` assembles the parts and handles signals and ranks that
-die.
+Every rank runs the whole loop. It has an `Optimizer`, possibly with wrappers, and in each epoch an
+`EpochEvaluator`, which the optimizer calls. It reports its epochs to a `Journal`; `run.recorder`,
+which implements it, writes files. `run.session` assembles the parts and handles signals and ranks
+that die.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def make_optimizer(
     """
     config, initial = experiment.config, experiment.initial.as_tensors(context.device)
     section, limits = config.inversion, experiment.limits(initial)
-    make = section.optimizer.make()
+    make = section.optimizer.bind()
     if section.optimizer.sharded:
         make = partial(make, shards=find_shards(config, context))
     if config.model.network is not None:
@@ -94,7 +94,7 @@ def find_optimizer_cost(experiment: Experiment) -> Callable[[int], OptimizerCost
     initial = Model(cell, {n: torch.tensor(a[first]) for n, a in experiment.initial.arrays.items()})
     fixed = dict.fromkeys(initial.arrays, torch.tensor(experiment.fixed[first]))
     limits = Limits(initial, fixed, section.bounds_by_name)
-    return cast(Optimizer, section.optimizer.make()(initial, limits)).cost
+    return cast(Optimizer, section.optimizer.bind()(initial, limits)).cost
 
 
 def size_unknowns(experiment: Experiment) -> list[int]:

@@ -148,7 +148,7 @@ class Represented:
         shape, count = self._initial.grid.shape, len(self._initial.arrays)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.section.seed)
-            network: nn.Module = self.section.make()(shape, count)
+            network: nn.Module = self.section.bind()(shape, count)
         return network.to(self.context.device)
 
     @cached_property

@@ -402,7 +402,7 @@ def _refuse_other_times(config: Config) -> None:
 
 def _finds_wavelet(config: Config) -> bool:
     """Return True if every stage estimates the wavelet, so that the survey need not have one."""
-    return all(isinstance(part.inversion.wavelet.make()(), Estimate) for _, part in config.stages())
+    return all(isinstance(part.inversion.wavelet.bind()(), Estimate) for _, part in config.stages())
 
 
 def _guess_wavelet(reader: GatherReader) -> NDArray[np.float32]:

@@ -281,7 +281,7 @@ def see_shots(
         simulator.restrict(model),
         simulator=simulator,
         conditioning=experiment.conditioning(),
-        misfit=experiment.config.inversion.misfit.make(),
+        misfit=experiment.config.inversion.misfit.bind(),
     )
     part = Part(shots, experiment.survey.select(shots), traces)
     if wavelet is not None:

@@ -40,6 +40,8 @@ from hpcfwi.storage.background import Prefetcher, Traces
 from hpcfwi.survey import Survey
 from hpcfwi.wave.simulation import wave_speed
 
+ShotNumbers = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -80,7 +82,7 @@ class Stage:
 
     def wavelets(self) -> Wavelets:
         """Return the method by which the wavelet is found."""
-        method = self.section.wavelet.make()
+        method = self.section.wavelet.bind()
         return cast(Wavelets, method())
 
     @cached_property
@@ -317,8 +319,6 @@ def _deal_all(
         yield part
         part = make_part(shots[schedule.more(shots.size, chunks.size)])
 
-
-ShotNumbers = NDArray[np.int64]
 
 # Number of passes whose orders are kept (8 bytes per shot); an epoch and the next need no more.
 KEPT = 3

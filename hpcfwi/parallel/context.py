@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BLOCK = 2**22  # cells that `sum_pieces` adds up at a time: 32 MB of 64-bit integers
+BLOCK = 2**22  # cells that `reduce_scatter_pieces` adds up at a time: 32 MB of 64-bit integers
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Context:
                 _wait_for_gpu(tensor)
         return tensor
 
-    def sum_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+    def reduce_scatter_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
         """Return this rank's piece of the sum of the ranks' tensors (a reduce-scatter).
 
         pieces: one for each rank. Each has the same shape on all ranks and is contiguous, on the

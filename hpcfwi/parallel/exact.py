@@ -3,6 +3,9 @@
 Floating-point addition rounds after every term, so that its result depends on the order. Here
 each term is rounded once, to an integer multiple of a power of two that does not depend on the
 distribution of the terms, and the integers are added exactly (docs/decisions/019-exact-sums.md).
+
+Two other modules use the same idea: `operators.vectors.add_whole` for sums within a rank, whose
+terms are all known, and `inversion.stages.Lattice` for traces that are summed in double precision.
 """
 
 from __future__ import annotations
@@ -89,8 +92,8 @@ class ExactSum:
         """
         if shards.count == 1:
             return context.sum(self._units.clone()).to(torch.float64).mul_(self._unit)
-        part = shards.sum(self._units).to(torch.float64).mul_(self._unit)
-        return shards.gather(part, self._units.shape)
+        part = shards.reduce_scatter(self._units).to(torch.float64).mul_(self._unit)
+        return shards.all_gather(part, self._units.shape)
 
 
 class PlainSum:

@@ -59,7 +59,7 @@ class Shards:
             return whole
         return self._pieces(whole)[self.context.rank]
 
-    def gather(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def all_gather(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the whole array of this shape on every rank; collective."""
         if self.context is None or self.count == 1 or not shape:
             return shard
@@ -67,28 +67,28 @@ class Shards:
         padded = _pad(shard, size_shards(cells, self.count))
         return self.context.all_gather_pieces(padded).view(-1)[:cells].view(shape)
 
-    def sum(self, whole: Tensor) -> Tensor:
+    def reduce_scatter(self, whole: Tensor) -> Tensor:
         """Return this rank's shard of the sum of the ranks' integer arrays; collective."""
-        assert self.context is not None, "what is whole everywhere is its context's to add up"
-        return self.context.sum_pieces(self._pieces(whole))
+        assert self.context is not None, "arrays that are not divided are summed by their context"
+        return self.context.reduce_scatter_pieces(self._pieces(whole))
 
-    def keep(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor | Shard:
+    def wrap(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor | Shard:
         """Return a shard as it is kept in a state: a `Shard`, or an array that is not divided."""
         return shard if self.count == 1 or not shape else Shard(shard, tuple(shape))
 
-    def take(self, kept: Tensor | Shard) -> Tensor:
-        """Return this rank's shard from a result of `keep` or from a whole array."""
+    def unwrap(self, kept: Tensor | Shard) -> Tensor:
+        """Return this rank's shard from a result of `wrap` or from a whole array."""
         return kept.values if isinstance(kept, Shard) else self.cut(kept)
 
     def divide(self, tree: Any) -> Any:
-        """Divide the arrays in nested dicts, lists and tuples, in the form of `keep`."""
+        """Divide the arrays in nested dicts, lists and tuples, in the form of `wrap`."""
 
-        def keep(leaf: Any) -> Any:
+        def wrap(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or self.count == 1:
                 return leaf
-            return self.keep(self.cut(leaf).clone(), leaf.shape)
+            return self.wrap(self.cut(leaf).clone(), leaf.shape)
 
-        return replace_leaves(tree, keep)
+        return replace_leaves(tree, wrap)
 
     def _pieces(self, whole: Tensor) -> list[Tensor]:
         flat, size = whole.reshape(-1), size_shards(whole.numel(), self.count)
@@ -109,7 +109,7 @@ def gather_to_root(tree: Any, context: Context) -> Any:
     def gather(leaf: Any) -> Any:
         if not isinstance(leaf, Shard):
             return leaf
-        whole = shards.gather(leaf.values, leaf.shape)
+        whole = shards.all_gather(leaf.values, leaf.shape)
         return whole.cpu() if context.is_root else leaf
 
     return replace_leaves(tree, gather)

@@ -134,9 +134,10 @@ class Watch:
 
     All ranks learn of a signal on any rank about a tick later. Rank 0 then calls `save`. If the
     ranks have not agreed to stop `grace` seconds after the signal, rank 0 calls `save` again, and
-    all exit with code 3. If a rank gives no sign of life for `wait` seconds (or longer if pieces of
-    work take long, see `liveness.Monitor`) while another rank waits, the job ends with exit code 1.
-    With `wait=inf`, ranks that hang are not detected.
+    all exit with code 3. Ranks that cannot reach rank 0 exit with 1 after `wait` more seconds. If a
+    rank gives no sign of life for `wait` seconds (or longer if pieces of work take long, see
+    `liveness.Monitor`) while another rank waits, the job ends with exit code 1. With `wait=inf`,
+    ranks that hang are not detected.
 
     save: a function that writes the finished work to disk if this has not been done, and returns a
     name for the point from which the same command continues, such as "epoch 4" (slurm/job.sh looks
@@ -294,13 +295,14 @@ class _StoreClient:
     """A thread that exchanges messages with the store.
 
     It is separate from the watch, because a call to a store whose host has stopped may wait for
-    ever, whatever its timeout. signal: a signal that some rank has received; reports: the reports
-    of the other ranks that this one monitors; code: exit code with which all ranks must exit now.
+    ever, whatever its timeout. job_signal: a signal that some rank has received; reports: the
+    reports of the other ranks that this one monitors; code: exit code with which all ranks must
+    exit now.
     """
 
     def __init__(self, context: Context, prefix: str) -> None:
         assert context.store is not None, "several ranks have a store"
-        self.signal: str | None = None
+        self.job_signal: str | None = None
         self.reports: dict[int, Report] = {}
         self.code: int | None = None
         self._rank = context.rank
@@ -311,7 +313,7 @@ class _StoreClient:
         if context.is_root:
             for rank in range(context.size):
                 self._store.set(self._key(rank), Report().encode())
-        self._signal: str | None = None
+        self._own_signal: str | None = None
         self._report: Report | None = None
         self._called = threading.Event()
         self._closed = False
@@ -319,14 +321,14 @@ class _StoreClient:
 
     def exchange(self, signal: str | None, report: Report | None) -> str | None:
         """Queue this rank's signal and report for sending; return a signal of any rank."""
-        self._signal = signal
+        self._own_signal = signal
         self._report = report or self._report
         self._called.set()
-        return self.signal or signal
+        return self.job_signal or signal
 
     def dismiss(self, code: int) -> None:
         """Tell all ranks to exit with a code."""
-        self._store.set(self._key("word"), str(code))
+        self._store.set(self._key("order"), str(code))
 
     def start(self) -> None:
         self._thread.start()
@@ -349,22 +351,24 @@ class _StoreClient:
                 return
 
     def _carry(self) -> None:
-        word = self._key("word")
-        if self._signal is not None and self.signal is None:
-            self._store.compare_set(word, "", self._signal)
-        said = (self._store.look([word])[0] or b"").decode()
-        if said in _CODES:
-            self.code = _CODES[said]
-        elif said in _NAMES:
-            self.signal = said
+        # One entry has either the name of a signal or an exit code, so that a signal that comes
+        # late does not replace the code.
+        order = self._key("order")
+        if self._own_signal is not None and self.job_signal is None:
+            self._store.compare_set(order, "", self._own_signal)
+        found = (self._store.look([order])[0] or b"").decode()
+        if found in _CODES:
+            self.code = _CODES[found]
+        elif found in _NAMES:
+            self.job_signal = found
         report, self._report = self._report, None
         if report is None:
             return
         self._store.set(self._key(self._rank), report.encode())
-        found = self._store.look(map(self._key, self._others))
+        others = self._store.look(map(self._key, self._others))
         self.reports = {
             rank: Report.decode(text)
-            for rank, text in zip(self._others, found, strict=True)
+            for rank, text in zip(self._others, others, strict=True)
             if text is not None
         }
 

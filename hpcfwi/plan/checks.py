@@ -296,7 +296,7 @@ def check_data(compared: Sequence[DataComparison], where: str) -> list[DataCompa
     checked = []
     for number, one in enumerate(compared):
         linear = one.stages[0].section.linear
-        knows = any(knows_amplitudes(stage.section.misfit.make()) for stage in one.stages)
+        knows = any(knows_amplitudes(stage.section.misfit.bind()) for stage in one.stages)
         found = [
             *check_comparison(one.comparison, where, number == 0, linear, knows),
             *_check_picks(one),

@@ -443,7 +443,7 @@ def _compare(
     if recorded is not None and experiment.band is not None:
         left = _find_left(recorded, traces(), context)
     period = _find_period(survey)
-    wavelets = experiment.config.inversion.wavelet.make()()
+    wavelets = experiment.config.inversion.wavelet.bind()()
     estimate = wavelets if isinstance(wavelets, Estimate) else None
     return context.from_root(
         lambda: compare(views, None, survey.axis, period, left, estimate, heads, conventions)

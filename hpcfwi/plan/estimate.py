@@ -161,7 +161,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
     asked = section.precondition
     always = asked is not None and asked.illumination is not None
     # A line search cannot reuse the last result if the wavelet has changed.
-    carries = not section.wavelet.make()().takes_steps
+    carries = not section.wavelet.bind()().takes_steps
     counts = defaultdict[str, float](float)
     before: object = None
     for place, estimated in enumerate(estimates):
@@ -184,7 +184,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
 
 def _count_estimates(section: InversionSection, n_shots: int) -> Iterator[int]:
     """Yield the number of shots of each epoch that are simulated for estimates of wavelets."""
-    wavelets, draws = section.wavelet.make()(), Draws.of(section, n_shots)
+    wavelets, draws = section.wavelet.bind()(), Draws.of(section, n_shots)
     draw = cast(Choose, find(SAMPLINGS[section.sampling]))
     found = np.zeros(n_shots, dtype=np.int64)
     for place in range(section.epochs):

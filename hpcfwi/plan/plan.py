@@ -94,7 +94,7 @@ class Stopwatch:
         )
         # Exact sums cost almost nothing, but would need the magnitudes of the terms beforehand.
         self._objective = Objective(
-            self._simulator, self._section.misfit.make(), context, chunks, reproducible=False
+            self._simulator, self._section.misfit.bind(), context, chunks, reproducible=False
         )
         self.samples = survey.n_samples
         self._seconds = self._processor_seconds = 0.0
@@ -105,7 +105,7 @@ class Stopwatch:
         This includes an update, because torch loads modules of its optimizers only then.
         """
         shortest = min(self.samples, SHORTEST)
-        optimizer = self._section.optimizer.make()(self._model, self._limits)
+        optimizer = self._section.optimizer.bind()(self._model, self._limits)
         state = State(0, self._model, optimizer.state(), magnitudes=NO_MAGNITUDES)
         batch, stage = self._batch(shortest), self._stage
         evaluate = EpochEvaluator(self._objective, stage, batch, state, illuminate=False)

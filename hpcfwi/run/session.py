@@ -168,10 +168,10 @@ def _begin_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, En
     if section.regularize is not None:
         prior = experiment.prior.as_tensors(context.device)
         weights = experiment.weights(context.device)
-        regularizer = partial(section.regularize.make(), prior=prior, weights=weights)
+        regularizer = partial(section.regularize.bind(), prior=prior, weights=weights)
     objective = Objective(
         simulator,
-        section.misfit.make(),
+        section.misfit.bind(),
         context,
         chunks,
         regularizer,
@@ -477,7 +477,7 @@ def _find_fit(
     shots = choose_shots(survey.n_shots, SHOTS)
     shown = choose_views(shots, SHOWN)
     mine = shots[context.rank :: context.size]
-    normalized = not knows_amplitudes(config.inversion.misfit.make())
+    normalized = not knows_amplitudes(config.inversion.misfit.bind())
     fits: list[ShotFit] = []
     views: list[View] = []
 

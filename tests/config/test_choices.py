@@ -40,7 +40,7 @@ def choose(monkeypatch):
 
 
 def test_name_alone_is_a_method_without_keys(choose):
-    assert choose("plain").make()(1, 2) == 3
+    assert choose("plain").bind()(1, 2) == 3
     assert choose("plain") == choose({"name": "plain"})
 
 
@@ -52,13 +52,13 @@ def test_choice_may_have_another_key_for_the_name():
         kind: str
 
     assert Other.model_validate("plain") == Other.model_validate({"kind": "plain"})
-    assert Other.model_validate("plain").make()(1, 2) == 3
+    assert Other.model_validate("plain").bind()(1, 2) == 3
     assert Other.own_keys() == {}
 
 
 def test_given_keys_and_defaults_reach_the_method(choose):
-    assert choose({"name": "wide", "width": 0.5}).make()(1, 2) == 12
-    assert choose({"name": "wide", "width": 0.5, "times": 1}).make()(1, 2) == 6
+    assert choose({"name": "wide", "width": 0.5}).bind()(1, 2) == 12
+    assert choose({"name": "wide", "width": 0.5, "times": 1}).bind()(1, 2) == 6
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_keys_common_to_all_methods_do_not_reach_the_method(choose):
         beside: int = 0
 
     both = Both.model_validate({"name": "wide", "width": 0.5, "beside": 3})
-    assert both.make()(1, 2) == 12
+    assert both.bind()(1, 2) == 12
     assert both.beside == 3
     assert sorted(both.table.model_fields) == ["beside", "times", "width"]
 

@@ -62,7 +62,7 @@ def test_misfit_of_views_is_that_of_the_inversion(make, changes):
             lambda place=place: observed[place : place + 1],
             simulator,
             experiment.conditioning(),
-            experiment.config.inversion.misfit.make(),
+            experiment.config.inversion.misfit.bind(),
             illuminate=False,
         )
         assert misfit == result.misfit

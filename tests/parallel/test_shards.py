@@ -21,7 +21,7 @@ def test_gathered_shards_equal_the_whole_on_every_rank(shape, size):
 
     def cut_and_gather(context):
         shards = Shards(context)
-        return shards.gather(shards.cut(whole).clone(), shape)
+        return shards.all_gather(shards.cut(whole).clone(), shape)
 
     for found in on_ranks(size, cut_and_gather):
         assert torch.equal(found, whole)

@@ -34,7 +34,7 @@ class Thread(Context):
         tensor[...] = sum(self._exchange(tensor.clone()))
         return tensor
 
-    def sum_pieces(self, pieces):
+    def reduce_scatter_pieces(self, pieces):
         return sum(other[self.rank] for other in self._exchange(pieces))
 
     def all_gather_pieces(self, piece):

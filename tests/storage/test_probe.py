@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -75,11 +77,22 @@ def test_array_without_a_location_is_refused(tmp_path, monkeypatch):
     )
 
 
-def test_decompression_bomb_is_found_between_sampled_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(probing, "MEMORY", 3 * 10**8)
-    monkeypatch.setattr(
-        probing, "SECONDS", 60
-    )  # so that the memory limit ends it on a busy machine
+def read_in_new_process(path: Path) -> str:
+    """Return the problem found with a file in a process that has no memory of other tests to free.
+
+    The limit of time is so high that on a busy machine, too, the limit of memory is reached first.
+    """
+    program = (
+        "from pathlib import Path; from hpcfwi.storage import probe; "
+        "probe.MEMORY, probe.SECONDS = 3 * 10**8, 60; "
+        f"print(probe._read_in_child(Path({str(path)!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_decompression_bomb_is_found_between_sampled_chunks(tmp_path):
     path, packer = tmp_path / "a.h5", zlib.compressobj(1)
     swelling = b"".join(packer.compress(bytes(2**24)) for _ in range(64)) + packer.flush()
     with h5py.File(path, "w") as file:
@@ -87,10 +100,10 @@ def test_decompression_bomb_is_found_between_sampled_chunks(tmp_path, monkeypatc
         found = file.create_dataset("vp", shape, "f4", chunks=chunk, compression="gzip")
         for number in range(160):
             found.id.write_direct_chunk((number, 0), zlib.compress(bytes(2**19)))
-    assert _read_in_child(path) == ""
+    assert read_in_new_process(path) == ""
     with h5py.File(path, "r+") as file:
         file["vp"].id.write_direct_chunk((82, 0), swelling)
-    assert "300 MB of memory" in _read_in_child(path)
+    assert "300 MB of memory" in read_in_new_process(path)
 
 
 def test_good_file_is_probed_once(tmp_path, monkeypatch):

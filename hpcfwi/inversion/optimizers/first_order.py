@@ -103,7 +103,7 @@ class FirstOrder(ABC):
         ]
         self._change([*parts.values()], gradients, anneal(self._rate, progress))
         arrays = {
-            name: self._shards.gather(part, model[name].shape) for name, part in parts.items()
+            name: self._shards.all_gather(part, model[name].shape) for name, part in parts.items()
         }
         return self._limits.apply(Model(model.grid, arrays)), evaluation
 
@@ -128,12 +128,12 @@ class FirstOrder(ABC):
         for number, kept in state["state"].items():
             memory = self._memories[number]
             if any(array is not None for array in kept.values()):  # as torch's SGD may have none
-                taken = {name: self._shards.take(kept[name]) for name in memory}
+                taken = {name: self._shards.unwrap(kept[name]) for name in memory}
                 check_like(taken, memory)
                 memory.update({n: array.to(memory[n].device) for n, array in taken.items()})
 
     def _keep(self, array: Tensor, like: Tensor) -> Tensor | Shard:
-        return self._shards.keep(array, tuple(like.shape) if array.ndim else ())
+        return self._shards.wrap(array, tuple(like.shape) if array.ndim else ())
 
     def _recall(self, name: str) -> list[Tensor]:
         return [memory[name] for memory in self._memories]
@@ -165,7 +165,7 @@ class Adam(FirstOrder):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for kept in state["state"].values():
-            squares, steps = self._shards.take(kept["exp_avg_sq"]), float(kept["step"])
+            squares, steps = self._shards.unwrap(kept["exp_avg_sq"]), float(kept["step"])
             if (squares < 0.0).any() or steps < 0.0 or not steps.is_integer():
                 raise ValueError(f"a mean of squares is negative, or {steps:g} is not a step")
         super().restore(state)

@@ -224,7 +224,7 @@ class LBFGSMemory:
         s, y = (
             Model(
                 initial.grid,
-                {n: self._shards.gather(shard, initial[n].shape) for n, shard in part.items()},
+                {n: self._shards.all_gather(shard, initial[n].shape) for n, shard in part.items()},
             )
             for part in pair
         )
@@ -232,13 +232,13 @@ class LBFGSMemory:
 
     def _keep(self, part: Mapping[str, Tensor]) -> dict[str, Tensor | Shard]:
         return {
-            name: self._shards.keep(shard, tuple(self._initial[name].shape))
+            name: self._shards.wrap(shard, tuple(self._initial[name].shape))
             for name, shard in part.items()
         }
 
     def _take(self, kept: Mapping[str, Tensor | Shard]) -> dict[str, Tensor]:
         initial = self._initial
-        taken = {name: self._shards.take(shard) for name, shard in kept.items()}
+        taken = {name: self._shards.unwrap(shard) for name, shard in kept.items()}
         check_like(taken, {name: self._shards.cut(array) for name, array in initial.arrays.items()})
         return {name: array.to(initial.any.device) for name, array in taken.items()}
 

@@ -35,7 +35,7 @@ class Updater:
         grid = Grid(initial.shape, (10.0, 10.0), (0.0, 0.0))
         self.model = Model(grid, {"vp": torch.tensor(initial)})
         limits = Limits(self.model, {"vp": torch.tensor(fixed)}, section.bounds_by_name)
-        self.optimizer = section.optimizer.make()(self.model, limits, shards)
+        self.optimizer = section.optimizer.bind()(self.model, limits, shards)
         self.precondition = lambda gradient: gradient
 
     @property

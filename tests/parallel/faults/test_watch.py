@@ -171,9 +171,9 @@ def test_rank_exits_only_for_a_failure_or_a_stop(word, code, signal):
     store = Store(server.place, secret, timedelta(seconds=10), server)
     context = replace(Context.alone(), rank=1, size=2, store=store)
     client = watch._StoreClient(context, "watch")
-    store.set("watch/word", word)
+    store.set("watch/order", word)
     client._carry()
-    assert (client.code, client.signal) == (code, signal)
+    assert (client.code, client.job_signal) == (code, signal)
     store.close()
 
 

@@ -201,22 +201,22 @@ def step_forward(tables, fields, n, part, u, team):
             for first, last in ((start, top), (bottom, end)):
                 cells = cells_of(grid, rows_of_plane(part, plane, first, last), plane)
                 advance(prev, p, v2dt2, u, cells, laplacian, far)
-            for k, slab in enumerate(slabs.table):
+            for other, slab in enumerate(slabs.table):
                 inside = within(slab, block)
                 if inside.top < inside.bottom:
                     cells = cells_of(grid, inside, plane)
                     place = place_of(slabs, slab, plane, inside.top)
                     axis = tables.axes[slab.axis]
-                    if k == number:
+                    if other == number:
                         advance_absorbing(
                             prev, p, v2dt2, u, memory, cells, laplacian, far, place, axis
                         )
                     else:
                         absorb(prev, p, v2dt2, u, memory, cells, place, axis)
-            k = plane * grid.rows + start
+            row = plane * grid.rows + start
             for cells, column in sides_of(tables, block):
                 if cells.n > 0:
-                    absorb_side(prev, p, v2dt2, u, fields.sides, cells, k, column, tables.sides)
+                    absorb_side(prev, p, v2dt2, u, fields.sides, cells, row, column, tables.sides)
 
 
 @within_loops
@@ -236,10 +236,10 @@ def step_backward(tables, fields, n, part, team):
                 cells = cells_of(grid, inside, plane)
                 place = place_of(tables.slabs, slab, plane, inside.top)
                 absorb_back(prev, v2dt2, fields.slabs, cells, place, tables.axes[slab.axis])
-            k = plane * grid.rows + start
+            row = plane * grid.rows + start
             for cells, column in sides_of(tables, block):
                 if cells.n > 0:
-                    absorb_side_back(prev, q, v2dt2, fields.sides, cells, k, column, tables.sides)
+                    absorb_side_back(prev, q, v2dt2, fields.sides, cells, row, column, tables.sides)
 
 
 @within_loops
