@@ -141,13 +141,13 @@ def main() -> None:
 
 
 class _Outlet(FileIO):
-    """An output whose reader may end or whose disk may be full: text is then lost silently."""
+    """An output whose reader may end; text that is written after that is lost without an error."""
 
     def write(self, data: ReadableBuffer) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             return memoryview(data).nbytes
 

@@ -136,8 +136,8 @@ class Objective:
         """Simulate shots, propagate their adjoint sources back, and add up over ranks; collective.
 
         model: of tensors; magnitudes: of the previous evaluation; if there are none, a shot is
-        simulated first to find them; illuminate: True if
-        illuminations are wanted, which lengthen the backward pass by a third.
+        simulated first to find them; illuminate: True if illuminations are wanted, which lengthen
+        the backward pass by a third.
 
         Raises `InversionFailure` on all ranks if memory does not suffice for one shot, or if no
         shot gives finite results.
@@ -204,7 +204,7 @@ class Objective:
                     }
             with times.spent_on("wait"):
                 self.chunks.check()
-                largest = self.context.all_gather(largest)[0]
+                largest = self.context.broadcast(largest)
             if largest:
                 return update_magnitudes(NO_MAGNITUDES, largest), tries * self._cost
         return NO_MAGNITUDES, batch.shots.size * self._cost
@@ -404,8 +404,8 @@ def evaluate_shots(
     kinds of traces; illuminate: True if illuminations are wanted; direction: a change of the model.
     If it is given, the products of the Gauss-Newton matrix and it, J^T H J d, replace the
     gradients: the derivative of the adjoint source along the scattered traces J d is propagated
-    back. solves_wavelet: True if the gradient with respect to the wavelet is
-    wanted. The result of a shot does not depend on other shots.
+    back. solves_wavelet: True if the gradient with respect to the wavelet is wanted. The result of
+    a shot does not depend on other shots.
     """
     simulation = simulator.simulate(model, survey, True, illuminate, window)
     conditioned = condition(survey, window, read_traces, simulator, conditioning)

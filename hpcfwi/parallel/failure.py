@@ -62,7 +62,10 @@ def exit_code(error: BaseException) -> int:
 
 
 def tell(error: BaseException, who: str | None = None) -> None:
-    """Print the error to stderr, with a traceback if it is a defect of the program."""
+    """Print the error to stderr, with a traceback if it is a defect of the program.
+
+    If the disk of the output is full, the text is lost, because the caller must still end the job.
+    """
     if isinstance(error, InputError | Stopped | InversionFailure | WriteFailure):
         text = str(error)
     elif isinstance(error, KeyboardInterrupt):
@@ -72,9 +75,11 @@ def tell(error: BaseException, who: str | None = None) -> None:
     else:
         text = "an unexpected error\n" + "".join(traceback.format_exception(error)).rstrip()
     head = f"hpcfwi: {who}: " if who else "hpcfwi: "
-    sys.stdout.flush()
-    sys.stderr.write(head + text + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(head + text + "\n")
+        sys.stderr.flush()
 
 
 def abort(comm: MPI.Comm | None, code: int) -> NoReturn:

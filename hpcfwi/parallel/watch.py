@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -205,6 +205,11 @@ class Watch:
             if not self._context.is_root:
                 # Rank 0, which would end the job, is dead or cannot be reached.
                 if now > deadline + self._wait and monitor.is_silent(0, now):
+                    tell(
+                        InversionFailure(
+                            f"rank 0 has not answered since {signal}: the job is ended"
+                        )
+                    )
                     _exit_now(1)
             # Until the deadline, the main threads may agree to stop by themselves.
             elif now >= deadline and self._stop.deciding.acquire(blocking=False):
@@ -396,6 +401,7 @@ class _Clock:
 
 def _exit_now(code: int) -> NoReturn:
     """End this process at once, but no other, whatever the main thread does."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # the disk of the output is full
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

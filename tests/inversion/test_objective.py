@@ -24,6 +24,7 @@ from hpcfwi.wave import Method, Snapshots, acoustic
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.numerics import ricker
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
+from tests.parallel.together import on_ranks
 from tests.wave.examples import relative
 
 SHOTS = np.array([7, 0, 4, 9])
@@ -59,6 +60,31 @@ def evaluate_alone(vp, batch, simulator, threads=1, **options):
     context = Context.alone(threads=threads)
     objective = Objective(simulator, least_squares, context, Chunks(threads, context))
     return plain(objective.evaluate(Model(simulator.grid, {"vp": vp}), batch, **options))
+
+
+def test_ranks_agree_on_the_scale_of_sums_if_the_first_shot_fails_on_one(experiment):
+    """Every rank simulates this shot; here it is not finite on rank 1, as on a damaged device."""
+    vp = torch.as_tensor(experiment.initial["vp"])
+
+    def evaluate(context):
+        calls = iter(range(100))
+
+        def misfit(simulated, observed, dt):
+            values, adjoint_source = least_squares(simulated, observed, dt)
+            if context.rank == 1 and next(calls) == 0:
+                values = values * np.nan
+            return values, adjoint_source
+
+        batch = make_batch(experiment)
+        mine = replace(batch, deal=lambda left: [batch.part(left[context.rank :: 2])])
+        simulator = experiment.make_simulator()
+        objective = Objective(simulator, misfit, context, Chunks(1, context))
+        return plain(objective.evaluate(Model(simulator.grid, {"vp": vp}), mine))
+
+    one, other = on_ranks(2, evaluate)
+    assert one.failed == other.failed == ()
+    assert one.magnitudes == other.magnitudes
+    assert torch.equal(one.gradient, other.gradient)
 
 
 def plain(evaluation):

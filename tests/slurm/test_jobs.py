@@ -242,7 +242,15 @@ def test_bad_input_reported_as_1_by_the_launcher_is_not_restarted(
     assert "starts again" not in job.log
 
 
-@pytest.mark.parametrize("places", [("epoch 4", "epoch 4"), ("shot 30", "shot 51", "shot 51")])
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("epoch 4", "epoch 4"),
+        ("shot 30", "shot 51", "shot 51"),
+        ("the beginning", "the beginning"),
+        ("the first shot", "the first shot"),
+    ],
+)
 def test_job_that_stops_twice_at_the_same_place_is_not_requeued(
     places: Sequence[str], cluster: Cluster, checkout: Checkout
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -68,3 +70,9 @@ def test_failed_rank_disagrees_after_waiting_for_one_that_does_not_fail(monkeypa
     notes = Notes()
     alone = replace(Context.alone(), size=2, store=cast(Any, notes))
     assert failure._compare(alone, ValueError("mine")) == (True, False)
+
+
+def test_message_is_lost_without_an_error_if_the_disk_of_the_output_is_full(monkeypatch):
+    """An error here would keep the job from being ended."""
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.FileIO("/dev/full", "w")))
+    failure.tell(InputError("survey.file", "found nothing", "Write it."))
