@@ -102,9 +102,19 @@ docs: .venv/.docs ## build the documentation of README.md, docs/, examples/ and 
 	pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-bench: setup ## measure this machine, and compare hpcfwi with Deepwave
+# Deepwave and Devito see the packages of .venv, but .venv does not see them: Devito brings a package that
+# is named `benchmarks`, like the folder.
+build/peers/.complete: setup.cfg | setup
+	python -m venv build/peers
+	python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
+	    > "$$(build/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check '.[deepwave,devito]'
+	@touch $@
+
+bench: setup build/peers/.complete ## measure this machine, and compare hpcfwi with Deepwave and Devito (C compiler)
 	hpcfwi bench
-	python benchmarks/engines.py
+	build/peers/bin/python benchmarks/engines.py
+	build/peers/bin/python benchmarks/engines.py --long
 
 performance: setup ## write docs/performance.md and the tables of docs/cluster.md from benchmarks/results
 	python benchmarks/report.py

@@ -1,12 +1,12 @@
 """Compare the speed of `hpcfwi.wave` with Deepwave's `scalar` on the same CPU cores.
 
-    pip install '.[deepwave,devito]'
+    make bench
     python benchmarks/engines.py --output benchmarks/results/engines_MACHINE_DATE.json
     python benchmarks/engines.py --long --output benchmarks/results/long_MACHINE_DATE.json
 
 With `--long`, forward simulations of records in which the wave fills the grid are compared with
-Deepwave and Devito, on one thread. Devito needs a C compiler, and a virtual environment without
-the tests, because it brings a package named `benchmarks`, which hides this folder from them.
+Deepwave and Devito, on one thread. Devito needs a C compiler. `make bench` installs both programs
+into build/peers, whose Python runs this file.
 
 docs/performance.md publishes the ratios. The programs run in this process, in turn, so that other
 load on the machine affects all; a ratio is the median of the ratios within each repetition. Peaks

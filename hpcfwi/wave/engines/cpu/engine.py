@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
-# Smallest number of planes, or of blocks of rows, for each thread of a shared shot.
-LEAST_SHARE = 3
+# Smallest number of rows of a plane for each thread of a shared shot.
+LEAST_SHARE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +183,7 @@ def _each_shot(work: Callable[[int, int], None], shots: int, tables: Tables) -> 
     threads = torch.get_num_threads()
     rest = shots % threads
     alone = shots - rest
-    parts = tables.grid.planes if tables.grid.planes > 1 else -(-tables.grid.rows // layout.BLOCK)
-    together = min(max(1, parts // LEAST_SHARE), threads // rest) if rest else 1
+    together = min(max(1, tables.grid.rows // LEAST_SHARE), threads // rest) if rest else 1
     for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
         if len(numbers):
             with make_threads(min(len(numbers), threads)) as pool:

@@ -287,32 +287,36 @@ def absorb(prev, p, v2dt2, u, memory, cells, place, axis):
 
 
 @over_rows
-def advance_absorbing(prev, p, v2dt2, u, memory, cells, laplacian, far, place, axis):
-    """Do the work of `advance` and `absorb` at once, with the same bits."""
+def advance_absorbing(prev, p, v2dt2, u, memory, cells, laplacian, other, apart, place, axis):
+    """Do the work of `advance`, and of `absorb` with the terms of an axis, at once.
+
+    other, apart: weights of the second differences along the other axis across the rows, None for a
+    grid of one plane, and the distance of its neighbours, in array rows.
+    """
     psi, zeta = memory
-    c0, stride, near, x = laplacian.c0, U(laplacian.stride), laplacian.near, laplacian.x
+    c0, x, apart = laplacian.c0 - axis.c0, laplacian.x, U(apart)
     across, step, own, c, d = U(axis.stride), U(place.step), axis.c0, axis.c, axis.d
     for i in range(U(cells.rows)):
         k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
         a, b = place.a[profile], place.b[profile]
         for j in columns_of_cells(cells):
-            total, second = c0 * p[r, j], own * p[r, j]
-            slope = zero_of(psi)
+            second, slope = own * p[r, j], zero_of(psi)
             for m in range(len(x)):
                 n = U(1 + m)
-                if far is not None:
-                    total = fma(far[m], p[r - n * stride, j] + p[r + n * stride, j], total)
-                total = fma(near[m], p[r - n, j] + p[r + n, j], total)
-                total = fma(x[m], p[r, j - n] + p[r, j + n], total)
                 second = fma(c[m], p[r - n * across, j] + p[r + n * across, j], second)
                 slope = fma(d[m], psi[k + n * step, j] - psi[k - n * step, j], slope)
             relaxed = fma(b, zeta[k, j], a * (second + slope))
             zeta[k, j] = relaxed
-            extra = slope + relaxed
+            total = fma(c0, p[r, j], second)
+            for m in range(len(x)):
+                n = U(1 + m)
+                if other is not None:
+                    total = fma(other[m], p[r - n * apart, j] + p[r + n * apart, j], total)
+                total = fma(x[m], p[r, j - n] + p[r, j + n], total)
+            total += slope + relaxed
             if u is not None:
-                u[r, j] = total + extra
-            ahead = fma(v2dt2[r, j], total, (p[r, j] + p[r, j]) - prev[r, j])
-            prev[r, j] = fma(v2dt2[r, j], extra, ahead)
+                u[r, j] = total
+            prev[r, j] = fma(v2dt2[r, j], total, (p[r, j] + p[r, j]) - prev[r, j])
 
 
 @over_rows
@@ -352,14 +356,13 @@ def absorb_side(prev, p, v2dt2, u, memory, cells, row, column, sides):
         k, r = U(row) + i, U(cells.row) + i
         for j in range(U(cells.n)):
             f, t = first + j, s + j
-            second = c0 * p[r, f]
+            second, slope = c0 * p[r, f], zero_of(psi)
             for m in range(len(d)):
                 second = fma(c[m], p[r, f + U(1 + m)] + p[r, f - U(1 + m)], second)
-                second = fma(d[m], psi[k, t + U(1 + m)] - psi[k, t - U(1 + m)], second)
-            extra = fma(b[t], zeta[k, t], a[t] * second)
-            zeta[k, t] = extra
-            for m in range(len(d)):
-                extra = fma(d[m], psi[k, t + U(1 + m)] - psi[k, t - U(1 + m)], extra)
+                slope = fma(d[m], psi[k, t + U(1 + m)] - psi[k, t - U(1 + m)], slope)
+            relaxed = fma(b[t], zeta[k, t], a[t] * (second + slope))
+            zeta[k, t] = relaxed
+            extra = slope + relaxed
             if u is not None:
                 u[r, f] += extra
             prev[r, f] = fma(v2dt2[r, f], extra, prev[r, f])
@@ -459,7 +462,8 @@ class Lines(NamedTuple):
     """The sources or the receivers of a shot, grouped into lines.
 
     rows, weights: (line, row), the rows of the array over which the points of a line are spread,
-    and the weight of each row; inner: (line, row), True if the row has cells in the interior, which
+    and the weight of each row; begins, beyond: (line,), first of these rows with a weight, and the
+    one after the last; inner: (line, row), True if the row has cells in the interior, which
     can be rebuilt backwards in time; left, right: first column of these cells, and the one after
     the last; ends: (line + 1,), entries ends[line] to ends[line + 1] - 1 are the points of a line,
     sorted by column; points: (entry,), number of the point; columns: (entry,), first column over
@@ -469,6 +473,8 @@ class Lines(NamedTuple):
 
     rows: NDArray[np.int64]
     weights: NDArray
+    begins: NDArray[np.int64]
+    beyond: NDArray[np.int64]
     inner: NDArray[np.bool_]
     left: int
     right: int
@@ -490,6 +496,9 @@ def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[L
         & (row >= interior.top)
         & (row < interior.bottom)
     )
+    weighs = across.weights != 0
+    begins = np.where(weighs, rows, rows.max()).min(axis=-1)
+    beyond = np.where(weighs, rows, rows.min()).max(axis=-1) + 1
     found = []
     for shot in range(len(rows)):
         key = np.concatenate([rows[shot], across.weights[shot]], axis=-1)
@@ -499,6 +508,8 @@ def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[L
             Lines(
                 rows[shot, some],
                 across.weights[shot, some].astype(dtype),
+                begins[shot, some],
+                beyond[shot, some],
                 inner[shot, some],
                 interior.left + MARGIN,
                 interior.right + MARGIN,
@@ -542,7 +553,7 @@ def inject(field, v2dt2, lines, values, scale, rows, sent):
     a row to work in.
     """
     for line in range(lines.rows.shape[0]):
-        if touches(lines, line, rows):
+        if lines.begins[line] < rows[1] and rows[0] < lines.beyond[line]:
             cells = add_up(sent, values, lines, line)
             for m in range(lines.rows.shape[1]):
                 r, weight = lines.rows[line, m], lines.weights[line, m]
@@ -559,7 +570,7 @@ def drive(u, lines, values, scale, rows, sent, inner_only):
     True if only cells of the interior are changed.
     """
     for line in range(lines.rows.shape[0]):
-        if touches(lines, line, rows):
+        if lines.begins[line] < rows[1] and rows[0] < lines.beyond[line]:
             cells = add_up(sent, values, lines, line)
             first, last = cells.first, cells.first + cells.n
             if inner_only:
@@ -593,12 +604,3 @@ def record(values, field, lines, scale, team, heard):
                 for t in range(lines.along.shape[1]):
                     total += lines.along[k, t] * heard[lines.columns[k] + t]
                 values[lines.points[k]] = total * scale
-
-
-@within_loops
-def touches(lines, line, rows):
-    """Return True if a line has cells in rows[0] to rows[1] - 1 of the array."""
-    found = False
-    for r in lines.rows[line]:
-        found = found or rows[0] <= r < rows[1]
-    return found

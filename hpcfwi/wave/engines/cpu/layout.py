@@ -133,11 +133,13 @@ class Slab(NamedTuple):
 class Slabs(NamedTuple):
     """The slabs at the ends of the axes across the rows.
 
-    table: one slab for each end of each axis; a, b: the CPML's profiles, slab by slab; a is 0 in
-    cells of the model; rows: number of rows of the memory variables.
+    table: one slab for each end of each axis, of the rows first; absorbing: the same without the
+    cells of the model, where a and the memory variables are 0; a, b: the CPML's profiles, slab by
+    slab; rows: number of rows of the memory variables.
     """
 
     table: tuple[Slab, ...]
+    absorbing: tuple[Slab, ...]
     a: NDArray
     b: NDArray
     rows: int
@@ -205,10 +207,12 @@ def field_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 def make_empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
     """Return an uninitialized array that begins at a multiple of 64 bytes.
 
-    It is allocated by torch, as NumPy does not guarantee this alignment.
+    It is allocated by NumPy, which asks for huge pages if it is large.
     """
-    array: NDArray = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype).numpy()
-    return array
+    size = prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def make_zeros(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
@@ -285,23 +289,27 @@ def _make_axis(order: int, stride: int, h: float, dtype: np.dtype) -> Axis:
 def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
     """Return the slabs at both ends of each axis across the rows."""
     begins, ends = problem.interior
-    slabs, profiles, values, memory = [], [], 0, 0
+    before, after = problem.padding
+    slabs: list[Slab] = []
+    absorbing: list[Slab] = []
+    profiles, values, memory = [], 0, 0
     for number, axis in enumerate((-2, -3)[: problem.speed.ndim - 1]):
         n, profile = problem.scheme.shape[axis], problem.scheme.profiles[axis]
-        for first, last in ((0, begins[axis]), (ends[axis], n)):
+        for first, last, near, far in (
+            (0, begins[axis], 0, before[axis]),
+            (ends[axis], n, n - after[axis], n),
+        ):
             size = last - first + 2 * HALO
-            planes, rows, step, per_plane = (
-                ((0, grid.planes), (first, last), 1, size)
-                if axis == -2
-                else ((first, last), (0, grid.rows), grid.rows, grid.rows)
-            )
-            origin = memory + (HALO - first) * step
-            slabs.append(Slab(*planes, *rows, number, values - first, origin, per_plane, step))
+            step, per_plane = (1, size) if axis == -2 else (grid.rows, grid.rows)
+            place = (number, values - first, memory + (HALO - first) * step, per_plane, step)
+            for some, begin, end in ((slabs, first, last), (absorbing, near, far)):
+                box = (0, grid.planes, begin, end) if axis == -2 else (begin, end, 0, grid.rows)
+                some.append(Slab(*box, *place))
             profiles.append((profile.a[first:last], profile.b[first:last]))
             values += last - first
             memory += size * (grid.planes if axis == -2 else grid.rows)
     a, b = (np.concatenate(f).astype(dtype) for f in zip(*profiles, strict=True))
-    return Slabs(tuple(slabs), a, b, memory)
+    return Slabs(tuple(slabs), tuple(absorbing), a, b, memory)
 
 
 def _make_sides(problem: Problem, axis: Axis, dtype: np.dtype) -> Sides:

@@ -1,20 +1,23 @@
 """Compiled time loops of the `cpu` engine: one shot, forwards or backwards in time.
 
-A step updates the memory variables of the slabs across the rows. It then goes through the rows in
-blocks, which stay in the cache, and computes the second differences, the absorbing terms and the
-sides of each block. The backward step is the transpose of the forward one. It is written for q,
-which is v^2 dt^2 times the adjoint of p, so that it has the same Laplacian; only the order of the
-absorbing terms differs. `problem.Scheme` states the equation, and docs/physics.md derives it.
+A step goes through the planes of a window, and through each plane in blocks of rows, which stay in
+the cache. It updates the memory variables of the slabs across the rows a few planes ahead. Of a
+block, it computes the second differences, the absorbing terms and the sides. In 3-D, a second step
+follows a few planes behind, before the planes leave the cache. The backward step is the transpose
+of the forward one. It is written for q, which is v^2 dt^2 times the adjoint of p, so that it has
+the same Laplacian; only the order of the absorbing terms differs. `problem.Scheme` states the
+equation, and docs/physics.md derives it.
 
 Parameters have the same meaning in all functions here: tables is a `Tables`; fields a `Fields`; p,
 q and u are fields (row, column); n is the number of a step; part is the `Box` of cells that this
-thread computes; team is a `ThreadTeam`.
+thread computes; prev is the field of step n - 1, which is replaced by that of step n + 1; team is a
+`ThreadTeam`.
 
 All time loops have the same parts: step, inject, record, and store samples or use stored ones. The
 backward loop is the transpose of the forward one. The source of the loop for the scattered field is
 the change of the model times the samples of the forward loop. Several threads may run the same loop
-of the same shot, each on its part of every window; barriers separate writes by one thread from
-reads by another.
+of the same shot, each on its rows of every plane; barriers separate writes by one thread from reads
+by another.
 
 The arithmetic along a row is in `kernels`, and the choice of the cells that are computed and stored
 is in `windows`. `histories` calls the loops.
@@ -112,9 +115,16 @@ def within(slab, part):
 
 
 @within_loops
-def rows_of_plane(part, plane, top, bottom):
-    """Return the cells of a part of the grid in some rows of a plane."""
-    return Box(plane, plane + 1, top, bottom, part.left, part.right)
+def in_plane(part, plane):
+    """Return the cells of a part of the grid in a plane: no planes if the part lacks this one."""
+    front, back = max(part.front, plane), min(part.back, plane + 1)
+    return Box(front, back, part.top, part.bottom, part.left, part.right)
+
+
+@within_loops
+def in_rows(part, top, bottom):
+    """Return the cells of a part of the grid in some of its rows."""
+    return Box(part.front, part.back, top, bottom, part.left, part.right)
 
 
 @within_loops
@@ -128,7 +138,7 @@ def place_of(slabs, slab, plane, row):
 @within_loops
 def relax_slabs(tables, fields, p, part):
     """Update the first memory variable of the slabs in a part of the grid."""
-    for slab in tables.slabs.table:
+    for slab in tables.slabs.absorbing:
         axis, box = tables.axes[slab.axis], within(slab, part)
         for plane in range(box.front, box.back):
             place = place_of(tables.slabs, slab, plane, box.top)
@@ -136,29 +146,23 @@ def relax_slabs(tables, fields, p, part):
 
 
 @within_loops
-def relax_slabs_back(tables, fields, q, part, team):
-    """Update both memory variables of the slabs in a part of the grid, for the transpose."""
-    for slab in tables.slabs.table:
+def relax_slabs_back(tables, fields, q, part):
+    """Update the memory variable zeta of the slabs in a part of the grid, for the transpose."""
+    for slab in tables.slabs.absorbing:
         box = within(slab, part)
         for plane in range(box.front, box.back):
             place = place_of(tables.slabs, slab, plane, box.top)
             relax(fields.slabs[1], q, cells_of(tables.grid, box, plane), place)
-    barrier(team)
-    for slab in tables.slabs.table:
+
+
+@within_loops
+def relax_slopes_back(tables, fields, q, part):
+    """Update the memory variable phi of the slabs in a part of the grid, for the transpose."""
+    for slab in tables.slabs.absorbing:
         axis, box = tables.axes[slab.axis], within(slab, part)
         for plane in range(box.front, box.back):
             place = place_of(tables.slabs, slab, plane, box.top)
             relax_slope_back(fields.slabs, q, cells_of(tables.grid, box, plane), place, axis)
-
-
-@within_loops
-def first_slab(slabs, block):
-    """Return the number of the first slab that has cells in a block of rows, or -1."""
-    for number, slab in enumerate(slabs.table):
-        inside = within(slab, block)
-        if inside.top < inside.bottom:
-            return number
-    return -1
 
 
 @within_loops
@@ -178,57 +182,71 @@ def sides_of(tables, block):
 
 
 @within_loops
-def step_forward(tables, fields, n, part, u, team):
-    """Compute the field of step n + 1, without sources.
+def advance_part(tables, fields, n, part, u):
+    """Compute the field of step n + 1 in a part of the grid, without sources.
 
-    Here and in the time loops, `prev` is the field of step n - 1, which is replaced by that of step
-    n + 1. u: set to the second derivatives of the field of step n, unless it is None.
+    The first memory variable of the slabs is that of step n already. u: set to the second
+    derivatives of the field of step n, unless it is None.
     """
     p, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
-    grid, laplacian, slabs, memory = tables.grid, tables.laplacian, tables.slabs, fields.slabs
-    far = laplacian.far
-    relax_slabs(tables, fields, p, part)
-    barrier(team)
+    grid, laplacian, memory = tables.grid, tables.laplacian, fields.slabs
+    slabs, (near, far) = tables.slabs, tables.axes
     for plane in range(part.front, part.back):
+        # Slabs 0 and 1 are at the ends of the rows of all planes; the others consist of planes.
+        across = -1
+        for number in range(2, len(slabs.table)):
+            if slabs.table[number].front <= plane < slabs.table[number].back:
+                across = number
         for start in range(part.top, part.bottom, BLOCK):
             end = min(start + BLOCK, part.bottom)
-            block = rows_of_plane(part, plane, start, end)
-            number = first_slab(slabs, block)
-            top = bottom = end
-            if number >= 0:
-                inside = within(slabs.table[number], block)
-                top, bottom = inside.top, inside.bottom
-            for first, last in ((start, top), (bottom, end)):
-                cells = cells_of(grid, rows_of_plane(part, plane, first, last), plane)
-                advance(prev, p, v2dt2, u, cells, laplacian, far)
-            for other, slab in enumerate(slabs.table):
-                inside = within(slab, block)
-                if inside.top < inside.bottom:
-                    cells = cells_of(grid, inside, plane)
-                    place = place_of(slabs, slab, plane, inside.top)
-                    axis = tables.axes[slab.axis]
-                    if other == number:
-                        advance_absorbing(
-                            prev, p, v2dt2, u, memory, cells, laplacian, far, place, axis
-                        )
-                    else:
-                        absorb(prev, p, v2dt2, u, memory, cells, place, axis)
+            top = min(max(slabs.table[0].bottom, start), end)
+            bottom = max(min(slabs.table[1].top, end), top)
+            for number, first, last in ((0, start, top), (-1, top, bottom), (1, bottom, end)):
+                if first == last:
+                    continue
+                cells = cells_of(grid, in_rows(part, first, last), plane)
+                if number >= 0:
+                    place = place_of(slabs, slabs.table[number], plane, first)
+                    advance_absorbing(
+                        prev,
+                        p,
+                        v2dt2,
+                        u,
+                        memory,
+                        cells,
+                        laplacian,
+                        laplacian.far,
+                        laplacian.stride,
+                        place,
+                        near,
+                    )
+                    if across >= 0:
+                        place = place_of(slabs, slabs.table[across], plane, first)
+                        absorb(prev, p, v2dt2, u, memory, cells, place, far)
+                elif across >= 0:
+                    place = place_of(slabs, slabs.table[across], plane, first)
+                    advance_absorbing(
+                        prev, p, v2dt2, u, memory, cells, laplacian, laplacian.near, 1, place, far
+                    )
+                else:
+                    advance(prev, p, v2dt2, u, cells, laplacian, laplacian.far)
             row = plane * grid.rows + start
-            for cells, column in sides_of(tables, block):
+            for cells, column in sides_of(tables, in_rows(in_plane(part, plane), start, end)):
                 if cells.n > 0:
                     absorb_side(prev, p, v2dt2, u, fields.sides, cells, row, column, tables.sides)
 
 
 @within_loops
-def step_backward(tables, fields, n, part, team):
-    """Apply the transpose of `step_forward`, which computes the field of step n - 1."""
+def advance_part_back(tables, fields, n, part):
+    """Compute the field of step n - 1 in a part of the grid, by the transpose of `advance_part`.
+
+    The memory variables of the slabs are those of step n - 1 already.
+    """
     q, prev, v2dt2 = fields.waves[n % 2], fields.waves[(n + 1) % 2], tables.v2dt2
     grid, laplacian = tables.grid, tables.laplacian
-    relax_slabs_back(tables, fields, q, part, team)
-    barrier(team)
     for plane in range(part.front, part.back):
         for start in range(part.top, part.bottom, BLOCK):
-            block = rows_of_plane(part, plane, start, min(start + BLOCK, part.bottom))
+            block = in_rows(in_plane(part, plane), start, min(start + BLOCK, part.bottom))
             cells = cells_of(grid, block, plane)
             advance(prev, q, v2dt2, None, cells, laplacian, laplacian.far)
             for slab in tables.slabs.table:
@@ -381,12 +399,10 @@ def reflect(tables, p, team):
 
 
 @within_loops
-def rows_of(grid, part):
-    """Return the first row of the array in a part of the grid, and the one after the last."""
-    first = grid.base + part.top
-    return first + part.front * grid.stride, first + (part.back - 1) * grid.stride + (
-        part.bottom - part.top
-    )
+def rows_of(grid, part, plane):
+    """Return the first row of the array in a plane of a part of the grid, and the last + 1."""
+    first = grid.base + plane * grid.stride
+    return first + part.top, first + part.bottom
 
 
 @within_loops
@@ -403,49 +419,175 @@ def add_products(grid, total, part, p, u):
         add_product(total, p, u, cells_of(grid, part, plane))
 
 
+@within_loops
+def stores_sample(tape, n):
+    """Return True if the samples of step n are on the tape."""
+    return tape.interval > 0 and n % tape.interval == tape.offset
+
+
+@within_loops
+def reach_of(tables):
+    """Return the distance in planes between values and those that are computed from them."""
+    return len(tables.laplacian.x) if tables.grid.planes > 1 else 1
+
+
+@within_loops
+def count_together(tables, n, left):
+    """Return the number of steps that are computed in one pass through the planes, from step n on.
+
+    Two steps that share a window take less time than one after the other where their planes do not
+    fit into the second cache. left: number of steps that are left.
+    """
+    return 2 if tables.grid.planes > 1 and n % 2 == 0 and left > 1 else 1
+
+
+@within_loops
+def step_forward(shot, fields, n, steps, window, tape, change, team):
+    """Compute the fields of the steps n + 1 to n + `steps` in a window.
+
+    The memory variables of a plane are updated `reach` planes ahead of its field, and the second
+    step follows 2 * reach + 1 planes behind the first one. A thread then reads only values that it
+    has computed itself, or that were computed before the last barrier. change: None for the wave of
+    the shot's sources, whose samples are stored; the scattered field has `Scattering.change`, and
+    reads the samples.
+    """
+    tables, line, u = shot.tables, fields.lines[team.rank], tape.u
+    grid, v2dt2, sources, scale = tables.grid, tables.v2dt2, shot.sources, shot.scale
+    part, reach = share(window, team.size, team.rank), reach_of(tables)
+    behind = 2 * reach + 1
+    for front in range(part.front - reach, part.back + (steps - 1) * behind):
+        for k in range(steps):
+            m, plane = n + k, front - k * behind
+            p, prev = fields.waves[m % 2], fields.waves[(m + 1) % 2]
+            relax_slabs(tables, fields, p, in_plane(part, plane + reach))
+            here = in_plane(part, plane)
+            if here.front < here.back:
+                rows, entry = rows_of(grid, here, plane), 0
+                sampled = stores_sample(tape, m)
+                if sampled:
+                    entry = m // tape.interval - tape.first
+                # Each case is compiled separately, so that a step that stores nothing has fewer
+                # arrays in its loops.
+                if change is None:
+                    if sampled and u.shape[0] > 0:
+                        advance_part(tables, fields, m, here, u)
+                        drive(u, sources, shot.wavelet[m], scale, rows, line, False)
+                        pack_frame(tape.samples, entry, window, grid, here, u)
+                    else:
+                        advance_part(tables, fields, m, here, None)
+                    inject(prev, v2dt2, sources, shot.wavelet[m], scale, rows, line)
+                else:
+                    advance_part(tables, fields, m, here, None)
+                    if sampled:
+                        unpack_frame(tape.samples, entry, window, grid, here, u)
+                        add_products(grid, prev, here, change, u)
+                if plane == min(reach, part.back - 1):
+                    reflect(tables, prev, team)
+        barrier(team)
+
+
+@within_loops
+def step_backward(shot, fields, n, steps, part, adjoint_source, team):
+    """Compute the adjoint fields of the steps n - 1 to n - `steps` in a part of the grid.
+
+    It is the transpose of `step_forward`, with zeta updated `reach` planes ahead of phi, and phi
+    `reach` planes ahead of the field. A thread injects the adjoint source only into cells of its
+    own part, because other threads may not have stepped theirs yet.
+    """
+    tables, line = shot.tables, fields.lines[team.rank]
+    grid, v2dt2, reach = tables.grid, tables.v2dt2, reach_of(tables)
+    behind = 3 * reach + 1
+    for front in range(part.front - 2 * reach, part.back + (steps - 1) * behind):
+        for k in range(steps):
+            m, plane = n - k, front - k * behind
+            q, prev = fields.waves[m % 2], fields.waves[(m + 1) % 2]
+            relax_slabs_back(tables, fields, q, in_plane(part, plane + 2 * reach))
+            relax_slopes_back(tables, fields, q, in_plane(part, plane + reach))
+            here = in_plane(part, plane)
+            if here.front < here.back:
+                advance_part_back(tables, fields, m, here)
+                arriving, rows = adjoint_source[m - 1], rows_of(grid, here, plane)
+                inject(prev, v2dt2, shot.receivers, arriving, None, rows, line)
+                if plane == min(reach, part.back - 1):
+                    reflect(tables, prev, team)
+        barrier(team)
+
+
+@within_loops
+def keep_records(shot, fields, n, window, tape, records, team):
+    """Record the traces and the energy of step n, and store the cells from which p is rebuilt."""
+    grid, p, rebuilding = shot.tables.grid, fields.waves[n % 2], tape.rebuilding
+    one, line = shot.tables.v2dt2.dtype.type(1), fields.lines[team.rank]
+    record(records.traces[n], p, shot.receivers, one, team, line)
+    if rebuilding.active:
+        whole = whole_of(grid)
+        pack_frame(rebuilding.rim, n, whole, grid, share(whole, team.size, team.rank), p)
+    if stores_sample(tape, n) and records.energy.shape[0] > 0:
+        add_squares(grid, records.energy, share(window, team.size, team.rank), p)
+
+
 @loop
 def sweep_forward(shot, fields, span, tape, records, team):
     """Simulate one shot from step span[0] to step span[1], and fill the tape and the records."""
-    tables, rebuilding = shot.tables, tape.rebuilding
-    grid, one, u = tables.grid, tables.v2dt2.dtype.type(1), tape.u
-    line = fields.lines[team.rank]
-    whole = whole_of(grid)
-    mine = share(whole, team.size, team.rank)
-    window = window_at(tape, max(0, span[0] - 1))
-    for n in range(span[0], span[1]):
-        p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
-        record(records.traces[n], p, shot.receivers, one, team, line)
+    tables, (begin, end) = shot.tables, span
+    window = window_at(tape, max(0, begin - 1))
+    n = begin
+    while n < end:
         if n % STEPS_PER_WINDOW == 0 and n > 0:
             if tape.explores:
-                window = widen(grid, tables.sides.width, len(tables.laplacian.x), window, p)
+                radius, p = len(tables.laplacian.x), fields.waves[n % 2]
+                window = widen(tables.grid, tables.sides.width, radius, window, p)
                 if team.rank == 0:
                     # A slice would make Numba compile the error message for unequal shapes.
                     for k in range(len(window)):
                         tape.windows[n // STEPS_PER_WINDOW, k] = window[k]
             else:
                 window = window_at(tape, n)
-        part = share(window, team.size, team.rank)
-        rows = rows_of(grid, part)
-        if rebuilding.active:
-            pack_frame(rebuilding.rim, n, whole, grid, mine, p)
-        sampled = tape.interval > 0 and n % tape.interval == tape.offset
-        if sampled and records.energy.shape[0] > 0:
-            add_squares(grid, records.energy, part, p)
-        # Each case is compiled separately, so that a step that stores nothing has fewer arrays in
-        # its loops.
-        if sampled and u.shape[0] > 0:
-            step_forward(tables, fields, n, part, u, team)
-            drive(u, shot.sources, shot.wavelet[n], shot.scale, rows, line, False)
-            k = n // tape.interval - tape.first
-            pack_frame(tape.samples, k, window, grid, part, u)
-        else:
-            step_forward(tables, fields, n, part, None, team)
-        inject(prev, tables.v2dt2, shot.sources, shot.wavelet[n], shot.scale, rows, line)
-        reflect(tables, prev, team)
-        barrier(team)
+        steps = count_together(tables, n, end - n)
+        keep_records(shot, fields, n, window, tape, records, team)
+        step_forward(shot, fields, n, steps, window, tape, None, team)
+        if steps == 2:
+            keep_records(shot, fields, n + 1, window, tape, records, team)
+            barrier(team)
+        n += steps
     last = shot.wavelet.shape[0] - 1
-    if span[1] == last:
+    if end == last:
+        one, line = tables.v2dt2.dtype.type(1), fields.lines[team.rank]
         record(records.traces[last], fields.waves[last % 2], shot.receivers, one, team, line)
+
+
+@within_loops
+def add_gradients(shot, fields, n, tape, way_back, team):
+    """Add the terms of step n to the gradients, and rebuild p of step n - 1 if it is needed."""
+    tables, rebuilding, u = shot.tables, tape.rebuilding, tape.u
+    grid, v2dt2, line = tables.grid, tables.v2dt2, fields.lines[team.rank]
+    q = fields.waves[(n + 1) % 2]
+    whole, window = whole_of(grid), window_at(tape, n)
+    mine, part = share(whole, team.size, team.rank), share(window, team.size, team.rank)
+    record(way_back.wavelet_gradient[n], q, shot.sources, shot.scale, team, line)
+    sampled = stores_sample(tape, n)
+    if sampled:
+        k = n // tape.interval - tape.first
+        unpack_frame(tape.samples, k, window, grid, part, u)
+    if rebuilding.active:
+        now, earlier = rebuilding.waves[n % 2], rebuilding.waves[(n + 1) % 2]
+        unpack_frame(rebuilding.rim, n, whole, grid, mine, now)
+        barrier(team)
+        inner, emitted = clamp(shot.interior, part), shot.wavelet[n]
+        if not sampled:
+            rebuild(tables, rebuilding.waves, n, inner, None)
+        else:
+            rebuild(tables, rebuilding.waves, n, inner, u)
+        for plane in range(part.front, part.back):
+            rows = rows_of(grid, part, plane)
+            if sampled:
+                drive(u, shot.sources, emitted, shot.scale, rows, line, True)
+            inject(earlier, v2dt2, shot.sources, emitted, shot.scale, rows, line)
+        reflect(tables, earlier, team)
+    if sampled:
+        add_products(grid, way_back.image, part, q, u)
+        if way_back.energy.shape[0] > 0:
+            add_squares(grid, way_back.energy, mine, q)
 
 
 @loop
@@ -454,57 +596,31 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
 
     If no energy is wanted, q is computed only in the window of p, and has leftover values
     elsewhere. The errors that they cause have no weight, because p does not depend on cells in
-    which it is zero. If p is rebuilt, it is not exactly zero there, and q is computed everywhere. A
-    thread injects the adjoint source only into cells of its own part, because other threads may not
-    have stepped theirs yet.
+    which it is zero. If p is rebuilt, it is not exactly zero there, and q is computed everywhere.
     """
-    tables, rebuilding, adjoint_source = shot.tables, tape.rebuilding, way_back.adjoint_source
-    grid, v2dt2, u = tables.grid, tables.v2dt2, tape.u
-    line = fields.lines[team.rank]
-    wants_energy = way_back.energy.shape[0] > 0
-    # Boxes of cells: the whole grid, this thread's share of it (mine), the window of p at a step,
-    # this thread's share of that (part), and the cells in which it computes q (wide).
-    whole = whole_of(grid)
-    mine = share(whole, team.size, team.rank)
+    tables, adjoint_source = shot.tables, way_back.adjoint_source
+    everywhere = way_back.energy.shape[0] > 0 or tape.rebuilding.active
+    whole, line = whole_of(tables.grid), fields.lines[team.rank]
     last = adjoint_source.shape[0] - 1
-    if span[1] == last:
-        rows = rows_of(grid, mine)
-        q = fields.waves[last % 2]
-        inject(q, v2dt2, shot.receivers, adjoint_source[last], None, rows, line)
-        reflect(tables, fields.waves[last % 2], team)
+    begin, end = span
+    if end == last:
+        q, arriving = fields.waves[last % 2], adjoint_source[last]
+        mine = share(whole, team.size, team.rank)
+        for plane in range(mine.front, mine.back):
+            rows = rows_of(tables.grid, mine, plane)
+            inject(q, tables.v2dt2, shot.receivers, arriving, None, rows, line)
+        reflect(tables, q, team)
         barrier(team)
-    for n in range(span[1] - 1, span[0] - 1, -1):
-        # prev is q of step n + 2 before `step_backward`, and of step n after it.
-        q, prev = fields.waves[(n + 1) % 2], fields.waves[n % 2]
-        record(way_back.wavelet_gradient[n], q, shot.sources, shot.scale, team, line)
-        window = window_at(tape, n)
-        part = share(window, team.size, team.rank)
-        rows = rows_of(grid, part)
-        wide = mine if wants_energy or rebuilding.active else part
-        step_backward(tables, fields, n + 1, wide, team)
-        sampled = n % tape.interval == tape.offset
-        if sampled:
-            k = n // tape.interval - tape.first
-            unpack_frame(tape.samples, k, window, grid, part, u)
-        if rebuilding.active:
-            now, earlier = rebuilding.waves[n % 2], rebuilding.waves[(n + 1) % 2]
-            unpack_frame(rebuilding.rim, n, whole, grid, mine, now)
+    n = end - 1
+    while n >= begin:
+        wide = share(whole if everywhere else window_at(tape, n), team.size, team.rank)
+        steps = count_together(tables, n + 1, n + 1 - begin)
+        add_gradients(shot, fields, n, tape, way_back, team)
+        step_backward(shot, fields, n + 1, steps, wide, adjoint_source, team)
+        if steps == 2:
+            add_gradients(shot, fields, n - 1, tape, way_back, team)
             barrier(team)
-            inner = clamp(shot.interior, part)
-            if not sampled:
-                rebuild(tables, rebuilding.waves, n, inner, None)
-            else:
-                rebuild(tables, rebuilding.waves, n, inner, u)
-                drive(u, shot.sources, shot.wavelet[n], shot.scale, rows, line, True)
-            inject(earlier, v2dt2, shot.sources, shot.wavelet[n], shot.scale, rows, line)
-            reflect(tables, earlier, team)
-        if sampled:
-            add_products(grid, way_back.image, part, q, u)
-            if wants_energy:
-                add_squares(grid, way_back.energy, mine, q)
-        inject(prev, v2dt2, shot.receivers, adjoint_source[n], None, rows_of(grid, wide), line)
-        reflect(tables, prev, team)
-        barrier(team)
+        n -= steps
 
 
 class Scattering(NamedTuple):
@@ -525,20 +641,17 @@ def sweep_scattered(shot, fields, span, tape, scattering, team):
     The tape has all samples of these steps. The scattered field is zero where the wave is zero, so
     that only the windows that the forward sweep has found are computed.
     """
-    tables, u, traces = shot.tables, tape.u, scattering.traces
-    grid, one, line = tables.grid, tables.v2dt2.dtype.type(1), fields.lines[team.rank]
-    for n in range(span[0], span[1]):
-        p, prev = fields.waves[n % 2], fields.waves[(n + 1) % 2]
-        record(traces[n], p, shot.receivers, one, team, line)
-        window = window_at(tape, n)
-        part = share(window, team.size, team.rank)
-        step_forward(tables, fields, n, part, None, team)
-        if n % tape.interval == tape.offset:
-            k = n // tape.interval - tape.first
-            unpack_frame(tape.samples, k, window, grid, part, u)
-            add_products(grid, prev, part, scattering.change, u)
-        reflect(tables, prev, team)
-        barrier(team)
+    tables, traces, change = shot.tables, scattering.traces, scattering.change
+    one, line, (begin, end) = tables.v2dt2.dtype.type(1), fields.lines[team.rank], span
+    n = begin
+    while n < end:
+        steps = count_together(tables, n, end - n)
+        record(traces[n], fields.waves[n % 2], shot.receivers, one, team, line)
+        step_forward(shot, fields, n, steps, window_at(tape, n), tape, change, team)
+        if steps == 2:
+            record(traces[n + 1], fields.waves[(n + 1) % 2], shot.receivers, one, team, line)
+            barrier(team)
+        n += steps
     last = traces.shape[0] - 1
-    if span[1] == last:
+    if end == last:
         record(traces[last], fields.waves[last % 2], shot.receivers, one, team, line)

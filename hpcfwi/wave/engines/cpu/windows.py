@@ -131,18 +131,10 @@ def widen(grid, sides, radius, window, p):
 
 @within_loops
 def share(window, size, rank):
-    """Return the part of a window that thread `rank` of `size` computes, possibly empty.
-
-    A window is divided into planes if it has more than one, and into blocks of rows otherwise.
-    """
-    front, back, top, bottom, left, right = window
-    if back - front > 1:
-        n = back - front
-        return Box(front + n * rank // size, front + n * (rank + 1) // size, *window[2:])
-    blocks = -(-(bottom - top) // BLOCK)
-    begin = top + blocks * rank // size * BLOCK
-    end = min(bottom, top + blocks * (rank + 1) // size * BLOCK)
-    return Box(front, back, begin, end, left, right)
+    """Return the rows of a window that thread `rank` of `size` computes in each plane."""
+    n = window.bottom - window.top
+    begin, end = window.top + n * rank // size, window.top + n * (rank + 1) // size
+    return Box(window.front, window.back, begin, end, window.left, window.right)
 
 
 packing_function = njit(nogil=True)

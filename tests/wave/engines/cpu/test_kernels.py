@@ -32,7 +32,7 @@ def make_arguments(name: str, order: int, ndim: int, dtype: type) -> tuple[objec
     arguments: dict[str, tuple[object, ...]] = {
         "advance": (field, field, field, None, CELLS, laplacian, far),
         "advance_absorbing": (
-            *(field, field, field, None, memory, CELLS, laplacian, far, place, axis),
+            *(field, field, field, None, memory, CELLS, laplacian, far, 2, place, axis),
         ),
         "absorb": (field, field, field, None, memory, CELLS, place, axis),
         "absorb_back": (field, field, memory, CELLS, place, axis),
