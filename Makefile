@@ -108,7 +108,8 @@ build/peers/.complete: setup.cfg | setup
 	python -m venv build/peers
 	python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
 	    > "$$(build/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
-	build/peers/bin/python -m pip install --quiet --disable-pip-version-check '.[deepwave,devito]'
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	    --editable '.[deepwave,devito]'
 	@touch $@
 
 bench: setup build/peers/.complete ## measure this machine, and compare hpcfwi with Deepwave and Devito (C compiler)
