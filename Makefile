@@ -112,7 +112,7 @@ build/peers/.complete: setup.cfg | setup
 	    --editable '.[deepwave,devito]'
 	@touch $@
 
-bench: setup build/peers/.complete ## measure this machine, and compare hpcfwi with Deepwave and Devito (C compiler)
+bench: setup build/peers/.complete ## measure this machine, and compare hpcfwi with Deepwave and Devito, which needs a C compiler
 	hpcfwi bench
 	build/peers/bin/python benchmarks/engines.py
 	build/peers/bin/python benchmarks/engines.py --long

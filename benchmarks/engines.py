@@ -1,8 +1,9 @@
 """Compare the speed of `hpcfwi.wave` with Deepwave's `scalar` on the same CPU cores.
 
     make bench
-    python benchmarks/engines.py --output benchmarks/results/engines_MACHINE_DATE.json
-    python benchmarks/engines.py --long --output benchmarks/results/long_MACHINE_DATE.json
+    PYTHON=build/peers/bin/python
+    $PYTHON benchmarks/engines.py --output benchmarks/results/engines_MACHINE_DATE.json
+    $PYTHON benchmarks/engines.py --long --output benchmarks/results/long_MACHINE_DATE.json
 
 With `--long`, forward simulations of records in which the wave fills the grid are compared with
 Deepwave and Devito, on one thread. Devito needs a C compiler. `make bench` installs both programs

@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
-# Smallest number of rows of a plane for each thread of a shared shot.
-LEAST_SHARE = 16
+# Smallest number of blocks of rows of each plane for a thread of a shared shot, in 2-D and in 3-D.
+LEAST_SHARES = (3, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +183,9 @@ def _each_shot(work: Callable[[int, int], None], shots: int, tables: Tables) -> 
     threads = torch.get_num_threads()
     rest = shots % threads
     alone = shots - rest
-    together = min(max(1, tables.grid.rows // LEAST_SHARE), threads // rest) if rest else 1
+    blocks = -(-tables.grid.rows // layout.BLOCK)
+    most = max(1, blocks // LEAST_SHARES[tables.grid.planes > 1])
+    together = min(most, threads // rest) if rest else 1
     for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
         if len(numbers):
             with make_threads(min(len(numbers), threads)) as pool:

@@ -462,16 +462,14 @@ def step_forward(shot, fields, n, steps, window, tape, change, team):
             relax_slabs(tables, fields, p, in_plane(part, plane + reach))
             here = in_plane(part, plane)
             if here.front < here.back:
-                rows, entry = rows_of(grid, here, plane), 0
-                sampled = stores_sample(tape, m)
-                if sampled:
-                    entry = m // tape.interval - tape.first
+                rows, sampled = rows_of(grid, here, plane), stores_sample(tape, m)
                 # Each case is compiled separately, so that a step that stores nothing has fewer
                 # arrays in its loops.
                 if change is None:
                     if sampled and u.shape[0] > 0:
                         advance_part(tables, fields, m, here, u)
                         drive(u, sources, shot.wavelet[m], scale, rows, line, False)
+                        entry = m // tape.interval - tape.first
                         pack_frame(tape.samples, entry, window, grid, here, u)
                     else:
                         advance_part(tables, fields, m, here, None)
@@ -479,6 +477,7 @@ def step_forward(shot, fields, n, steps, window, tape, change, team):
                 else:
                     advance_part(tables, fields, m, here, None)
                     if sampled:
+                        entry = m // tape.interval - tape.first
                         unpack_frame(tape.samples, entry, window, grid, here, u)
                         add_products(grid, prev, here, change, u)
                 if plane == min(reach, part.back - 1):

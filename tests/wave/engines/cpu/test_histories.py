@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from hpcfwi.bench.waves import make_shots
 from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, warm_up
+from hpcfwi.wave.engines.cpu import histories
+from hpcfwi.wave.engines.cpu.kernels import ThreadTeam, run_team
 from hpcfwi.wave.history import Format, History
 from tests.wave.engines.cpu.test_engine import long_line, threads
 from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
@@ -108,10 +111,17 @@ def test_perimeter_in_fewer_bits_rebuilds_the_field_nearly_as_well(format: Forma
 
 
 @pytest.mark.parametrize("history", [Snapshots(3), *KEPT])
-@pytest.mark.parametrize("shape", [(120, 70), (15, 40, 21)])
+@pytest.mark.parametrize("shape", [(140, 70), (15, 40, 21)])
 def test_threads_that_share_a_shot_do_not_change_its_bits(
-    shape: tuple[int, ...], history: History
+    shape: tuple[int, ...], history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sizes: list[int] = []
+
+    def note_size(size: int, work: Callable[[ThreadTeam], None]) -> None:
+        sizes.append(size)
+        run_team(size, work)
+
+    monkeypatch.setattr(histories, "run_team", note_size)
     shots = shots_in(shape, shots=1, free_surface=True, samples=30)
     shots = replace(shots, vp=shots.vp.float())
     residual = white_residual(shots.simulate(keep=False).data)
@@ -123,8 +133,10 @@ def test_threads_that_share_a_shot_do_not_change_its_bits(
     with threads(1):
         expected = results()
     for count in (2, 3):
+        sizes.clear()
         with threads(count):
             found = results()
+        assert set(sizes) == {count}
         assert all(map(torch.equal, found, expected))
 
 
