@@ -10,6 +10,10 @@ from __future__ import annotations
 from pkgutil import resolve_name
 from typing import Any, Literal
 
+EQUATIONS = {
+    "acoustic": "hpcfwi.wave.equation:ACOUSTIC",
+}
+
 ENGINES = {
     "eager": "hpcfwi.wave.engines.eager",
     "cpu": "hpcfwi.wave.engines.cpu.engine",
