@@ -138,6 +138,11 @@ class Model(Generic[Array]):
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
 
+    @property
+    def p_velocity(self) -> Array:
+        """The velocity of P waves, by which cells above the sea floor and reflectors are found."""
+        return self.arrays["vp"]
+
     def map(self, function: Callable[..., Other], *others: Model) -> Model[Other]:
         """Apply a function to each array and to those of the same name in other models."""
         return Model(

@@ -51,7 +51,7 @@ def preconditioners() -> Figure:
         if keys:
             section = PreconditionSection(**keys)
             taper = None if section.taper is None else rise_from(points, section.taper, grid)
-            preconditioner = Preconditioner(section, peak, taper)
+            preconditioner = Preconditioner(section, peak, experiment.equation.slowest, taper)
             made = preconditioner.apply(made, {"source": lit, "receiver": back}, initial)
         shown = np.where(experiment.fixed, 0.0, made[name].numpy())
         limit = clip_limit(shown, 99.0)

@@ -25,7 +25,6 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey, divide, find_amplitudes, find_frequencies
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.numerics import longest_step
-from hpcfwi.wave.simulation import wave_speed
 
 # Smallest number of wavelengths in the longest side of a model. Waves do not see smaller models.
 FEWEST_WAVELENGTHS = 1.0 / 3.0
@@ -110,14 +109,16 @@ def _check_step(experiment: Experiment) -> Iterator[Finding]:
 def _check_wavelength(experiment: Experiment) -> Iterator[Finding]:
     """Yield an error if waves are longer than the model, or shorter than its cells."""
     survey, grid = experiment.survey, experiment.initial.grid
-    frequency, speeds = survey.spectrum.peak, wave_speed(experiment.initial.arrays)
+    frequency, equation = survey.spectrum.peak, experiment.equation
     if frequency == 0.0:
         return
     extent, cell = (
         max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True)),
         min(grid.spacing),
     )
-    shortest, longest = float(speeds.min()) / frequency, float(speeds.max()) / frequency
+    arrays = experiment.initial.arrays
+    shortest = float(equation.slowest(arrays).min()) / frequency
+    longest = float(equation.fastest(arrays).max()) / frequency
     if shortest * FEWEST_WAVELENGTHS > extent:
         misfits = f"longer than the model, which has {extent:g} m"
         factor, likely = 1e-3, "in milliseconds"
@@ -144,7 +145,7 @@ def _check_duration(experiment: Experiment) -> Iterator[Finding]:
     if section.duration is None or section.wavelet is None:
         return
     extent = max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True))
-    slowest = float(wave_speed(experiment.initial.arrays).min())
+    slowest = float(experiment.equation.slowest(experiment.initial.arrays).min())
     passages = section.duration * slowest / extent
     if passages <= MOST_PASSAGES:
         return
@@ -278,7 +279,7 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
             "Give depths in m, downwards, in the model's coordinates.",
         )
         return
-    speeds = wave_speed(experiment.known.start.arrays)
+    speeds = experiment.known.start.p_velocity
     yield Finding(
         "error",
         f"{where}inversion.fixed.above_velocity",

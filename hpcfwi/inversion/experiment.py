@@ -34,10 +34,11 @@ from hpcfwi.operators.simulator import Aperture, Simulator
 from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
+from hpcfwi.registry import EQUATIONS, find
 from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave import Auto, Method
+from hpcfwi.wave.equation import Equation
 from hpcfwi.wave.history import History, from_table, parse
-from hpcfwi.wave.simulation import wave_speed
 
 # Largest number of sources, or of receivers, that a config places.
 MOST_POINTS = 10**6
@@ -177,6 +178,11 @@ class Experiment:
     costs: NDArray[np.float64] | None = None
     picks: Mapping[str, Picks] = field(default_factory=dict)
 
+    @property
+    def equation(self) -> Equation:
+        """The equation of the waves."""
+        return cast(Equation, find(EQUATIONS[self.config.wave.equation]))
+
     @cached_property
     def fixed(self) -> NDArray[np.bool_]:
         """The cells that the inversion keeps."""
@@ -254,14 +260,14 @@ class Experiment:
 
     def image(self, model: Model) -> NDArray[np.float64]:
         """Return the image of the reflectors in the current model of a linear inversion."""
-        found, background = wave_speed(model.arrays), wave_speed(self.initial.arrays)
+        found, background = model.p_velocity, self.initial.p_velocity
         peak = self.survey.spectrum.peak
         return make_image(found, background, self.initial.grid, self.fixed, peak)
 
     def compare_image(self, image: NDArray[np.float64]) -> float:
         """Return the correlation of an image with the true reflectivity."""
         assert self.true is not None
-        return correlate(image, reflectivity(wave_speed(self.true.arrays)), self.fixed)
+        return correlate(image, reflectivity(self.true.p_velocity), self.fixed)
 
     def costs_of(self, survey: Survey, simulator: Simulator) -> NDArray[np.float64]:
         """Return the costs of the shots of this or another survey, see `Simulator.costs`."""
@@ -290,19 +296,23 @@ class Experiment:
     def conditioning(self) -> Conditioning:
         """Return the conditioning of traces before they are compared."""
         grid = self.initial.grid
-        speeds = wave_speed(self.initial.arrays)[grid.cells_of(self.survey.sources)]
+        speeds = self.initial.p_velocity[grid.cells_of(self.survey.sources)]
         return Conditioning(self.config.data, float(np.median(speeds)), self.picks)
 
     def fastest(self) -> float:
         """Return the speed of the fastest waves in any model of the experiment, m/s."""
         models = [model for model in (self.initial, self.true) if model is not None]
-        speeds = [float(wave_speed(model.arrays).max()) for model in models]
+        speeds = [float(self.equation.fastest(model.arrays).max()) for model in models]
         return max(*speeds, *(self._fastest_within_bounds(model) for model in models))
 
     def _fastest_within_bounds(self, model: Model) -> float:
-        """Return the fastest speed at the bounds, or in the model for parameters without any."""
-        bounds = {name: np.array(b) for name, b in self.config.inversion.bounds_by_name.items()}
-        return float(wave_speed({**model.arrays, **bounds}).max())
+        """Return the fastest speed at the upper bounds, or in the model for parameters without any.
+
+        All parameters are assumed to make the fastest waves faster, or not to change them.
+        """
+        bounds = self.config.inversion.bounds_by_name
+        highest = {name: np.array(pair[1]) for name, pair in bounds.items()}
+        return float(self.equation.fastest({**model.arrays, **highest}).max())
 
     def limits(self, model: Model) -> Limits:
         """Return the limits of an inversion from this initial model, of tensors."""

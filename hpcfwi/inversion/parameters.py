@@ -18,7 +18,6 @@ from torch import Tensor
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError, StepFailure
 from hpcfwi.model import PARAMETERS, Grid, Model, find_nearest, fixed_cells
-from hpcfwi.wave.simulation import wave_speed
 
 # Smallest extent of a surface's places, as a share of the model's extent. Places in km instead of m
 # have a share of at most a thousandth.
@@ -75,7 +74,7 @@ def find_floor(model: Model, velocity: float) -> NDArray[np.float64]:
 
     If no cell is faster, it is that of the column's last cell.
     """
-    fast = wave_speed(model.arrays) > velocity
+    fast = model.p_velocity > velocity
     first = np.where(fast.any(axis=0), fast.argmax(axis=0), len(fast))
     return np.asarray(model.grid.origin[0] + (first - 1) * model.grid.spacing[0])
 

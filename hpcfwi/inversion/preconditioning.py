@@ -19,7 +19,7 @@ from torch import Tensor
 from hpcfwi.config.inversion import PreconditionSection
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import AxisMatrix, add_up, find_blocks
-from hpcfwi.wave.simulation import wave_speed
+from hpcfwi.wave.equation import Speed
 
 # Extent of a Gaussian to each side, in standard deviations, horizontally and vertically.
 REACH, DEEP = 4.0, 6.0
@@ -29,12 +29,13 @@ REACH, DEEP = 4.0, 6.0
 class Preconditioner:
     """A preconditioner of gradients.
 
-    frequency: of the wavelet's peak, Hz; taper: factors of the cells around sources and receivers,
-    if requested.
+    frequency: of the wavelet's peak, Hz; slowest: the speed of the slowest waves in a model; taper:
+    factors of the cells around sources and receivers, if requested.
     """
 
     section: PreconditionSection
     frequency: float
+    slowest: Speed
     taper: NDArray[np.float64] | None = None
 
     @property
@@ -52,7 +53,7 @@ class Preconditioner:
         weights = self._weigh(gradient.grid, gradient.any.device, illuminations)
         if self.section.smooth is None:
             return gradient.map(lambda array: (array * weights).to(array.dtype))
-        speeds = wave_speed(model.arrays)
+        speeds = self.slowest(model.arrays)
         means = add_up(speeds, tuple(range(1, speeds.ndim))).cpu().numpy() / prod(speeds.shape[1:])
         lengths = self.section.smooth * means / self.frequency / sqrt(2.0)
         smoothing, root = Smoothing(lengths, gradient.grid.spacing), weights.sqrt_()

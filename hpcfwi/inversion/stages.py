@@ -38,7 +38,6 @@ from hpcfwi.parallel.shards import Schedule
 from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.storage.background import Prefetcher, Traces
 from hpcfwi.survey import Survey
-from hpcfwi.wave.simulation import wave_speed
 
 ShotNumbers = NDArray[np.int64]
 
@@ -92,7 +91,8 @@ class Stage:
         if asked is None:
             return None
         assert asked.taper is None or self.taper is not None, "the stage is ready"
-        return Preconditioner(asked, self.experiment.survey.spectrum.peak, self.taper)
+        peak, equation = self.experiment.survey.spectrum.peak, self.experiment.equation
+        return Preconditioner(asked, peak, equation.slowest, self.taper)
 
     def ready(self, context: Context) -> Stage:
         """Return the stage with its taper, if its settings have one; collective."""
@@ -152,7 +152,7 @@ def _as_in(config: Config, experiment: Experiment, context: Context) -> Experime
 
 def _widest_spacing(experiment: Experiment) -> float:
     """Return the coarsest spacing (m) that carries the wavelet in the slowest initial cells."""
-    slowest = float(wave_speed(experiment.initial.arrays).min())
+    slowest = float(experiment.equation.slowest(experiment.initial.arrays).min())
     survey, order = experiment.survey, experiment.config.wave.order
     return slowest / (survey.spectrum.highest(FAINT) * POINTS[order])
 

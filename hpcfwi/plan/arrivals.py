@@ -27,7 +27,6 @@ from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey, TimeAxis
-from hpcfwi.wave.simulation import wave_speed
 
 Array = NDArray[np.float64]
 
@@ -358,7 +357,7 @@ class _Scanner:
             experiment.survey,
             experiment.make_simulator().aperture,
             experiment.conditioning(),
-            float(wave_speed(experiment.initial.arrays).min()),
+            float(experiment.equation.slowest(experiment.initial.arrays).min()),
         )
 
     def look_at(self, shots: NDArray[np.int64], traces: NDArray[np.float32]) -> _Found:

@@ -20,7 +20,6 @@ from hpcfwi.plan.arrivals import Scan, Tally
 from hpcfwi.plan.comparison import Comparison, Convention, DataComparison
 from hpcfwi.plan.estimate import Memory, Sharing, slowest_velocity
 from hpcfwi.wave.numerics import carried_frequency
-from hpcfwi.wave.simulation import wave_speed
 
 # The grid resolves waves whose relative error of phase velocity is at most this.
 VELOCITY_ERROR = 0.02
@@ -228,7 +227,7 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     listening = np.concatenate([part[:, 0] for part in survey.receiver_positions_by_part()])
     columns = grid.cells_of(sources)[1:]
     every_depth = (np.arange(grid.shape[0])[:, None], *columns)
-    slowness = np.median(1.0 / wave_speed(model.arrays)[every_depth], axis=1)
+    slowness = np.median(1.0 / model.p_velocity[every_depth], axis=1)
     depths = grid.coordinates(0)
     down = np.concatenate([[0.0], np.cumsum(0.5 * (slowness[1:] + slowness[:-1]))])
     down *= grid.spacing[0]

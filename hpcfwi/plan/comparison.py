@@ -38,7 +38,6 @@ from hpcfwi.plan.arrivals import (
 from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import Survey, TimeAxis, spread_shots
-from hpcfwi.wave.simulation import wave_speed
 
 # First arrivals with at least this correlation count as the same.
 ALIKE = 0.5
@@ -454,7 +453,7 @@ def _find_conventions(whole: Experiment) -> tuple[Convention, ...]:
     """Return the conventions of other codes for the grid of the model."""
     initial, survey = whole.initial, whole.survey
     sources = survey.sources.reshape(-1, initial.grid.ndim)
-    speed = float(np.median(wave_speed(initial.arrays)[initial.grid.cells_of(sources)]))
+    speed = float(np.median(initial.p_velocity[initial.grid.cells_of(sources)]))
     return list_conventions(float(np.prod(initial.grid.spacing)), speed, survey.dt)
 
 

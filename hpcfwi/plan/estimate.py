@@ -40,7 +40,7 @@ from hpcfwi.wave import history as histories
 from hpcfwi.wave import numerics
 from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
 from hpcfwi.wave.numerics import phase_velocity_error
-from hpcfwi.wave.simulation import Task, wave_speed
+from hpcfwi.wave.simulation import Task
 
 WIDTH = 100  # characters in a line
 
@@ -520,7 +520,7 @@ class Resolution:
 def find_resolution(experiment: Experiment, task: Task) -> Resolution:
     """Return the resolution of an experiment; task: the simulation of one of its shots."""
     model, survey, problem = experiment.initial, experiment.survey, task.problem
-    fastest_in_model = float(wave_speed(model.arrays).max())
+    fastest_in_model = float(experiment.equation.fastest(model.arrays).max())
     fastest = max(fastest_in_model, problem.max_velocity)
     slowest = slowest_velocity(experiment)
     path = longest_path(experiment)
@@ -560,5 +560,5 @@ def longest_path(experiment: Experiment) -> float:
 
 def slowest_velocity(experiment: Experiment) -> float:
     """Return the slowest velocity of the initial model and of the true one, if known, m/s."""
-    models = [experiment.initial, experiment.true]
-    return min(float(wave_speed(model.arrays).min()) for model in models if model is not None)
+    models, slowest = [experiment.initial, experiment.true], experiment.equation.slowest
+    return min(float(slowest(model.arrays).min()) for model in models if model is not None)

@@ -56,7 +56,6 @@ from hpcfwi.storage.hdf5 import (
 from hpcfwi.storage.models import read_image, read_model
 from hpcfwi.survey import Survey, TimeAxis, spread_shots
 from hpcfwi.system import check_link, check_regular, exists
-from hpcfwi.wave.simulation import wave_speed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -376,8 +375,8 @@ def draw_image(
     """Draw a migration's image after the iteration of a picture."""
     from hpcfwi.report.figures import image_figure
 
-    truth = None if true is None else reflectivity(wave_speed(true.arrays))
-    speed = wave_speed(background.arrays)
+    truth = None if true is None else reflectivity(true.p_velocity)
+    speed = background.p_velocity
     draw(image_figure, directory.figure("image"), image, speed, truth, picture)
 
 

@@ -23,7 +23,6 @@ from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.job import Opened, open_input
 from hpcfwi.run.records import keep_resolution
 from hpcfwi.system import exists
-from hpcfwi.wave.simulation import wave_speed
 
 log = logging.getLogger("hpcfwi")
 
@@ -98,12 +97,13 @@ def _resolve(
     experiment = job.experiment
     grid, free = around.grid, ~experiment.fixed
     (name, *_) = experiment.config.inversion.parameters
-    speed = wave_speed(around.arrays).astype(np.float64)
+    speed = around[name].astype(np.float64)
     if not free.any():
         raise InputError(
             "inversion.fixed", "no cell may change, so none can be resolved", "Fix fewer cells."
         )
-    wavelength = float(np.median(speed[free])) / experiment.survey.spectrum.peak
+    slowest = experiment.equation.slowest(around.arrays).astype(np.float64)
+    wavelength = float(np.median(slowest[free])) / experiment.survey.spectrum.peak
     if checkerboard is not None:
         size = checkerboard
         resolution.check_size(size, grid, "--checkerboard")

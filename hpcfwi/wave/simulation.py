@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from numbers import Integral
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -393,9 +392,6 @@ def _check_scheme(
             )
 
 
-Array = TypeVar("Array")
-
-
 class Simulation:
     """Shots that were simulated together, with the derivative of their traces and its transpose.
 
@@ -466,11 +462,6 @@ def simulate(
     """
     task = set_up(model, spacing, acquisition, method, window=window, illuminate=illuminate)
     return Simulation(task, keep)
-
-
-def wave_speed(model: Mapping[str, Array]) -> Array:
-    """Return the speed of the waves in each cell of a model, m/s."""
-    return model["vp"]
 
 
 def warm_up(engine: str, order: int, like: Tensor) -> None:

@@ -16,6 +16,7 @@ from hpcfwi.inversion.regularizers.tikhonov import tikhonov
 from hpcfwi.inversion.regularizers.total_variation import total_variation
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import Coarsening, dot
+from hpcfwi.wave.equation import ACOUSTIC
 
 GRID = Grid((20, 40, 30), (20.0, 20.0, 10.0), (0.0, 0.0, 0.0))
 FETCHED: list[int] = []
@@ -53,7 +54,7 @@ def random_model(seed, grid=GRID):
 def precondition(model, other):
     section = PreconditionSection(illumination=0.01, depth=1.0, smooth=0.3)
     lit = {"source_illumination": other["vp"], "receiver_illumination": model["vp"] ** 2}
-    return Preconditioner(section, 10.0).apply(other, lit, model)["vp"]
+    return Preconditioner(section, 10.0, ACOUSTIC.slowest).apply(other, lit, model)["vp"]
 
 
 def regularize(regularizer, weight):

@@ -20,6 +20,7 @@ from hpcfwi.inversion.preconditioning import (
 from hpcfwi.model import Grid, Model
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
+from hpcfwi.wave.equation import ACOUSTIC
 from tests.inversion.examples import write_input
 
 GRID = Grid((20, 30), (10.0, 20.0), (100.0, 0.0))
@@ -27,7 +28,7 @@ MODEL = Model(GRID, {"vp": torch.full(GRID.shape, 2000.0)})
 
 
 def apply(gradient, illuminations=None, factors=None, **keys):
-    preconditioner = Preconditioner(PreconditionSection(**keys), 10.0, factors)
+    preconditioner = Preconditioner(PreconditionSection(**keys), 10.0, ACOUSTIC.slowest, factors)
     given = Model(GRID, {"vp": gradient})
     return preconditioner.apply(given, illuminations or {}, MODEL)["vp"]
 
@@ -155,7 +156,7 @@ def test_preconditioner_is_symmetric_positive_semidefinite(keys):
     speeds = torch.linspace(1500.0, 4500.0, GRID.shape[0])[:, None].expand(GRID.shape)
     model = Model(GRID, {"vp": speeds.clone()})
     factors = rise_from(np.array([[100.0, 200.0]]), 40.0, GRID) if "taper" in keys else None
-    preconditioner = Preconditioner(PreconditionSection(**keys), 10.0, factors)
+    preconditioner = Preconditioner(PreconditionSection(**keys), 10.0, ACOUSTIC.slowest, factors)
 
     def through(values):
         return preconditioner.apply(Model(GRID, {"vp": values}), fields, model)["vp"]
