@@ -53,9 +53,9 @@ torture: FORMS := -m long
 torture: test ## run the long tests, then kill or signal a small inversion 200 times; 45 minutes (BLOWS=20 SEED=1)
 	@python -m tests.torture $(or $(BLOWS),200) $(SEED)
 
-# Files that may use the name of a parameter: the parameters of models, the acoustic equation, and the
-# known models.
-NAMES_VP := model.py|wave/|datasets/|bench/
+# Files that may use the name of a parameter: the parameters of models, the equations and what solves
+# the acoustic one, and the known models.
+NAMES_VP := model.py|wave/(equation|acoustic|problem|engines/)|datasets/|bench/waves
 
 # With PYTHON=python3 the targets for GPUs use that Python and the checkout, without a .venv. Compiled
 # kernels are kept between targets, in a folder of this user.

@@ -24,14 +24,14 @@ from hpcfwi.wave.numerics import Taps, spread
 class Problem:
     """Shots on one model. Lengths in m, times in s, in axis order (z, x) or (z, y, x).
 
-    speed: of the waves, (nz, nx) or (nz, ny, nx), m/s, detached; dt: of the simulation's step;
-    sources: (shot, source, ndim), which act at once, and receivers: (shot, receiver, ndim), from
-    the grid's first point; boundary: cells of CPML; boundary_frequency, max_velocity: Hz and m/s
-    that it is tuned to; history: the stored data, with their interval; illuminate: True if
-    illuminations are wanted.
+    model: the equation's arrays by name, (nz, nx) or (nz, ny, nx), detached; dt: of the
+    simulation's step; sources: (shot, source, ndim), which act at once, and receivers: (shot,
+    receiver, ndim), from the grid's first point; boundary: cells of CPML; boundary_frequency,
+    max_velocity: Hz and m/s that it is tuned to; history: the stored data, with their interval;
+    illuminate: True if illuminations are wanted.
     """
 
-    speed: Tensor
+    model: Mapping[str, Tensor]
     spacing: tuple[float, ...]
     dt: float
     sources: NDArray[np.float64]
@@ -43,6 +43,11 @@ class Problem:
     max_velocity: float
     history: History
     illuminate: bool = False
+
+    @property
+    def like(self) -> Tensor:
+        """One of the model's arrays, for their common shape, precision and device."""
+        return next(iter(self.model.values()))
 
     @property
     def n_shots(self) -> int:
@@ -57,13 +62,13 @@ class Problem:
     @property
     def padding(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Cells of padding before and after each axis of the model."""
-        after = (self.boundary,) * self.speed.ndim
+        after = (self.boundary,) * self.like.ndim
         return (0 if self.free_surface else self.boundary, *after[1:]), after
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
         """The shape of the scheme's grid."""
-        return tuple(n + b + a for n, b, a in zip(self.speed.shape, *self.padding, strict=True))
+        return tuple(n + b + a for n, b, a in zip(self.like.shape, *self.padding, strict=True))
 
     @property
     def interior(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -105,9 +110,9 @@ class Scheme:
 
 def discretize(problem: Problem) -> Scheme:
     """Return the scheme of a problem, which every engine of hpcfwi applies."""
-    ndim = problem.speed.ndim
+    ndim = problem.like.ndim
     before, after = problem.padding
-    v2dt2 = (extend(problem.speed, before, after) * problem.dt) ** 2
+    v2dt2 = (extend(problem.model["vp"], before, after) * problem.dt) ** 2
     if problem.free_surface:
         v2dt2[0] = 0.0
     shape = tuple(v2dt2.shape)
@@ -166,12 +171,12 @@ def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
     return padded.contiguous()
 
 
-def relative_change(problem: Problem, direction: Tensor) -> Tensor:
-    """Return the relative change of v2dt2 with the speed in a direction (m/s), on the padded grid.
+def relative_change(problem: Problem, direction: Mapping[str, Tensor]) -> Tensor:
+    """Return the relative change of v2dt2 with the model in a direction, on the padded grid.
 
     It is of first order. Its transpose maps an image to a gradient in `make_gradients`.
     """
-    return extend(2.0 * direction / problem.speed, *problem.padding)
+    return extend(2.0 * direction["vp"] / problem.model["vp"], *problem.padding)
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ def make_gradients(
     image: see `Scheme`. The gradient with respect to the padded
     speed is 2 image / speed, where a padding cell has the speed of the cell that it repeats.
     """
-    speed = fold(image, *problem.padding).mul_(2.0).div_(problem.speed)
+    speed = fold(image, *problem.padding).mul_(2.0).div_(problem.model["vp"])
     illuminations = (
         None if energy is None else crop(energy, *problem.padding)
         for energy in (forward_energy, adjoint_energy)

@@ -19,13 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.model import PARAMETERS
 from hpcfwi.wave import engines, numerics
 from hpcfwi.wave import history as histories
+from hpcfwi.wave.equation import ACOUSTIC
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
 from hpcfwi.wave.numerics import peak_frequency
 from hpcfwi.wave.problem import Gradients, Problem
 
-# m/s: no rock is this slow. If all velocities are below it, they are probably in km/s.
+# m/s: no rock is this slow; a slower velocity is probably in km/s.
 MISTAKEN = 20.0
 # Substeps of a sample of the data. Above the first number a unit is probably wrong, because the
 # shortest wave of the data is a hundred cells long. Above the second it is certainly wrong.
@@ -92,7 +94,7 @@ class Task:
         problem = self.problem
         points = 5 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]
         each = FIELDS * prod(problem.padded_shape) + self.steps * points
-        return problem.n_shots * each * problem.speed.element_size()
+        return problem.n_shots * each * problem.like.element_size()
 
     def count_updates(self) -> float:
         """Return the approximate number of computed cells, summed over shots and steps."""
@@ -116,7 +118,7 @@ class Task:
             return self.asked
         memory = self.asked.memory
         if memory is None:
-            memory = memory_at_hand(self.problem.speed.device) + self.engine.idle()
+            memory = memory_at_hand(self.problem.like.device) + self.engine.idle()
         return histories.choose(self.asked, self.engine.HISTORIES, memory, self.footprint)
 
 
@@ -139,12 +141,12 @@ def set_up(
     of the whole model; gradients have the shape of the window. Raises ValueError as `acoustic`
     does.
     """
-    vp = model["vp"].detach()
-    _check_model(vp)
-    chosen = engines.choose(method.engine, vp.device)
-    steps = _as_spacing(spacing, vp.ndim)
+    arrays = _select(model)
+    like = arrays[ACOUSTIC.parameters[0]]
+    chosen = engines.choose(method.engine, like.device)
+    steps = _as_spacing(spacing, like.ndim)
     points = [
-        _as_positions(p, name, vp.ndim)
+        _as_positions(p, name, like.ndim)
         for p, name in ((acquisition.sources, "sources"), (acquisition.receivers, "receivers"))
     ]
     wavelet, source_points, receiver_points = _align(acquisition.wavelet.detach(), *points)
@@ -156,7 +158,7 @@ def set_up(
         )
     if method.free_surface:
         _check_surface(source_points, receiver_points, steps)
-    _warn_of_cells(receiver_points, vp.shape, steps)
+    _warn_of_cells(receiver_points, like.shape, steps)
     frequency, dt = method.boundary_frequency, acquisition.dt
     if frequency is not None and not 0.0 <= frequency < np.inf:
         raise ValueError(f"boundary_frequency is {frequency}; expected a frequency (Hz), 0 or more")
@@ -165,23 +167,21 @@ def set_up(
             f"max_velocity is {method.max_velocity}; expected a positive velocity in m/s, "
             f"{MISTAKEN:g} or more"
         )
-    fastest = float(vp.max())
+    fastest = float(ACOUSTIC.fastest(arrays).max())
     tuned_to = fastest if method.max_velocity is None else float(method.max_velocity)
     if window is not None:
         first = np.array([part.start for part in window]) * np.asarray(steps)
-        vp, source_points, receiver_points = (
-            vp[window],
-            source_points - first,
-            receiver_points - first,
-        )
-    _check_scheme(vp, steps, dt, wavelet, method, (source_points, receiver_points))
+        arrays = {name: array[window] for name, array in arrays.items()}
+        source_points, receiver_points = source_points - first, receiver_points - first
+    shape = arrays[ACOUSTIC.parameters[0]].shape
+    _check_scheme(shape, steps, dt, wavelet, method, (source_points, receiver_points))
     if frequency is None:
         frequency = peak_frequency(samples, dt)
     longest = numerics.longest_step(method.order, steps, max(fastest, tuned_to))
     substeps = numerics.count_substeps(dt, longest)
     _check_substeps(substeps, dt, longest)
     problem = Problem(
-        speed=vp,
+        model=arrays,
         spacing=steps,
         dt=dt / substeps,
         sources=source_points,
@@ -194,7 +194,7 @@ def set_up(
         history=Snapshots(interval=1),
         illuminate=illuminate,
     )
-    wavelet = wavelet.to(vp)
+    wavelet = wavelet.to(like)
     asked = _resolve(method.history, problem, chosen, wavelet, dt, substeps)
     return Task(problem, chosen, wavelet, substeps, asked)
 
@@ -216,28 +216,47 @@ def _resolve(
         )
     interval = histories.sampling_interval(asked, wavelet.cpu().numpy(), dt, substeps)
     if isinstance(asked, Auto) and asked.exact is None:
-        is_double = problem.speed.dtype == torch.float64
+        is_double = problem.like.dtype == torch.float64
         asked = replace(asked, exact=interval == 1 or is_double)
     return replace(asked, interval=interval)
 
 
-def _check_model(vp: Tensor) -> None:
-    if vp.ndim not in (2, 3) or vp.dtype not in (torch.float32, torch.float64):
+def _select(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the arrays that the equation needs, detached; raise ValueError if one is wrong."""
+    missing = [name for name in ACOUSTIC.parameters if name not in model]
+    if missing:
         raise ValueError(
-            f"vp is {vp.dtype} {tuple(vp.shape)}; expected float32 or float64 "
+            f"the model has no {missing[0]}; expected {', '.join(ACOUSTIC.parameters)} for the "
+            f"equation {ACOUSTIC.name!r}"
+        )
+    arrays = {name: model[name].detach() for name in ACOUSTIC.parameters}
+    for name, array in arrays.items():
+        _check_array(name, array)
+    return arrays
+
+
+def _check_array(name: str, array: Tensor) -> None:
+    parameter = PARAMETERS[name]
+    if array.ndim not in (2, 3) or array.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{name} is {array.dtype} {tuple(array.shape)}; expected float32 or float64 "
             "(nz, nx) or (nz, ny, nx)"
         )
-    if min(vp.shape) < numerics.FEWEST_POINTS:
+    if min(array.shape) < numerics.FEWEST_POINTS:
         raise ValueError(
-            f"vp is {tuple(vp.shape)}; expected at least {numerics.FEWEST_POINTS} points along "
-            "each axis"
+            f"{name} is {tuple(array.shape)}; expected at least {numerics.FEWEST_POINTS} points "
+            "along each axis"
         )
-    if not bool(torch.isfinite(vp).all()) or float(vp.min()) <= 0.0:
-        raise ValueError("vp has values that are not finite or not positive; expected m/s above 0")
-    if float(vp.max()) < MISTAKEN:
+    if not bool(torch.isfinite(array).all()) or float(array.min()) <= 0.0:
         raise ValueError(
-            f"the largest vp is {float(vp.max()):g}, which looks like km/s; expected m/s: multiply "
-            "vp by 1000"
+            f"{name} has values that are not finite or not positive; expected {parameter.unit} "
+            "above 0"
+        )
+    if float(array.max()) < parameter.mistaken:
+        raise ValueError(
+            f"the largest {name} is {float(array.max()):g}, which looks like "
+            f"{parameter.figure_unit}; expected {parameter.unit}: multiply {name} by "
+            f"{parameter.figure_scale:g}"
         )
 
 
@@ -342,7 +361,7 @@ def _check_substeps(substeps: int, dt: float, longest: float) -> None:
         return
     found = (
         f"dt is {dt:g} s, and on this grid the longest stable step is {longest:.3g} s: each step "
-        f"is divided into {substeps} substeps; expected dt in s, spacing in m and vp in m/s"
+        f"is divided into {substeps} substeps; expected dt in s, spacing in m and velocities in m/s"
     )
     if substeps > MOST_SUBSTEPS:
         raise ValueError(found)
@@ -365,7 +384,7 @@ def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tens
 
 
 def _check_scheme(
-    vp: Tensor,
+    shape: tuple[int, ...],
     spacing: tuple[float, ...],
     dt: float,
     wavelet: Tensor,
@@ -380,7 +399,7 @@ def _check_scheme(
         raise ValueError(f"dt is {dt}; expected a positive time (s)")
     if wavelet.shape[-1] < 2:
         raise ValueError(f"wavelet has {wavelet.shape[-1]} samples; expected at least 2")
-    last = (np.asarray(vp.shape) - 1) * np.asarray(spacing)
+    last = (np.asarray(shape) - 1) * np.asarray(spacing)
     slack = 1e-6 * np.asarray(spacing)
     for positions, name in zip(points, ("source", "receiver"), strict=True):
         outside = ((positions < -slack) | (positions > last + slack)).any(axis=-1)
@@ -437,8 +456,9 @@ class Simulation:
         if the simulation has kept no history.
         """
         self._require_history()
-        speed = self._problem.speed
-        traces = self._engine.scatter(self._problem, self._state, direction["vp"].to(speed))
+        like = self._problem.like
+        change = {name: array.to(like) for name, array in direction.items()}
+        traces = self._engine.scatter(self._problem, self._state, change)
         return numerics.downsample(traces, self.substeps, self._wavelet.shape[-1])
 
     def _require_history(self) -> None:
@@ -471,9 +491,10 @@ def warm_up(engine: str, order: int, like: Tensor) -> None:
     the engine has a place for it, so that a second call is fast. Raises ValueError as `simulate`
     does.
     """
-    vp = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
-    vp = vp.expand((numerics.FEWEST_POINTS,) * like.ndim).contiguous()
+    one = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
+    array = one.expand((numerics.FEWEST_POINTS,) * like.ndim).contiguous()
+    model = dict.fromkeys(ACOUSTIC.parameters, array)
     origin = np.zeros((1, like.ndim))
-    shot = Acquisition(1e-3, torch.ones(4).to(vp), origin, origin)
-    simulation = simulate({"vp": vp}, 10.0, shot, Method(order=order, boundary=1, engine=engine))
+    shot = Acquisition(1e-3, torch.ones(4).to(one), origin, origin)
+    simulation = simulate(model, 10.0, shot, Method(order=order, boundary=1, engine=engine))
     simulation.backpropagate(simulation.data)

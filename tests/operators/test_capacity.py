@@ -165,7 +165,7 @@ def test_largest_task_is_shot_with_largest_window(tmp_path):
     task = largest_task(simulator, initial, survey, simulator.costs(survey))
     windows = Aperture(200.0, 200.0).find_windows(experiment.initial.grid, survey)
     sizes = [prod(end - first for first, end in window.cells) for window in windows]
-    assert prod(task.problem.speed.shape) == max(sizes)
+    assert prod(task.problem.like.shape) == max(sizes)
     assert min(sizes) < max(sizes) < 30 * 60
 
 

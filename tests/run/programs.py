@@ -257,7 +257,7 @@ def memory(folder: Path) -> None:
 
     def forward_within(most: int, problem: Problem, *rest: Any) -> Any:
         if (
-            problem.n_shots > most and problem.speed.numel() > 100
+            problem.n_shots > most and problem.like.numel() > 100
         ):  # larger than the engine's preparation
             raise MemoryError("Unable to allocate 7 GiB")
         return forward(problem, *rest)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.wave import Simulation, acoustic
+from hpcfwi.wave import Simulation, acoustic, simulate
 from hpcfwi.wave.numerics import ricker
 from tests.wave.examples import random_shots, relative, white_residual
 
@@ -167,6 +167,15 @@ def test_backpropagation_without_a_history_is_refused() -> None:
         simulation.backpropagate(torch.zeros_like(simulation.data))
 
 
+def test_arrays_of_the_equation_are_required_and_others_ignored() -> None:
+    shots = random_shots()
+    given: Any = (shots.spacing, shots.acquisition, shots.split()[0])
+    with pytest.raises(ValueError, match=r"the model has no vp; expected vp for .* 'acoustic'"):
+        simulate({"rho": shots.vp}, *given)
+    found = simulate({"rho": shots.vp, "vp": shots.vp}, *given)
+    assert torch.equal(found.data, shots.simulate().data)
+
+
 def test_engines_agree_in_a_model_narrower_than_its_boundary_layers() -> None:
     shots = random_shots(shape=(8, 8), receivers=2)
     eager, cpu = (shots.simulate(engine=engine) for engine in ("eager", "cpu"))
@@ -217,7 +226,7 @@ def positions(*values: float) -> NDArray[np.float64]:
         ({"wavelet": torch.tensor([0.0, np.nan])}, r"wavelet has \d+ values .* not finite"),
         ({"wavelet": torch.ones(40) * 1j}, r"wavelet is torch.complex64 .*expected real numbers"),
         ({"wavelet": torch.tensor(1.0)}, r"wavelet is torch.float32 \(\); expected real numbers"),
-        ({"dt": 10.0}, r"dt is 10 s.*longest stable step .*expected dt in s, spacing in m and vp"),
+        ({"dt": 10.0}, r"dt is 10 s.*longest stable step .*expected dt in s, spacing in m and vel"),
     ],
 )
 def test_error_for_an_invalid_argument_names_found_and_expected_values(

@@ -57,7 +57,7 @@ def impulse_response(order: int, share: float, boundary: int, samples: int) -> t
     """Return the magnitude of a trace after an impulse, with a share of the longest step."""
     spacing, velocity = (8.0, 11.0), 2000.0
     problem = Problem(
-        speed=torch.full((31, 37), velocity, dtype=torch.float64),
+        model={"vp": torch.full((31, 37), velocity, dtype=torch.float64)},
         spacing=spacing,
         dt=share * numerics.longest_step(order, spacing, velocity),
         sources=np.array([[[100.0, 100.0]]]),

@@ -8,6 +8,7 @@ and no ranks.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 import torch
@@ -49,10 +50,10 @@ class Engine(Protocol):
     def backward(self, problem: Problem, state: Any, adjoint_source: Tensor) -> Gradients:
         """Return the gradients, given the one with respect to traces (shot, receiver, time)."""
 
-    def scatter(self, problem: Problem, state: Any, direction: Tensor) -> Tensor:
-        """Return the first-order change of the traces (shot, receiver, time) with the speed.
+    def scatter(self, problem: Problem, state: Any, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return the first-order change of the traces (shot, receiver, time) with the model.
 
-        direction: change of the speed on the model's grid, m/s. This is the transpose of
+        direction: changes of the model's arrays, by name. This is the transpose of
         `backward` for the steps that are stored.
         """
 

@@ -6,6 +6,7 @@ to the accuracy of the discretisation, but not to rounding. It has no illuminati
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
@@ -44,7 +45,7 @@ def available() -> str | None:
 def footprint(problem: Problem, steps: int) -> int:
     """Return an upper bound of the bytes of `forward` and `backward`."""
     fields = count_samples(steps, problem.interval) + 8
-    return fields * problem.n_shots * prod(problem.padded_shape) * problem.speed.element_size()
+    return fields * problem.n_shots * prod(problem.padded_shape) * problem.like.element_size()
 
 
 def count_updates(problem: Problem, steps: int) -> float:
@@ -64,7 +65,7 @@ def clear() -> None:
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     with torch.set_grad_enabled(keep):
-        speed = problem.speed.expand(problem.n_shots, *problem.speed.shape).clone()
+        speed = problem.model["vp"].expand(problem.n_shots, *problem.like.shape).clone()
         speed, wavelet = speed.requires_grad_(keep), wavelet.detach().clone().requires_grad_(keep)
         traces = _simulate(problem, speed, wavelet)
     return traces.detach(), State(speed, wavelet, traces) if keep else None
@@ -78,14 +79,14 @@ def backward(_: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     return Gradients({"vp": speed}, wavelet, None, None)
 
 
-def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """Return the first-order change of the traces (shot, receiver, time) with the speed.
+def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+    """Return the first-order change of the traces (shot, receiver, time) with the model.
 
     All steps are used: this is the transpose of `backward` with an interval of 1.
     """
     speed = state.speed.detach()
     with forward_ad.dual_level():
-        change = direction.expand_as(speed).contiguous()
+        change = direction["vp"].expand_as(speed).contiguous()
         changing = forward_ad.make_dual(speed, change)  # type: ignore[no-untyped-call]
         traces = _simulate(problem, changing, state.wavelet.detach())
         found: Tensor = forward_ad.unpack_dual(traces).tangent  # type: ignore[no-untyped-call]
@@ -95,7 +96,7 @@ def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
 def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:
     import deepwave
 
-    ndim = problem.speed.ndim
+    ndim = problem.like.ndim
     # Deepwave's free surface is a grid point above its first row; hpcfwi's is the first row.
     hidden = 1 if problem.free_surface else 0
     width = [problem.boundary] * (2 * ndim)
@@ -103,7 +104,7 @@ def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:
     if problem.free_surface:
         width[0], sides[0] = 0, "free"
     # Sources and receivers act on cells of the model only: Deepwave allows none in its boundary.
-    shape = (problem.speed.shape[0] - hidden, *problem.speed.shape[1:])
+    shape = (problem.like.shape[0] - hidden, *problem.like.shape[1:])
     grid = (problem.spacing, (-hidden,) + (0,) * (ndim - 1), shape, problem.free_surface)
     sources = _Cells(spread(problem.sources, *grid), shape, speed)
     receivers = _Cells(spread(problem.receivers, *grid), shape, speed)

@@ -7,6 +7,7 @@ axes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -43,7 +44,7 @@ def available() -> str | None:
 def footprint(problem: Problem, steps: int) -> int:
     """Return an upper bound of the bytes of both passes: 30 fields for each step and axis."""
     cells = prod(problem.padded_shape) * problem.n_shots
-    return 30 * problem.speed.ndim * steps * cells * problem.speed.element_size()
+    return 30 * problem.like.ndim * steps * cells * problem.like.element_size()
 
 
 def count_updates(problem: Problem, steps: int) -> float:
@@ -81,8 +82,8 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return make_gradients(problem, image, wavelet, state.forward_energy, state.adjoint_energy)
 
 
-def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """Return the first-order change of the traces (shot, receiver, time) with the speed."""
+def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+    """Return the first-order change of the traces (shot, receiver, time) with the model."""
     v2dt2 = state.v2dt2.detach()
     with forward_ad.dual_level():
         change = v2dt2 * relative_change(problem, direction)
@@ -94,7 +95,7 @@ def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
 
 def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
     scheme = problem.scheme
-    ndim = problem.speed.ndim
+    ndim = problem.like.ndim
     second = [numerics.second_difference(problem.order, h).tolist() for h in problem.spacing]
     first = [numerics.first_difference(problem.order, h).tolist() for h in problem.spacing]
 

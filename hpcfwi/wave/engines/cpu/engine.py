@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -130,9 +130,9 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     arriving = adjoint_source.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
     sources = problem.sources.shape[1]
-    wavelet = torch.zeros((shots, steps, sources), dtype=problem.speed.dtype)
+    wavelet = torch.zeros((shots, steps, sources), dtype=problem.like.dtype)
     fields = 3 if problem.illuminate else 1
-    found = torch.empty((fields, shots, *problem.speed.shape), dtype=problem.speed.dtype)
+    found = torch.empty((fields, shots, *problem.like.shape), dtype=problem.like.dtype)
 
     def backpropagate(k: int, threads: int) -> None:
         sums = _make_sums(tables, 2 if problem.illuminate else 1)
@@ -158,8 +158,8 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return Gradients({"vp": found[0]}, wavelet.transpose(1, 2), *energies)
 
 
-def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
-    """Return the first-order change of the traces (shot, receiver, time) with the speed."""
+def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+    """Return the first-order change of the traces (shot, receiver, time) with the model."""
     tables = state.tables
     change = lay_out(problem.interval * relative_change(problem, direction))
     change *= tables.v2dt2
@@ -271,11 +271,11 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     Every shot counts as if it were in the middle of the model. Shots at the ends of a line store
     less, but in buffers that other shots have filled before.
     """
-    shots, size = problem.n_shots, problem.speed.element_size()
+    shots, size = problem.n_shots, problem.like.element_size()
     rows, columns = field_shape(problem.padded_shape)
     # Memory, in fields: the waves and the memory variables; for a running shot, also u, the image
     # and its intermediate results; for a waiting shot, its gradients and illuminations.
-    state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.speed.shape, problem.padded_shape)))
+    state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.like.shape, problem.padded_shape)))
     running = state + (4.0 if problem.illuminate else 3.0)
     waiting = 4.0 if problem.illuminate else 1.0
     history, sampled = problem.history, sampled_steps(steps - 1, problem.interval)
@@ -301,7 +301,7 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
 def estimate_updates(problem: Problem, steps: int) -> float:
     """Estimate the number of cells that waves have reached, summed over shots and steps."""
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
-    medium = (problem.speed.numpy(), problem.spacing, problem.dt)
+    medium = (problem.model["vp"].numpy(), problem.spacing, problem.dt)
     shots = problem.sources / problem.spacing
 
     def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -313,9 +313,9 @@ def estimate_updates(problem: Problem, steps: int) -> float:
 
 def _count_cells(problem: Problem, steps: range) -> float:
     """Return the number of cells of its wave that a shot stores, summed over some steps."""
-    medium = (problem.speed.numpy(), problem.spacing, problem.dt)
+    medium = (problem.model["vp"].numpy(), problem.spacing, problem.dt)
     sources = problem.sources[0] / problem.spacing
-    sources += np.divide(problem.speed.shape, 2) - sources.mean(axis=0)
+    sources += np.divide(problem.like.shape, 2) - sources.mean(axis=0)
     sources[:, 0] = float(problem.sources[..., 0].max()) / problem.spacing[0]
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
     interior = [np.subtract(edge, problem.padding[0]) for edge in problem.interior]

@@ -256,7 +256,7 @@ def make_tables(problem: Problem) -> Tables:
     """Return the tables of a problem's scheme."""
     v2dt2 = lay_out(problem.scheme.v2dt2)
     dtype, grid = v2dt2.dtype, make_grid(problem.scheme.shape)
-    strides = (grid.stride, 1, 1)[-problem.speed.ndim :]
+    strides = (grid.stride, 1, 1)[-problem.like.ndim :]
     *across, along = (
         _make_axis(problem.order, *place, dtype)
         for place in zip(strides, problem.spacing, strict=True)
@@ -293,7 +293,7 @@ def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
     slabs: list[Slab] = []
     absorbing: list[Slab] = []
     profiles, values, memory = [], 0, 0
-    for number, axis in enumerate((-2, -3)[: problem.speed.ndim - 1]):
+    for number, axis in enumerate((-2, -3)[: problem.like.ndim - 1]):
         n, profile = problem.scheme.shape[axis], problem.scheme.profiles[axis]
         for first, last, near, far in (
             (0, begins[axis], 0, before[axis]),
@@ -321,13 +321,13 @@ def _make_sides(problem: Problem, axis: Axis, dtype: np.dtype) -> Sides:
 def _make_surface(problem: Problem, grid: Grid) -> Surface:
     if not problem.free_surface:
         return Surface(0, 0)
-    return Surface(1, 1) if problem.speed.ndim == 2 else Surface(grid.stride, grid.rows)
+    return Surface(1, 1) if problem.like.ndim == 2 else Surface(grid.stride, grid.rows)
 
 
 def make_interior(problem: Problem) -> Box:
     """Return the part of the grid that no absorbing term reaches."""
     first, last = problem.interior
-    if problem.speed.ndim == 2:
+    if problem.like.ndim == 2:
         first, last = (0, *first), (1, *last)
     (front, top, left), (back, bottom, right) = first, last
     return Box(front, back, top, bottom, left, right)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from threading import RLock
@@ -123,7 +124,7 @@ def footprint(problem: Problem, steps: int) -> int:
     blueprint = _blueprint(
         problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem)
     )
-    size = problem.n_shots * problem.speed.element_size()
+    size = problem.n_shots * problem.like.element_size()
     # Copies of inputs and outputs: the gradient and its operands, traces and adjoint sources.
     fields = 5 if problem.illuminate else 4
     copies = fields * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
@@ -171,7 +172,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return make_gradients(problem, image, wavelet, *(energies or (None, None)))
 
 
-def scatter(problem: Problem, state: State, direction: Tensor) -> Tensor:
+def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     return state.sweep.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
 
@@ -183,8 +184,8 @@ def _blueprint(
 
     return Blueprint(
         layout_of(problem),
-        problem.speed.device,
-        problem.speed.dtype,
+        problem.like.device,
+        problem.like.dtype,
         problem.free_surface,
         problem.n_shots,
         steps,

@@ -206,7 +206,7 @@ def weigh_differences(problem: Problem) -> NDArray[np.float64]:
     """
     radius = problem.order // 2
     rows = np.zeros((3, 2 * radius + 1))
-    axes = (0, 2) if problem.speed.ndim == 2 else (0, 1, 2)
+    axes = (0, 2) if problem.like.ndim == 2 else (0, 1, 2)
     for axis, h in zip(axes, problem.spacing, strict=True):
         rows[axis, : radius + 1] = numerics.second_difference(problem.order, h)
         rows[axis, radius + 1 :] = numerics.first_difference(problem.order, h)[1:]
@@ -408,10 +408,10 @@ class Layout:
 def layout_of(problem: Problem) -> Layout:
     """Return the layout of a problem; raise ValueError if its grid is too large for the engine."""
     shape, (before, after) = problem.padded_shape, problem.padding
-    if problem.speed.ndim == 2:
+    if problem.like.ndim == 2:
         shape, before, after = ((v[0], w, v[1]) for v, w in ((shape, 1), (before, 0), (after, 0)))
     layout = Layout(
-        _three(shape), _three(before), _three(after), problem.order // 2, problem.speed.ndim
+        _three(shape), _three(before), _three(after), problem.order // 2, problem.like.ndim
     )
     if max(layout.size, layout.memory_size) >= MOST_CELLS:
         raise ValueError(

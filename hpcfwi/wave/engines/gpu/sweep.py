@@ -69,7 +69,7 @@ class Stepper:
         self._slabs = torch.from_numpy(layout.slabs).to(device)
         tables = weigh_differences(problem), *lay_out_profiles(problem, layout)
         self._weights, *self._profiles = (
-            torch.from_numpy(table).to(problem.speed) for table in tables
+            torch.from_numpy(table).to(problem.like) for table in tables
         )
         self._frame_tile = FRAME_TILES[layout.ndim]
         tiles = layout.frame_tiles(self._frame_tile.shape)

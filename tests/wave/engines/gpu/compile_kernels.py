@@ -82,7 +82,7 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
                 simulated = replace(problem, history=history)
                 traces, state = gpu.forward(simulated, wavelet, True)
                 gpu.backward(simulated, state, torch.zeros_like(traces))
-                gpu.scatter(simulated, state, torch.zeros_like(problem.speed))
+                gpu.scatter(simulated, state, {"vp": torch.zeros_like(problem.like)})
     return found
 
 

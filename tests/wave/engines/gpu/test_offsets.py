@@ -55,7 +55,7 @@ def make_sweep(shots: int) -> Sweep:
     """Return a sweep whose last shot has random numbers, equal for any number of shots."""
     problem = tiny_shots(samples=4, free_surface=True).simulate(engine="eager", keep=False)._problem
     kept = Boundary(1, format="int8")
-    problem = replace(problem, history=kept, speed=problem.speed.float())
+    problem = replace(problem, history=kept, model={"vp": problem.like.float()})
     layout, scheme, random = layout_of(problem), problem.scheme, torch.Generator().manual_seed(0)
     points = [spread_out(taps, layout, 1.0) for taps in (scheme.sources, scheme.receivers)]
     found = Sweep(
