@@ -34,10 +34,9 @@ from hpcfwi.operators.simulator import Aperture, Simulator
 from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
-from hpcfwi.registry import EQUATIONS, find
 from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave import Auto, Method
-from hpcfwi.wave.equation import Equation
+from hpcfwi.wave.equation import Equation, find_equation
 from hpcfwi.wave.history import History, from_table, parse
 
 # Largest number of sources, or of receivers, that a config places.
@@ -159,11 +158,12 @@ def _part_of(survey: Survey, context: Context) -> Survey:
 class Experiment:
     """The models, survey and simulations that a config describes.
 
-    true: the true model, if known; initial: the starting model; known: prior knowledge, such as
-    fixed cells; observed: the gathers file; is_synthetic: True if hpcfwi simulates that file; band:
-    frequency band of the survey and the observed traces, None if they are not filtered; coarsening:
-    to the grid of the waves, None if it is that of the models; costs: cost of each shot, see
-    `Simulator.costs`, if known; picks: first breaks, by the names of their files.
+    true: the true model, if known; initial: the starting model; both have the arrays that the
+    equation needs; known: prior knowledge, such as fixed cells; observed: the gathers file;
+    is_synthetic: True if hpcfwi simulates that file; band: frequency band of the survey and the
+    observed traces, None if they are not filtered; coarsening: to the grid of the waves, None if it
+    is that of the models; costs: cost of each shot, see `Simulator.costs`, if known; picks: first
+    breaks, by the names of their files.
     """
 
     config: Config
@@ -181,7 +181,20 @@ class Experiment:
     @property
     def equation(self) -> Equation:
         """The equation of the waves."""
-        return cast(Equation, find(EQUATIONS[self.config.wave.equation]))
+        return find_equation(self.config.wave.equation)
+
+    @cached_property
+    def inverted(self) -> Model:
+        """The arrays of the initial model that the inversion changes."""
+        names = self.config.inversion.parameters
+        return Model(self.initial.grid, {name: self.initial[name] for name in names})
+
+    def complete(self, model: Model) -> Model:
+        """Return a model with the arrays of the initial one that it lacks, as tensors if it is."""
+        others = {n: a for n, a in self.initial.arrays.items() if n not in model.arrays}
+        if isinstance(model.any, torch.Tensor):
+            others = {n: torch.tensor(a, device=model.any.device) for n, a in others.items()}
+        return Model(model.grid, {**model.arrays, **others})
 
     @cached_property
     def fixed(self) -> NDArray[np.bool_]:
@@ -250,17 +263,21 @@ class Experiment:
     def make_simulator(self) -> Simulator:
         """Return the simulator for the inversion, tuned to the velocities of the initial model.
 
-        If the inversion is linear, traces are linearised at that model.
+        It has the arrays that are not inverted. If the inversion is linear, traces are linearised
+        at the initial model.
         """
-        simulator = self.simulator(self.initial)
+        simulator, cpu = self.simulator(self.initial), torch.device("cpu")
+        fixed = {n: a for n, a in self.initial.arrays.items() if n not in self.inverted.arrays}
+        if fixed:
+            constants = simulator.restrict(Model(self.initial.grid, fixed).as_tensors(cpu))
+            simulator = replace(simulator, constants=constants)
         if not self.config.inversion.linear:
             return simulator
-        background = simulator.restrict(self.initial.as_tensors(torch.device("cpu")))
-        return replace(simulator, background=background)
+        return replace(simulator, background=simulator.restrict(self.inverted.as_tensors(cpu)))
 
     def image(self, model: Model) -> NDArray[np.float64]:
         """Return the image of the reflectors in the current model of a linear inversion."""
-        found, background = model.p_velocity, self.initial.p_velocity
+        found, background = self.complete(model).p_velocity, self.initial.p_velocity
         peak = self.survey.spectrum.peak
         return make_image(found, background, self.initial.grid, self.fixed, peak)
 

@@ -66,7 +66,7 @@ def make_optimizer(
 
     before: state of the optimizer of the previous stage; the weights of a network are kept.
     """
-    config, initial = experiment.config, experiment.initial.as_tensors(context.device)
+    config, initial = experiment.config, experiment.inverted.as_tensors(context.device)
     section, limits = config.inversion, experiment.limits(initial)
     make = section.optimizer.bind()
     if section.optimizer.sharded:
@@ -91,7 +91,8 @@ def find_optimizer_cost(experiment: Experiment) -> Callable[[int], OptimizerCost
     section, grid = experiment.config.inversion, experiment.initial.grid
     first = (slice(1),) * grid.ndim
     cell = replace(grid, shape=(1,) * grid.ndim)
-    initial = Model(cell, {n: torch.tensor(a[first]) for n, a in experiment.initial.arrays.items()})
+    arrays = experiment.inverted.arrays
+    initial = Model(cell, {name: torch.tensor(array[first]) for name, array in arrays.items()})
     fixed = dict.fromkeys(initial.arrays, torch.tensor(experiment.fixed[first]))
     limits = Limits(initial, fixed, section.bounds_by_name)
     return cast(Optimizer, section.optimizer.bind()(initial, limits)).cost
@@ -99,7 +100,7 @@ def find_optimizer_cost(experiment: Experiment) -> Callable[[int], OptimizerCost
 
 def size_unknowns(experiment: Experiment) -> list[int]:
     """Return the sizes of the arrays that the optimizer updates: parameters, or weights."""
-    initial, network = experiment.initial, experiment.config.model.network
+    initial, network = experiment.inverted, experiment.config.model.network
     if network is None:
         return [array.size for array in initial.arrays.values()]
     limits = experiment.limits(initial.as_tensors(torch.device("cpu")))
@@ -125,7 +126,7 @@ def divide(state: Mapping[str, Any], config: Config, context: Context) -> Mappin
 
 def first_state(experiment: Experiment, context: Context) -> State:
     """Return the state before the first epoch of an experiment's first stage; collective."""
-    optimizer, initial = make_optimizer(experiment, context), experiment.initial
+    optimizer, initial = make_optimizer(experiment, context), experiment.inverted
     model = initial.as_tensors(context.device)
     if isinstance(optimizer, Reparametrized):
         model = optimizer.make_model()
@@ -236,7 +237,8 @@ class EpochEvaluator:
         """Return the gradient, preconditioned with the epoch's first model."""
         if self._preconditioner is None:
             return gradient
-        return self._preconditioner.apply(gradient, self._illuminations, self.state.model)
+        model = self.stage.experiment.complete(self.state.model)
+        return self._preconditioner.apply(gradient, self._illuminations, model)
 
     def _add_illuminations(self, model: Model, known: Evaluation) -> Evaluation:
         """Return the evaluation with illuminations added, so that figures do not change bits."""

@@ -423,7 +423,8 @@ def evaluate_shots(
     adjoint_source = limit_adjoint_source(adjoint_source, simulation, survey.dt)
     gradients = simulation.backpropagate(adjoint_source)
     others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
-    fields = {**gradients.model, **{name: getattr(gradients, name) for name in others}}
+    wanted = {name: gradients.model[name] for name in model.arrays}
+    fields = {**wanted, **{name: getattr(gradients, name) for name in others}}
     fields = {name: term for name, term in fields.items() if term is not None}
     is_finite = _find_finite(fields)
 

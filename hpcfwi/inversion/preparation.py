@@ -7,6 +7,7 @@ host share the models and the positions of receivers.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -21,7 +22,7 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.sections import Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
-from hpcfwi.errors import InputError, refuse
+from hpcfwi.errors import InputError, quote, refuse
 from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine
 from hpcfwi.inversion.conditioning import read_picks
 from hpcfwi.inversion.experiment import Experiment, know_spectrum, place_points, place_spread
@@ -43,6 +44,7 @@ from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch, read_surface
 from hpcfwi.survey import Spectrum, Survey, spread_shots
 from hpcfwi.system import check_room, exists
+from hpcfwi.wave.equation import find_equation
 from hpcfwi.wave.numerics import FEWEST_POINTS, ricker
 
 log = logging.getLogger("hpcfwi")
@@ -64,8 +66,10 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         that is given. The given model is then the true one. Nothing is inverted, so that there is
         no other initial model, and keys of the inversion are not checked.
     """
-    section = config.model
-    given = _load_given(config, context)
+    section, names = config.model, find_equation(config.wave.equation).parameters
+    if target is None:
+        _check_parameters(config)
+    given = _load_given(config, names, context)
     if section.spacing is not None:
         spacing = (section.spacing,) * given.grid.ndim
         _check_shape(resampled_shape(given.grid, spacing), spacing, context)
@@ -102,7 +106,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     is_synthetic = config.survey.file is None
     true = given if is_synthetic or section.dataset is not None else None
     if section.true is not None:
-        true = load_onto(given.grid, section.true, "model.true", context)
+        true = load_onto(given.grid, section.true, names, "model.true", context)
     experiment = Experiment(config, true, initial, known, survey, observed, is_synthetic)
     files = dict.fromkeys(file for _, part in config.stages() for file in part.data.picks)
     picks = {
@@ -124,13 +128,45 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     return experiment
 
 
-def _load_given(config: Config, context: Context) -> Model:
+def _check_parameters(config: Config) -> None:
+    """Raise `InputError` if the equation lacks a parameter, or stages have other parameters."""
+    equation, wanted = config.wave.equation, config.inversion.parameters
+    names = find_equation(equation).parameters
+    for name in wanted:
+        if name not in names:
+            raise InputError(
+                "inversion.parameters",
+                f'found {name}, but wave.equation = "{equation}" has {", ".join(names)}',
+                "Leave it out, or choose another equation.",
+            )
+    for number, (_, part) in enumerate(config.stages(), start=1):
+        for key, found, expected in (
+            ("inversion.parameters", part.inversion.parameters, wanted),
+            ("wave.equation", part.wave.equation, equation),
+        ):
+            if found != expected:
+                raise InputError(
+                    f"stage.{number}.{key}",
+                    f"found {quote(found)}, expected {quote(expected)}, as in the other stages",
+                    "Leave it out, or run the stages one after the other with model.initial.run.",
+                )
+
+
+def _load_given(config: Config, names: Sequence[str], context: Context) -> Model:
     name, file = config.model.dataset, config.model.file
     if file is not None:
-        return load_model(Path(file), context)
+        return load_model(Path(file), names, context)
     assert name is not None
     found = context.from_root(lambda: load_dataset(name, announce=log.info))
-    return once_per_host(lambda: found, context)
+    if not found.arrays.keys() >= set(names):
+        raise InputError(
+            f"model.dataset: {name}",
+            f"it has {', '.join(found.arrays)}, expected {', '.join(names)} for wave.equation = "
+            f'"{config.wave.equation}"',
+            "Give a model.file with these arrays, or choose another equation.",
+        )
+    chosen = Model(found.grid, {name: found[name] for name in names})
+    return once_per_host(lambda: chosen, context)
 
 
 def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: Context) -> None:
@@ -153,7 +189,7 @@ def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: 
 
 def _find_start(config: Config, given: Model, context: Context) -> Model:
     """Return the initial model, or the model from which it is made."""
-    start = config.model.initial
+    start, names = config.model.initial, [*given.arrays]
     if start.smoothing is not None:
         key, length, _ = start.smoothing
         extent = max(n * h for n, h in zip(given.grid.shape, given.grid.spacing, strict=True))
@@ -167,12 +203,12 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
         return given
     begun = context.from_root(partial(_find_begun, config))
     if begun is not None:
-        return load_onto(given.grid, begun, "output.directory", context)
+        return load_onto(given.grid, begun, names, "output.directory", context)
     if start.run is None:
         assert start.file is not None
-        return load_onto(given.grid, start.file, "model.initial.file", context)
+        return load_onto(given.grid, start.file, names, "model.initial.file", context)
     result = context.from_root(partial(_find_result, start.run, config))
-    return load_onto(given.grid, result, "model.initial.run", context)
+    return load_onto(given.grid, result, names, "model.initial.run", context)
 
 
 def _find_begun(config: Config) -> str | None:
@@ -211,9 +247,12 @@ def _find_result(run: str, config: Config) -> str:
     return str(result)
 
 
-def load_onto(grid: Grid, file: str, key: str, context: Context) -> Model:
-    """Read a model on the grid of the inversion; raise `InputError` with the key on failure."""
-    return _lay_onto(grid, load_model(Path(file), context), f"{key}: {file}", context)
+def load_onto(grid: Grid, file: str, names: Sequence[str], key: str, context: Context) -> Model:
+    """Read arrays of a model on the grid of the inversion.
+
+    Raises `InputError` with the key if they do not cover it.
+    """
+    return _lay_onto(grid, load_model(Path(file), names, context), f"{key}: {file}", context)
 
 
 def _lay_onto(grid: Grid, model: Model, where: str, context: Context) -> Model:
@@ -281,7 +320,8 @@ def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Mode
     """Read the models that regularizers of the input and its stages name; collective."""
     asked = [section.regularize for section in _updates(config)]
     files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
-    return {file: load_onto(grid, file, "inversion.regularize.prior", context) for file in files}
+    key, names = "inversion.regularize.prior", config.inversion.parameters
+    return {file: load_onto(grid, file, names, key, context) for file in files}
 
 
 def _load_weights(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float32]]:

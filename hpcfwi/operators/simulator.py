@@ -201,7 +201,8 @@ class Simulator:
     grid: that of the waves; method: the same for every shot of the survey, so that the result of a
     shot does not depend on its batch; aperture: the part of the model and of the receivers of a
     shot; coarsening: from the grid of models to this one, None if they are the same; background: a
-    model of tensors on this grid at which the traces are linearised, None for the wave equation.
+    model of tensors on this grid at which the traces are linearised, None for the wave equation;
+    constants: tensors on this grid that complete models which lack them, None if none does.
     """
 
     grid: Grid
@@ -209,6 +210,7 @@ class Simulator:
     aperture: Aperture
     coarsening: Coarsening | None = None
     background: Model | None = None
+    constants: Model | None = None
 
     @property
     def simulations_per_shot(self) -> int:
@@ -244,7 +246,7 @@ class Simulator:
         background = self.background.map(lambda array, like: array.to(like.device), model)
         task = self.set_up(background, survey, window, illuminate)
         inside = (slice(None),) if window is None else window.slices
-        change = {name: array[inside] for name, array in (model - background).arrays.items()}
+        change = background.map(lambda array, given: (given - array)[inside], model).arrays
         return LinearSimulation(task, keep, change)
 
     def set_up(
@@ -255,8 +257,11 @@ class Simulator:
         if window is not None:
             receivers = receivers[..., window.trace_mask, :]
         wavelet = torch.as_tensor(np.ascontiguousarray(survey.wavelet), device=model.any.device)
+        arrays = model.arrays
+        if self.constants is not None:
+            arrays = {**self.constants.map(lambda array: array.to(model.any)).arrays, **arrays}
         return set_up(
-            model.arrays,
+            arrays,
             self.grid.spacing,
             Acquisition(survey.dt, wavelet, survey.sources - origin, receivers - origin),
             self.method,

@@ -87,7 +87,7 @@ class Stopwatch:
         first = sum(counts[: context.rank])
         self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
         self._survey, self._context = survey, context
-        self._model = experiment.initial.as_tensors(context.device)
+        self._model = experiment.inverted.as_tensors(context.device)
         self._limits = experiment.limits(self._model)
         self._simulator, chunks = choose_history_and_chunk(
             experiment.make_simulator(), self._model, experiment, context, has_state=False

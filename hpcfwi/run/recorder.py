@@ -92,7 +92,8 @@ class Recorder:
         It is measured once, unless a rank died before all ranks had the result.
         """
         if None in self.context.all_gather(self._first_error):
-            self._first_error = self._measure_error(self.experiment.initial)
+            (name, *_) = self.experiment.config.inversion.parameters
+            self._first_error = self._measure_error(self.experiment.initial, name)
 
     def begin(self, reader: GatherReader) -> None:
         """Write the files that are due before the next epoch; rank 0 only.
@@ -123,9 +124,10 @@ class Recorder:
 
         The score is the model error or, if the true model is not known, the misfit.
         """
+        name, *others = self.experiment.config.inversion.parameters
         error = likeness = None
         if self.experiment.true is not None:  # otherwise the model is not copied from a GPU
-            error, likeness = self._measure_error(model), self._correlate(model)
+            error, likeness = self._measure_error(model, name), self._correlate(model)
         history, stage = self.state.metrics, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -133,6 +135,7 @@ class Recorder:
             "stage": stage.name,
             "loss": evaluation.loss,
             "model_error": error,
+            **{f"model_error_{name}": self._measure_error(model, name) for name in others},
             "shots": batch.shots.tolist(),
             "failed": list(evaluation.failed),
             "simulations": before + timings.simulations,
@@ -149,15 +152,14 @@ class Recorder:
             self.progress.advance(misfit=evaluation.loss, model_error=error, note=note)
         return evaluation.loss if error is None else error, entry
 
-    def _measure_error(self, model: Model[Any]) -> float | None:
-        """Return the error of the first parameter in free cells, None without a true model.
+    def _measure_error(self, model: Model[Any], name: str) -> float | None:
+        """Return the error of a parameter in free cells, None without a true model.
 
         Collective. The result has the same bits for any number of ranks.
         """
         true, fixed = self.experiment.true, self.experiment.fixed
         if true is None:
             return None
-        (name, *_) = self.experiment.config.inversion.parameters
         sums = measure_blocks(squared_difference, [model[name], true[name], fixed], self.context)
         return math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
 
@@ -347,7 +349,8 @@ class Recorder:
                 records.keep_picture(directory, picture)
             if due:
                 for path, result in ((directory.model, state), (directory.best, best)):
-                    write_model(path, result.model.as_arrays(), {"epoch": result.epoch})
+                    whole = self.experiment.complete(result.model.as_arrays())
+                    write_model(path, whole, {"epoch": result.epoch})
                 if image is not None:
                     grid = self.experiment.initial.grid
                     write_image(directory.image, image, grid, state.epoch)

@@ -56,6 +56,7 @@ from hpcfwi.storage.hdf5 import (
 from hpcfwi.storage.models import read_image, read_model
 from hpcfwi.survey import Survey, TimeAxis, spread_shots
 from hpcfwi.system import check_link, check_regular, exists
+from hpcfwi.wave.equation import find_equation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -472,10 +473,11 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         draw(resolution_figure, directory.figure("resolution"), found)
     if not is_run:
         return drawn
-    initial = read_model(directory.initial)
     given = load_config(directory.path)
-    (name, *_) = given.inversion.parameters
-    true = read_model(directory.true)[name] if exists(directory.true) else None
+    names, (name, *_) = find_equation(given.wave.equation).parameters, given.inversion.parameters
+    initial = read_model(directory.initial, names)
+    truth = read_model(directory.true, names) if exists(directory.true) else None
+    true = None if truth is None else truth[name]
     if true is not None and true.shape != initial.grid.shape:
         raise InputError(
             str(directory.true),
@@ -501,7 +503,6 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         blank = replace(blank, sources=survey.sources, receivers=survey.receiver_positions())
     if given.inversion.linear and exists(directory.image):
         image, epoch = read_image(directory.image, initial.grid)
-        truth = None if true is None else Model(initial.grid, {name: true})
         drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
         seen = _read_picture(drawn_of, blank) if exists(drawn_of) else replace(blank, epoch=epoch)
         draw_image(draw, directory, image, initial, truth, seen)

@@ -87,7 +87,8 @@ def _find_model(job: Opened, path: Path, model: Path | None) -> tuple[Model, str
             )
     if model is None:
         return initial, "starting model"
-    return load_onto(initial.grid, str(model), "--model", job.context), model.name
+    names = [*initial.arrays]
+    return load_onto(initial.grid, str(model), names, "--model", job.context), model.name
 
 
 def _resolve(

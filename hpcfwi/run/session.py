@@ -272,7 +272,7 @@ def restore(
     # All ranks have the same contents, so that all raise the same error.
     try:
         state = State.from_table(table, experiment.initial.grid, context.device)
-        if state.epoch != number or state.model.arrays.keys() != experiment.initial.arrays.keys():
+        if state.epoch != number or state.model.arrays.keys() != experiment.inverted.arrays.keys():
             raise ValueError(f"it is that of epoch {state.epoch}, of {list(state.model.arrays)}")
         stage = stages[state.stage]
         for model in (state.model, *([state.best.model] if state.best else [])):

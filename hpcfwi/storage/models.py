@@ -15,7 +15,7 @@ lines and text after a # are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,15 +63,18 @@ _SPACINGS = (1e-6, 1e6)
 _ORIGINS = (-1e9, 1e9)
 
 
-def read_model(path: Path) -> Model:
+def read_model(path: Path, names: Sequence[str] | None = None) -> Model:
     """Read and check a model in one process.
+
+    names: the arrays to read, all of which the file must have; by default all that it has.
 
     Raises `InputError` with the key if the layout is wrong, or if values are not finite, not
     positive, impossible in rock or apparently in another unit.
     """
     with open_alone(path) as file:
         check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
-        names = [name for name in PARAMETERS if holds(file, name)] or list(PARAMETERS)[:1]
+        if names is None:
+            names = [name for name in PARAMETERS if holds(file, name)] or list(PARAMETERS)[:1]
         shapes = {name: real_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])
         arrays = {name: read_real(file, path, name) for name in names}
@@ -110,13 +113,13 @@ def read_cells(path: Path, name: str) -> Model:
     return Model(grid, {name: values.astype(np.float32)})
 
 
-def load_model(path: Path, context: Context) -> Model:
-    """Read a model once on each host, for all its ranks; collective.
+def load_model(path: Path, names: Sequence[str], context: Context) -> Model:
+    """Read arrays of a model once on each host, for all its ranks; collective.
 
     Every rank raises the `InputError` of `read_model`. The arrays are read-only.
     """
     probe_on_root(path, context)
-    return once_per_host(partial(read_model, path), context)
+    return once_per_host(partial(read_model, path, names), context)
 
 
 def read_epoch(path: Path) -> int:

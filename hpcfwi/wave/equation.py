@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
+
+from hpcfwi.registry import EQUATIONS, find
 
 Array = TypeVar("Array")
 
@@ -39,3 +41,8 @@ def _vp(model: Mapping[str, Array], /) -> Array:
 
 
 ACOUSTIC = Equation("acoustic", ("vp",), fastest=_vp, slowest=_vp)
+
+
+def find_equation(name: str) -> Equation:
+    """Return the equation of a name in the registry."""
+    return cast(Equation, find(EQUATIONS[name]))

@@ -10,7 +10,9 @@ import pytest
 import torch
 from scipy.ndimage import map_coordinates
 
+from hpcfwi import registry
 from hpcfwi.config import load_config
+from hpcfwi.errors import InputError
 from hpcfwi.inversion import preparation
 from hpcfwi.inversion.loop import find_optimizer_cost
 from hpcfwi.inversion.preparation import prepare
@@ -19,9 +21,12 @@ from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
+from hpcfwi.wave.equation import ACOUSTIC
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
 from tests.parallel.together import on_ranks
+
+OTHER = replace(ACOUSTIC, parameters=("rho",))
 
 
 def prepared(folder, changes=None, name="input"):
@@ -272,3 +277,11 @@ def test_fingerprint_changes_with_the_trace_mask(tmp_path):
 )
 def test_fingerprint_does_not_change_with_other_keys(changes, tmp_path):
     assert prepared(tmp_path).fingerprint == prepared(tmp_path, changes).fingerprint
+
+
+def test_parameter_that_the_equation_lacks_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.EQUATIONS, "acoustic", "tests.inversion.test_experiment:OTHER")
+    with pytest.raises(InputError) as caught:
+        prepared(tmp_path)
+    assert caught.value.where == "inversion.parameters"
+    assert caught.value.problem == 'found vp, but wave.equation = "acoustic" has rho'

@@ -67,7 +67,7 @@ def round_trip(folder, world):
                 context.barrier()
                 np.testing.assert_array_equal(traces(), example_traces()[shots])
             np.testing.assert_array_equal(reader.survey.sources, example_survey().sources)
-        model = load_model(folder / "model.h5", context)
+        model = load_model(folder / "model.h5", ["vp"], context)
         assert model.grid == example_model().grid
         np.testing.assert_array_equal(model["vp"], example_model()["vp"])
 
@@ -151,8 +151,8 @@ def bad_input(folder, world):
     """Print the errors of all ranks for each bad file."""
     for _mode, context in contexts(world):
         for attempt in (
-            partial(load_model, folder / "missing.h5"),
-            partial(load_model, folder / ("nan.h5" if world.is_root else "model.h5")),
+            partial(load_model, folder / "missing.h5", ["vp"]),
+            partial(load_model, folder / ("nan.h5" if world.is_root else "model.h5"), ["vp"]),
             partial(GatherReader, folder / "text.h5"),
             partial(create_gathers, folder / "text.h5" / "new.h5", example_survey()),
             partial(create_gathers, folder / "occupied.h5", example_survey()),
