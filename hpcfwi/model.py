@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -102,6 +103,8 @@ class Parameter:
     name: its key in files and in the input; title: its name in words; unit: the unit of the values;
     lowest, highest: limits for rock, water and air. Figures show values in `figure_unit`, which is
     `figure_scale` times the unit. Values that are all below `mistaken` are probably in figure_unit.
+    positive: True if values must be above 0, otherwise they may be `lowest`; scale: size of a
+    typical change, in the unit, of which only the ratios between parameters are used.
     """
 
     name: str
@@ -112,6 +115,8 @@ class Parameter:
     figure_unit: str
     figure_scale: float
     mistaken: float
+    positive: bool
+    scale: float
 
 
 # The parameters of model files, inputs and gradients, by name.
@@ -119,7 +124,13 @@ PARAMETERS = {
     parameter.name: parameter
     for parameter in (
         # No rock is as slow as 20 m/s, and none as fast as 20 km/s.
-        Parameter("vp", "P velocity", "m/s", 1.0, 1e5, "km/s", 1e3, 20.0),
+        Parameter("vp", "P velocity", "m/s", 1.0, 1e5, "km/s", 1e3, 20.0, True, 100.0),
+        # 0 in water and air.
+        Parameter("vs", "S velocity", "m/s", 0.0, 1e5, "km/s", 1e3, 20.0, False, 100.0),
+        Parameter("rho", "density", "kg/m3", 1.0, 1e5, "g/cm3", 1e3, 20.0, True, 100.0),
+        # Thomsen's parameters, 1986. Waves with values of -0.5 or less do not propagate.
+        Parameter("epsilon", "Thomsen's epsilon", "", -0.49, 5.0, "", 1.0, -inf, False, 0.05),
+        Parameter("delta", "Thomsen's delta", "", -0.49, 5.0, "", 1.0, -inf, False, 0.05),
     )
 }
 

@@ -118,8 +118,7 @@ else:
     SamplingName = Literal[*SAMPLINGS]
     WaveletName = Literal[*WAVELETS]
 
-Bound = Annotated[float, Field(gt=0.0, le=max(p.highest for p in PARAMETERS.values()))]
-Bounds = Annotated[tuple[Bound, Bound], Field(strict=False)]
+Bounds = Annotated[tuple[float, float], Field(strict=False)]
 
 
 class Optimizer(Choice):
@@ -187,7 +186,7 @@ class Fixed(Section):
     `#` is ignored. Depths are interpolated linearly between the points; beyond them the depth of
     the nearest point is used. Cells above the surface are kept.
     """
-    above_velocity: Annotated[Bound, Unit("m/s")] | None = None
+    above_velocity: Annotated[float, Field(gt=0.0, le=1e5), Unit("m/s")] | None = None
     """Keep the cells of each column above its first cell that is faster than this velocity.
 
     The velocities are those of the starting model before it is smoothed. A column without such a
@@ -303,9 +302,20 @@ class InversionSection(Section):
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
-        for lowest, highest in self.bounds_by_name.values():
+        for name, (lowest, highest) in self.bounds_by_name.items():
+            limits = PARAMETERS[name]
             if lowest >= highest:
                 raise ValueError(f"bounds are {[lowest, highest]}; expected the smaller one first")
+            if lowest < limits.lowest or highest > limits.highest:
+                raise ValueError(
+                    f"bounds of {name} are {[lowest, highest]}; expected values from "
+                    f"{limits.lowest:g} to {limits.highest:g} {limits.unit}".rstrip()
+                )
+            if name not in self.parameters:
+                raise ValueError(
+                    f"bounds has {name}; expected only names of parameters, which are "
+                    f"{', '.join(self.parameters)}"
+                )
         return self
 
     @model_validator(mode="after")

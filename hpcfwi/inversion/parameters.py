@@ -202,9 +202,12 @@ class Limits:
         if name in self.bounds:
             array = array.clamp(*self.bounds[name])
         array = torch.where(self.fixed[name], self.initial[name], array)
-        if not (torch.isfinite(array).all() and (self.linear or array.min() > 0.0)):
-            parameter = PARAMETERS[name]
-            low = "" if self.linear else f" or not above 0 {parameter.unit}"
+        parameter = PARAMETERS[name]
+        positive, lowest = parameter.positive, parameter.lowest
+        possible = self.linear or (array.min() > 0.0 if positive else array.min() >= lowest)
+        if not (torch.isfinite(array).all() and possible):
+            limit = "not above 0" if positive else f"below {lowest:g}"
+            low = "" if self.linear else f" or {limit} {parameter.unit}".rstrip()
             raise StepFailure(
                 f"the last step led to values of {name} ({parameter.title}) that are not finite"
                 f"{low}. Use a smaller inversion.optimizer.lr, or give inversion.bounds."

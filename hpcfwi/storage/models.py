@@ -68,13 +68,14 @@ def read_model(path: Path, names: Sequence[str] | None = None) -> Model:
 
     names: the arrays to read, all of which the file must have; by default all that it has.
 
-    Raises `InputError` with the key if the layout is wrong, or if values are not finite, not
-    positive, impossible in rock or apparently in another unit.
+    Raises `InputError` with the key if the layout is wrong, or if values are not finite, impossible
+    in rock, water and air, or apparently in another unit.
     """
     with open_alone(path) as file:
         check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
         if names is None:
-            names = [name for name in PARAMETERS if holds(file, name)] or list(PARAMETERS)[:1]
+            first, *others = PARAMETERS
+            names = [first, *(name for name in others if holds(file, name))]
         shapes = {name: real_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])
         arrays = {name: read_real(file, path, name) for name in names}
@@ -205,7 +206,7 @@ def _read_lengths(
 
 
 def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) -> None:
-    """Raise `InputError` for values that are not finite, not positive, or in another unit.
+    """Raise `InputError` for values that are not finite, impossible, or in another unit.
 
     where: the place of the values in messages.
     """
@@ -213,7 +214,7 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
     for fault, problem, remedy in (
         (~np.isfinite(values), "not finite", "Fill the cells that have no value."),
         (
-            values <= 0,
+            (values <= 0) & parameter.positive,
             "not positive",
             f"Give every cell, including air and water, a value above 0 {unit}.",
         ),
@@ -234,7 +235,7 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
             f"like {' or '.join(name for name, _ in slow)}",
             f"Convert them to velocities: `hpcfwi convert FROM TO` with {choices}.",
         )
-    if values.max() < parameter.mistaken:
+    if 0.0 < values.max() < parameter.mistaken:
         raise InputError(
             where,
             f"the largest value is {values.max():g}, expected {unit}; "

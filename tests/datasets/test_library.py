@@ -154,7 +154,7 @@ def test_package_index_serves_same_model_if_mirror_is_unreachable(
     announced = []
     model = load_dataset(FOLDER, announce=announced.append)
     assert model.grid == small_marmousi2.grid
-    assert list(model.arrays) == ["vp"]
+    assert list(model.arrays) == ["vp", "vs", "rho"]
     np.testing.assert_array_equal(model["vp"], RESAMPLED)
     assert small_marmousi2.editions[1].contents in " ".join(announced)
     again = load_dataset(FOLDER, announce=silent)
@@ -188,7 +188,7 @@ def test_exported_model_has_all_arrays_of_package_and_says_their_origin(tmp_path
         np.testing.assert_allclose(file["rho"], RESAMPLED - 500.0, rtol=1e-6)
         assert "sweep-solver" in file.attrs["contents"]
         assert "resampled to 20 m" in file.attrs["contents"]
-    assert list(read_model(path).arrays) == ["vp"]
+    assert list(read_model(path).arrays) == ["vp", "vs", "rho"]
 
 
 @pytest.mark.usefixtures("reachable")

@@ -34,6 +34,37 @@ def test_model_is_read_as_it_was_written(vp, data, tmp_path_factory):
     np.testing.assert_array_equal(read["vp"], vp)
 
 
+def write_with(folder, **arrays):
+    path, model = folder / "model.h5", example_model()
+    others = {name: np.full_like(model["vp"], value) for name, value in arrays.items()}
+    write_model(path, Model(model.grid, {**model.arrays, **others}))
+    return path
+
+
+def test_s_velocity_may_be_zero_and_thomsen_parameters_negative(tmp_path):
+    read = read_model(write_with(tmp_path, vs=0.0, epsilon=-0.05, delta=-0.1))
+    assert [*read.arrays] == ["vp", "vs", "epsilon", "delta"]
+    assert (read["vs"] == 0.0).all()
+    assert (read["delta"] == np.float32(-0.1)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("vs", -1.0, "from -1 to -1, expected 0 to 100000 m/s"),
+        ("vs", 1.5, "looks like km/s"),
+        ("rho", 0.0, "not positive"),
+        ("rho", 2.3, r"looks like g/cm3"),
+        ("delta", -0.6, "from -0.6 to -0.6, expected -0.49 to 5"),
+    ],
+)
+def test_impossible_values_of_a_parameter_are_refused(name, value, problem, tmp_path):
+    path = write_with(tmp_path, **{name: value})
+    with pytest.raises(InputError, match=problem) as caught:
+        read_model(path)
+    assert caught.value.where == f"{path}, /{name}"
+
+
 def test_model_in_double_precision_is_converted(tmp_path):
     path = changed_model(tmp_path, lambda file: replace(file, lambda vp: vp.astype("f8")))
     assert read_model(path)["vp"].dtype == np.float32
