@@ -7,6 +7,7 @@ in the initial model, and `StageSection` the keys that a part of an inversion ch
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log2
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -266,6 +267,16 @@ class InversionSection(Section):
     boundary is tuned to the upper bound of the velocity or, without bounds, to the largest velocity
     of the initial model.
     """
+    scale: dict[ParameterName, Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
+        default_factory=dict
+    )
+    """Typical sizes of changes, by parameter, in its unit.
+
+    The optimizer updates each parameter divided by its size relative to that of the first of
+    `parameters`, rounded to a power of two. `lr` and `step` are therefore in the unit of the first
+    one. By default the sizes are 100 m/s, 100 kg/m3, and 0.05 for `epsilon` and `delta`.
+    The weights of a network are not scaled.
+    """
     linear: bool = False
     """If true, simulations are linearized in the model (Born approximation).
 
@@ -311,11 +322,17 @@ class InversionSection(Section):
                     f"bounds of {name} are {[lowest, highest]}; expected values from "
                     f"{limits.lowest:g} to {limits.highest:g} {limits.unit}".rstrip()
                 )
-            if name not in self.parameters:
-                raise ValueError(
-                    f"bounds has {name}; expected only names of parameters, which are "
-                    f"{', '.join(self.parameters)}"
-                )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_of_parameters(self) -> Self:
+        for key, table in (("bounds", self.bounds_by_name), ("scale", self.scale)):
+            for name in table:
+                if name not in self.parameters:
+                    raise ValueError(
+                        f"{key} has {name}; expected only names of parameters, which are "
+                        f"{', '.join(self.parameters)}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -347,6 +364,16 @@ class InversionSection(Section):
         if isinstance(self.bounds, tuple):
             return {self.parameters[0]: self.bounds}
         return self.bounds or {}
+
+    @property
+    def scales(self) -> Mapping[str, float]:
+        """The size of each parameter relative to that of the first, a power of two.
+
+        Scaled values then have the same digits, so that a continued run has the same bits.
+        """
+        sizes = {name: self.scale.get(name, PARAMETERS[name].scale) for name in self.parameters}
+        first = sizes[self.parameters[0]]
+        return {name: 2.0 ** round(log2(size / first)) for name, size in sizes.items()}
 
 
 DAMPING = 0.001

@@ -27,7 +27,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.networks import Represented
 from hpcfwi.inversion.objective import Evaluation, Objective, Times, Timings, measure_timings
 from hpcfwi.inversion.optimizers import Optimizer, OptimizerCost
-from hpcfwi.inversion.optimizers.wrappers import Denoised, Reparametrized
+from hpcfwi.inversion.optimizers.wrappers import Denoised, Reparametrized, Scaled
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.stages import Batch, EncodedSampler, Sampler, Stage
 from hpcfwi.inversion.state import KnownEvaluation, State
@@ -74,6 +74,8 @@ def make_optimizer(
     if config.model.network is not None:
         represented = Represented(config.model.network, limits, context, section.reproducible)
         return Reparametrized(represented, make, before and before["weights"])
+    if set(section.scales.values()) != {1.0}:
+        make = partial(Scaled, make, section.scales)
     if section.prior is not None:
         key, prior = "inversion.prior.denoiser", section.prior
         denoiser = find_plugin(key, prior.denoiser, DENOISERS, prior.folder)

@@ -70,6 +70,7 @@ def refused(path, *settings):
         ("inversion.bounds=[3000, 1500]", "inversion", "smaller one first"),
         ("inversion.bounds=[0, 1500]", "inversion", "expected values from 1 to 100000 m/s"),
         ("inversion.bounds={vs=[0, 1500]}", "inversion", "bounds has vs; expected only names"),
+        ("inversion.scale={rho=50.0}", "inversion", "scale has rho; expected only names"),
         ("inversion.bounds=[1500]", "inversion.bounds.1", "missing"),
         ("output.every=0", "output.every", "greater than 0"),
         ("model=3", "--set model=3", "not a setting"),

@@ -171,3 +171,14 @@ def test_input_too_deep_or_too_large_is_refused_at_once(text, tmp_path):
     path.write_text(text)
     with pytest.raises(InputError, match=r"input\.toml"):
         load_config(path)
+
+
+def test_scales_are_relative_to_the_first_parameter_and_powers_of_two(path):
+    def scales(*settings):
+        return load_config(path, settings).inversion.scales
+
+    assert scales() == {"vp": 1.0}
+    assert scales("inversion.scale={vp=30.0}") == {"vp": 1.0}
+    names = 'inversion.parameters=["vp", "rho", "epsilon"]'
+    assert scales(names) == {"vp": 1.0, "rho": 1.0, "epsilon": 2.0**-11}
+    assert scales(names, "inversion.scale={rho=30.0}")["rho"] == 0.25

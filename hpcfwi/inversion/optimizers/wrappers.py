@@ -1,4 +1,4 @@
-"""Wrappers of optimizers: a denoiser between steps, or a network whose weights are updated.
+"""Wrappers of optimizers: scaled parameters, a denoiser, or a network whose weights are updated.
 
 The module has two denoisers of scikit-image, which `registry.DENOISERS` names; `operators.tiles`
 distributes their tiles over ranks. `networks` computes models from weights, and gradients with
@@ -7,6 +7,7 @@ respect to weights from those with respect to models.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -154,6 +155,99 @@ class Denoised:
                 "the denoiser separately, or try another inversion.prior.strength"
             )
         return made.to(array) * extent + lowest
+
+
+class Scaled:
+    """An `Optimizer` of models whose arrays are divided by scales.
+
+    A step of the optimizer then changes parameters with different units by similar shares. make:
+    returns the optimizer, given the first model and its limits; scales: powers of two by name, with
+    which products and quotients are exact.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Model, Limits], Optimizer],
+        scales: Mapping[str, float],
+        initial: Model,
+        limits: Limits,
+    ) -> None:
+        self._scales = Model(initial.grid, scales)
+        self._optimizer = make(
+            _divide(initial, self._scales), _ScaledLimits(**vars(limits), scales=self._scales)
+        )
+
+    def step(
+        self, model: Model, evaluate: Evaluator, progress: float = 0.0
+    ) -> tuple[Model, Evaluation]:
+        start, through = _divide(model, self._scales), _ThroughScales(evaluate, self._scales)
+        through.known = start, model
+        found, evaluation = self._optimizer.step(start, through, progress)
+        gradient = _divide(evaluation.gradient, self._scales)
+        result = model if found is start else through.make(found)
+        return result, replace(evaluation, gradient=gradient)
+
+    def cost(self, shots: int) -> OptimizerCost:
+        return self._optimizer.cost(shots)
+
+    def state(self) -> Mapping[str, Any]:
+        return self._optimizer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.restore(state)
+
+
+def _multiply(model: Model, scales: Model[float]) -> Model:
+    return model.map(operator.mul, scales)
+
+
+def _divide(model: Model, scales: Model[float]) -> Model:
+    return model.map(operator.truediv, scales)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ScaledLimits(Limits):
+    """The limits of models whose arrays are divided by scales."""
+
+    scales: Model[float]
+
+    def within(self, model: Model, direction: Model) -> Model:
+        return super().within(_multiply(model, self.scales), direction)
+
+    def apply(self, model: Model) -> Model:
+        return _divide(super().apply(_multiply(model, self.scales)), self.scales)
+
+
+class _ThroughScales:
+    """An `Evaluator` of scaled models.
+
+    Preconditioners treat each array separately, and need not know its scale. known: the last scaled
+    model, and the model itself, so that its evaluation can be used again.
+    """
+
+    known: tuple[Model, Model]
+
+    def __init__(self, evaluate: Evaluator, scales: Model[float]) -> None:
+        self._evaluate, self._scales = evaluate, scales
+        self.precondition = evaluate.precondition
+
+    def make(self, scaled: Model) -> Model:
+        """Return the model itself."""
+        if self.known[0] is not scaled:
+            self.known = scaled, _multiply(scaled, self._scales)
+        return self.known[1]
+
+    def __call__(self, scaled: Model) -> Evaluation:
+        found = self._evaluate(self.make(scaled))
+        return replace(found, gradient=_multiply(found.gradient, self._scales))
+
+    def product(self, scaled: Model, direction: Model, shots: int | None = None) -> Model:
+        change = _multiply(direction, self._scales)
+        return _multiply(self._evaluate.product(self.make(scaled), change, shots), self._scales)
+
+    def remember(self, scaled: Model, evaluation: Evaluation) -> None:
+        gradient = _divide(evaluation.gradient, self._scales)
+        self._evaluate.remember(self.make(scaled), replace(evaluation, gradient=gradient))
 
 
 class Reparametrized:
