@@ -68,6 +68,7 @@ docs/convert
 docs/cluster
 docs/centre
 docs/physics
+docs/equations
 docs/misfits
 docs/data
 docs/mutes

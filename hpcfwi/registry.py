@@ -10,15 +10,18 @@ from __future__ import annotations
 from pkgutil import resolve_name
 from typing import Any, Literal
 
-EQUATIONS = {
-    "acoustic": "hpcfwi.wave.equation:ACOUSTIC",
-}
-
 ENGINES = {
     "eager": "hpcfwi.wave.engines.eager",
     "cpu": "hpcfwi.wave.engines.cpu.engine",
     "gpu": "hpcfwi.wave.engines.gpu.engine",
     "deepwave": "hpcfwi.wave.engines.deepwave",
+}
+
+EQUATIONS = {
+    "acoustic": "hpcfwi.wave.equation:ACOUSTIC",
+    "acoustic-density": "hpcfwi.wave.equations.acoustic_density:ACOUSTIC_DENSITY",
+    "elastic": "hpcfwi.wave.equations.elastic:ELASTIC",
+    "acoustic-vti": "hpcfwi.wave.equations.acoustic_vti:ACOUSTIC_VTI",
 }
 
 MISFITS = {

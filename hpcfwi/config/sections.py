@@ -33,7 +33,6 @@ from hpcfwi.config.values import (
 from hpcfwi.registry import (
     DATASETS,
     ENGINES,
-    EQUATIONS,
     NETWORKS,
     HistoryFormat,
     HistoryKind,
@@ -320,10 +319,8 @@ def check_times(dt: float, duration: float, frequency: float) -> None:
 
 if TYPE_CHECKING:
     EngineName = str
-    EquationName = str
 else:
     EngineName = Literal["auto", *ENGINES]
-    EquationName = Literal[*EQUATIONS]
 
 
 def _tag_spacing(value: object) -> str:
@@ -380,7 +377,7 @@ def _tag_history(value: object) -> str:
 class WaveSection(Section):
     """The wave equation and how it is solved."""
 
-    equation: EquationName = "acoustic"
+    equation: Literal["acoustic"] = "acoustic"
     """The acoustic equation with constant density, which is the only one so far."""
     order: Order = 8
     """Order of the differences in space."""

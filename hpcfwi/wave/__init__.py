@@ -3,6 +3,7 @@
 from hpcfwi.wave.acoustic import Acoustic, acoustic, share_of_mean
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.problem import Gradients
+from hpcfwi.wave.propagate import propagate
 from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, warm_up
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Simulation",
     "Snapshots",
     "acoustic",
+    "propagate",
     "share_of_mean",
     "simulate",
     "warm_up",

@@ -97,12 +97,8 @@ def acoustic(
     """
     require_tensor(vp, "vp")
     require_tensor(wavelet, "wavelet")
-    for positions, name in ((sources, "sources"), (receivers, "receivers")):
-        if isinstance(positions, Tensor) and positions.requires_grad:
-            raise ValueError(
-                f"{name} requires a gradient, but there is none with respect to positions; "
-                f"expected {name}.detach()"
-            )
+    require_fixed(sources, "sources")
+    require_fixed(receivers, "receivers")
     method = Method(
         order, boundary, free_surface, boundary_frequency, max_velocity, engine, history
     )
@@ -126,6 +122,15 @@ def require_tensor(value: object, name: str) -> None:
         raise TypeError(
             f"{name} is a {type(value).__module__}.{type(value).__qualname__}; expected a "
             f"torch.Tensor: torch.as_tensor({name})"
+        )
+
+
+def require_fixed(positions: object, name: str) -> None:
+    """Raise ValueError with the name of the argument if a gradient is requested for positions."""
+    if isinstance(positions, Tensor) and positions.requires_grad:
+        raise ValueError(
+            f"{name} requires a gradient, but there is none with respect to positions; "
+            f"expected {name}.detach()"
         )
 
 

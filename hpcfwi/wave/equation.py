@@ -1,48 +1,180 @@
-"""Wave equations: the parameters of each, and the speeds of its waves.
+"""Wave equations, each described once, from which every engine follows.
 
-The names of equations in input files are in `registry.EQUATIONS`.
+An `Equation` has the parameters of its medium and the speeds of its waves. A first-order equation
+also has a `System` for each number of axes: fields on a staggered grid, and their updates in two
+stages. A step of the simulation updates the fields of the first stage from those of the second,
+which are half a step earlier, and then the second from the first (Virieux 1986). The descriptions
+are in `equations`; their discretization is in `staggered`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
 
 from hpcfwi.registry import EQUATIONS, find
 
-Array = TypeVar("Array")
-
-
-class Speed(Protocol):
-    """A function of a model's arrays by name, NumPy arrays or tensors, to the speed of a wave."""
-
-    def __call__(self, model: Mapping[str, Array], /) -> Array: ...
+# The arrays of a model by name: NumPy arrays or tensors.
+Arrays = Mapping[str, Any]
+# A function from these arrays to the speed of a wave in each cell, m/s.
+Speed = Callable[[Arrays], Any]
+# The axis and the field of a derivative.
+Derivative = tuple[str, str]
+Signal = Literal["integral", "sample", "rate"]
 
 
 @dataclass(frozen=True)
+class Wavefield:
+    """A field of a system.
+
+    half: the axes along which its values lie half a cell after the grid's points, as in "z" or
+    "zx"; odd: True if its mirror image at a free surface has the opposite sign.
+    """
+
+    half: str = ""
+    odd: bool = False
+
+
+@dataclass(frozen=True)
+class Term:
+    """A derivative of a field, multiplied by a coefficient of the medium.
+
+    coefficient: its name, after a "-" if the term is subtracted; axis: that of the derivative, "z",
+    "y" or "x"; field: its name.
+    """
+
+    coefficient: str
+    axis: str
+    field: str
+
+    @property
+    def derivative(self) -> Derivative:
+        """The derivative, which several terms may share."""
+        return self.axis, self.field
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of source.
+
+    coefficients: of the medium, for each field to which it adds, named as in `Term`; signal: the
+    function of time that is added, from the wavelet w: "integral" for its integral, "rate" for w
+    itself, each at the times of the first stage; "sample" for w at the times of the second stage.
+    """
+
+    coefficients: Mapping[str, str]
+    signal: Signal
+
+
+@dataclass(frozen=True)
+class System:
+    """Fields on a staggered grid and the rates at which they change.
+
+    fields: by name; stages: for each of the two, the fields that it updates and the terms whose sum
+    is the rate of change; sources: by kind; components: for each name of a recorded quantity, the
+    factors of the fields of which it is the sum; surface: the field that is zero on a free surface.
+    Raises ValueError if a derivative does not lie where the field that it updates lies, or if a
+    stage reads a field that it updates.
+    """
+
+    fields: Mapping[str, Wavefield]
+    stages: tuple[Mapping[str, tuple[Term, ...]], Mapping[str, tuple[Term, ...]]]
+    sources: Mapping[str, Source]
+    components: Mapping[str, Mapping[str, float]]
+    surface: str
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            for name, terms in stage.items():
+                for term in terms:
+                    lies = set(self.fields[term.field].half) ^ {term.axis}
+                    if lies != set(self.fields[name].half) or term.field in stage:
+                        raise ValueError(f"{name} cannot be updated by {term}")
+
+    def stage_of(self, name: str) -> int:
+        """Return the number of the stage that updates a field, 0 or 1."""
+        return next(k for k, stage in enumerate(self.stages) if name in stage)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Equation:
     """A wave equation.
 
-    name: its name in the input; parameters: names in `model.PARAMETERS` of the arrays that it
-    needs; fastest, slowest: the speed of the fastest and of the slowest wave in each cell, m/s.
-    Stable steps, boundaries and arrivals depend on the fastest one, the shortest wavelength and
-    dispersion on the slowest one.
+    Parameters
+    ----------
+    name
+        Its name in the input.
+    parameters
+        Names of the parameters of the medium, see `model.PARAMETERS`.
+    fastest, slowest
+        The speeds of the fastest and of the slowest wave. Stable steps, boundaries and arrivals
+        depend on the fastest, the shortest wavelength and dispersion on the slowest one.
+    find_fault
+        A function of the model's arrays that returns what makes the equation unstable or
+        meaningless in this medium, or None. It is called for models whose values are finite.
     """
 
     name: str
     parameters: tuple[str, ...]
     fastest: Speed
     slowest: Speed
+    find_fault: Callable[[Arrays], str | None] = lambda _: None
 
 
-def _vp(model: Mapping[str, Array], /) -> Array:
-    return model["vp"]
+@dataclass(frozen=True, kw_only=True)
+class FirstOrderEquation(Equation):
+    """An equation that is described by a system.
+
+    Parameters
+    ----------
+    system
+        A function that returns the `System` for the axes "zx" or "zyx".
+    coefficients
+        A function of the model's arrays and the axes that returns the coefficients of the system by
+        name, in the shape of the model. The values of a coefficient lie where those of the field
+        lie that it updates. The coefficient "1" exists in every system.
+    """
+
+    system: Callable[[str], System]
+    coefficients: Callable[[Mapping[str, Tensor], str], Mapping[str, Tensor]]
 
 
-ACOUSTIC = Equation("acoustic", ("vp",), fastest=_vp, slowest=_vp)
+# It is of second order, and its engines are written by hand, see `problem.Scheme`.
+ACOUSTIC = Equation(
+    name="acoustic",
+    parameters=("vp",),
+    fastest=lambda model: model["vp"],
+    slowest=lambda model: model["vp"],
+)
 
 
 def find_equation(name: str) -> Equation:
     """Return the equation of a name in the registry."""
     return cast(Equation, find(EQUATIONS[name]))
+
+
+def _next(values: Tensor, axis: int) -> Tensor:
+    """Return the value of the next cell along an axis, and that of the last cell again."""
+    n = values.shape[axis]
+    return torch.cat([values.narrow(axis, 1, n - 1), values.narrow(axis, n - 1, 1)], dim=axis)
+
+
+def mean(values: Tensor, axis: int) -> Tensor:
+    """Return the mean of each cell and the next one along an axis."""
+    return 0.5 * (values + _next(values, axis))
+
+
+def harmonic_mean(values: Tensor, first: int, second: int) -> Tensor:
+    """Return the harmonic mean of four cells: each cell and the next ones along two axes.
+
+    It is 0 where any of the four is 0, and its derivative is finite there.
+    """
+    along = _next(values, first)
+    four = torch.stack([values, along, _next(values, second), _next(along, second)])
+    positive = (four > 0.0).all(dim=0)
+    safe = torch.where(positive, four, torch.ones_like(four))
+    return torch.where(positive, 4.0 / (1.0 / safe).sum(dim=0), torch.zeros_like(values))

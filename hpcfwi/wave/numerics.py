@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.model import AXES
 from hpcfwi.registry import Order
 from hpcfwi.survey import Spectrum
 
@@ -103,6 +104,7 @@ def absorbing_profile(
     dt: float,
     velocity: float,
     frequency: float,
+    shift: float = 0.0,
 ) -> Profile:
     """Return the CPML of an axis of n points, `before` and `after` absorbing cells included.
 
@@ -112,17 +114,18 @@ def absorbing_profile(
     a slab of n cells, 10^(-0.8 n) but not below 10^-8, is the best of those measured (see
     docs/decisions/004-boundary.md): a larger one damps too little, a smaller one too abruptly.
 
-    velocity: the largest, m/s; frequency: the most important one, Hz.
+    velocity: the largest, m/s; frequency: the most important one, Hz; shift: distance of the values
+    from the grid's points, in cells.
     """
     sigma = np.zeros(n)
     alpha = np.zeros(n)
-    ends = ((before, np.arange(before, 0, -1), 0), (after, np.arange(1, after + 1), n - after))
-    for width, cells, first in ends:
+    places = np.arange(n) + shift
+    for width, cells in ((before, before - places), (after, places - (n - 1 - after))):
         if width == 0:
             continue
-        depth = cells / width
+        here = cells > 0.0
+        depth = np.minimum(cells[here] / width, 1.0)
         reflection = 10.0 ** -min(8.0, 0.8 * width)
-        here = slice(first, first + width)
         sigma[here] = -4.0 * velocity * np.log(reflection) / (2.0 * width * spacing) * depth**3
         alpha[here] = np.pi * frequency * (1.0 - depth)
     b = np.exp(-(sigma + alpha) * dt)
@@ -192,19 +195,27 @@ def spread(
     before: tuple[int, ...],
     shape: tuple[int, ...],
     free_surface: bool,
+    half: str = "",
+    odd: bool = True,
 ) -> Taps:
     """Return the taps of positions (shot, point, ndim), in m from the model's first point.
 
     before: cells of padding in front of the model along each axis; shape: of the padded grid.
-    Taps above a free surface are mirrored below it with the opposite sign (Hicks 2002, eq. 9).
-    Taps outside the padded grid are dropped.
+    half: axes along which the field's values lie half a cell after the grid's points. If the field
+    is odd about a free surface, taps above it are mirrored below it with the opposite sign (Hicks
+    2002, eq. 9); otherwise points whose taps reach above it are interpolated by a cubic polynomial,
+    because the slope of the field is not zero there. Taps outside the padded grid are dropped.
     """
     indices, factors = [], []
-    for axis in range(len(spacing)):
-        index, weight = _spread_along(positions[..., axis] / spacing[axis])
-        if axis == 0 and free_surface:
+    for axis, name in enumerate(AXES[len(spacing)]):
+        between = name in half
+        position = positions[..., axis] / spacing[axis] - 0.5 * between
+        index, weight = _spread_along(position)
+        if axis == 0 and free_surface and odd:
             weight = np.where(index < 0, -weight, weight)
-            index = np.abs(index)
+            index = np.where(index < 0, -index - between, index)
+        elif axis == 0 and free_surface:
+            index, weight = _below_surface(position, index, weight)
         index = index + before[axis]
         indices.append(index)
         factors.append(np.where((index >= 0) & (index < shape[axis]), weight, 0.0))
@@ -226,6 +237,25 @@ def _spread_along(
     weight = np.sinc(distance) * window / np.i0(KAISER)
     exact = (index == nearest[..., None]).astype(np.float64)
     return index, np.where(on_grid[..., None], exact, weight)
+
+
+def _below_surface(
+    position: NDArray[np.float64], index: NDArray[np.int64], weight: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return indices and weights in which no index is above the first cell.
+
+    Points with an index above it get the weights of Lagrange's polynomial through four cells.
+    """
+    first = np.maximum(np.floor(position).astype(np.int64) - 1, 0)[..., None]
+    cells = np.arange(4)
+    distance = position[..., None] - (first + cells)
+    cubic = np.zeros(weight.shape)
+    for k in cells[: weight.shape[-1]]:
+        others = cells[cells != k]
+        cubic[..., k] = np.prod(distance[..., others] / (k - others), axis=-1)
+    reaches_above = (index < 0).any(axis=-1, keepdims=True)
+    below = first + np.arange(index.shape[-1])
+    return np.where(reaches_above, below, index), np.where(reaches_above, cubic, weight)
 
 
 # Number of samples that are simulated beyond the end of the record if there are substeps, or a

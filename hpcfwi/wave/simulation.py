@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import PARAMETERS
-from hpcfwi.wave import engines, numerics
+from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
-from hpcfwi.wave.equation import ACOUSTIC
+from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
 from hpcfwi.wave.numerics import peak_frequency
 from hpcfwi.wave.problem import Gradients, Problem
@@ -131,6 +131,7 @@ def set_up(
     *,
     window: tuple[slice, ...] | None = None,
     illuminate: bool = True,
+    equation: Equation = ACOUSTIC,
 ) -> Task:
     """Return the task of simulating shots in a model.
 
@@ -141,8 +142,8 @@ def set_up(
     of the whole model; gradients have the shape of the window. Raises ValueError as `acoustic`
     does.
     """
-    arrays = _select(model)
-    like = arrays[ACOUSTIC.parameters[0]]
+    arrays = whole = select_arrays(model, equation)
+    like = arrays[equation.parameters[0]]
     chosen = engines.choose(method.engine, like.device)
     steps = _as_spacing(spacing, like.ndim)
     points = [
@@ -156,7 +157,7 @@ def set_up(
             f"wavelet has {np.count_nonzero(~np.isfinite(samples))} values that are not finite; "
             "expected numbers"
         )
-    if method.free_surface:
+    if method.free_surface and equation is ACOUSTIC:
         _check_surface(source_points, receiver_points, steps)
     _warn_of_cells(receiver_points, like.shape, steps)
     frequency, dt = method.boundary_frequency, acquisition.dt
@@ -167,17 +168,23 @@ def set_up(
             f"max_velocity is {method.max_velocity}; expected a positive velocity in m/s, "
             f"{MISTAKEN:g} or more"
         )
-    fastest = float(ACOUSTIC.fastest(arrays).max())
+    fastest = float(equation.fastest(whole).max())
     tuned_to = fastest if method.max_velocity is None else float(method.max_velocity)
     if window is not None:
         first = np.array([part.start for part in window]) * np.asarray(steps)
         arrays = {name: array[window] for name, array in arrays.items()}
         source_points, receiver_points = source_points - first, receiver_points - first
-    shape = arrays[ACOUSTIC.parameters[0]].shape
+    shape = next(iter(arrays.values())).shape
     _check_scheme(shape, steps, dt, wavelet, method, (source_points, receiver_points))
     if frequency is None:
         frequency = peak_frequency(samples, dt)
-    longest = numerics.longest_step(method.order, steps, max(fastest, tuned_to))
+    if isinstance(equation, FirstOrderEquation):
+        equivalent = staggered.equivalent_velocity(
+            method.order, equation.fastest(whole), whole["rho"]
+        )
+        longest = staggered.longest_step(method.order, steps, max(equivalent, tuned_to))
+    else:
+        longest = numerics.longest_step(method.order, steps, max(fastest, tuned_to))
     substeps = numerics.count_substeps(dt, longest)
     _check_substeps(substeps, dt, longest)
     problem = Problem(
@@ -221,17 +228,26 @@ def _resolve(
     return replace(asked, interval=interval)
 
 
-def _select(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the arrays that the equation needs, detached; raise ValueError if one is wrong."""
-    missing = [name for name in ACOUSTIC.parameters if name not in model]
+def select_arrays(model: Mapping[str, Tensor], equation: Equation) -> dict[str, Tensor]:
+    """Return the arrays that an equation needs, detached; raise ValueError if one is wrong."""
+    missing = [name for name in equation.parameters if name not in model]
     if missing:
         raise ValueError(
-            f"the model has no {missing[0]}; expected {', '.join(ACOUSTIC.parameters)} for the "
-            f"equation {ACOUSTIC.name!r}"
+            f"the model has no {missing[0]}; expected {', '.join(equation.parameters)} for the "
+            f"equation {equation.name!r}"
         )
-    arrays = {name: model[name].detach() for name in ACOUSTIC.parameters}
+    arrays = {name: model[name].detach() for name in equation.parameters}
+    first = arrays[equation.parameters[0]]
     for name, array in arrays.items():
         _check_array(name, array)
+        if (array.shape, array.dtype, array.device) != (first.shape, first.dtype, first.device):
+            raise ValueError(
+                f"{name} is {array.dtype} {tuple(array.shape)} on {array.device}; expected "
+                f"{first.dtype} {tuple(first.shape)} on {first.device}, as the other parameters are"
+            )
+    fault = equation.find_fault(arrays)
+    if fault is not None:
+        raise ValueError(fault)
     return arrays
 
 
@@ -247,14 +263,19 @@ def _check_array(name: str, array: Tensor) -> None:
             f"{name} is {tuple(array.shape)}; expected at least {numerics.FEWEST_POINTS} points "
             "along each axis"
         )
-    if not bool(torch.isfinite(array).all()) or float(array.min()) <= 0.0:
+    smallest, largest = float(array.min()), float(array.max())
+    impossible = smallest <= 0.0 if parameter.positive else smallest < parameter.lowest
+    if impossible or not bool(torch.isfinite(array).all()):
+        fault, limit = "not positive", "above 0"
+        if not parameter.positive:
+            fault, limit = f"below {parameter.lowest:g}", f"of {parameter.lowest:g} or more"
         raise ValueError(
-            f"{name} has values that are not finite or not positive; expected {parameter.unit} "
-            "above 0"
+            f"{name} has values that are not finite or {fault}; expected "
+            f"{parameter.unit or 'numbers'} {limit}"
         )
-    if float(array.max()) < parameter.mistaken:
+    if 0.0 < largest < parameter.mistaken:
         raise ValueError(
-            f"the largest {name} is {float(array.max()):g}, which looks like "
+            f"the largest {name} is {largest:g}, which looks like "
             f"{parameter.figure_unit}; expected {parameter.unit}: multiply {name} by "
             f"{parameter.figure_scale:g}"
         )

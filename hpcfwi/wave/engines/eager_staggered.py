@@ -1,0 +1,152 @@
+"""The reference engine for first-order equations: plain torch, differentiated by autograd.
+
+It keeps every step, so that it is for small models: tests, and research with a few shots.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcfwi.wave.equation import Derivative, Signal
+from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.staggered import Points, Recording, StaggeredScheme, staggered_difference
+
+
+def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
+    """Return the traces (component, shot, receiver, time) of wavelets (shot, source, time).
+
+    They are differentiable in the wavelet and in the arrays of the problem's model.
+    """
+    system = scheme.system
+    zeros = wavelet.new_zeros((wavelet.shape[0], *scheme.shape))
+    fields = dict.fromkeys(system.fields, zeros)
+    differences = _Differences(problem, scheme, zeros)
+    emitted = [
+        (emission, _Stencil(emission.points, zeros), _signal(emission.signal, wavelet, problem.dt))
+        for emission in scheme.emissions
+    ]
+    recorded = [
+        {name: _Stencil(points, zeros) for name, points in recording.points.items()}
+        for recording in scheme.recordings
+    ]
+    read_in = [1 - system.stage_of(next(iter(stencils))) for stencils in recorded]
+    samples: list[list[Tensor]] = [[] for _ in recorded]
+    for n in range(wavelet.shape[-1]):
+        for number, stage in enumerate(system.stages):
+            for stencils, when, found in zip(recorded, read_in, samples, strict=True):
+                if when == number:
+                    values = [each.sample(fields[name]) for name, each in stencils.items()]
+                    found.append(torch.stack(values).sum(dim=0))
+            needed = {term.derivative for terms in stage.values() for term in terms}
+            by_derivative = {each: differences.of(fields, each) for each in sorted(needed)}
+            for name, terms in stage.items():
+                for derivative in (term.derivative for term in terms):
+                    rate = scheme.rates[name, derivative]
+                    fields[name] = fields[name] + rate * by_derivative[derivative]
+            for emission, stencil, signal in emitted:
+                if emission.field in stage:
+                    added = stencil.spread(signal[..., n])
+                    fields[emission.field] = fields[emission.field] + emission.strength * added
+    traces = [
+        _at_samples(torch.stack(found, dim=-1), when, recording, problem.dt)
+        for found, when, recording in zip(samples, read_in, scheme.recordings, strict=True)
+    ]
+    return torch.stack(traces)
+
+
+def _at_samples(found: Tensor, when: int, recording: Recording, dt: float) -> Tensor:
+    """Return traces at the times of the samples, from those read before stage `when` of each step.
+
+    Fields of the first stage are read half a step after the sample. Their integral up to a sample
+    needs nothing else; otherwise the mean of the values before and after the sample is taken.
+    """
+    if recording.integrate:
+        return dt * (found.cumsum(dim=-1) - found)
+    if when == 0:
+        return found
+    earlier = torch.cat([torch.zeros_like(found[..., :1]), found[..., :-1]], dim=-1)
+    return 0.5 * (found + earlier)
+
+
+def _signal(signal: Signal, wavelet: Tensor, dt: float) -> Tensor:
+    if signal == "integral":
+        return dt * wavelet.cumsum(dim=-1)
+    if signal == "sample":
+        return wavelet
+    later = torch.cat([wavelet[..., 1:], torch.zeros_like(wavelet[..., :1])], dim=-1)
+    return 0.5 * (wavelet + later)
+
+
+class _Differences:
+    """Derivatives of fields (shot, ...), with the memory of the absorbing boundary."""
+
+    def __init__(self, problem: Problem, scheme: StaggeredScheme, zeros: Tensor) -> None:
+        self.scheme, self.mirrored = scheme, problem.free_surface
+        self.weights = {
+            name: staggered_difference(problem.order, h).tolist()
+            for name, h in zip(scheme.axes, problem.spacing, strict=True)
+        }
+        self.memory: dict[Derivative, Tensor] = {}
+        self.profiles = {}
+        for axis, name in enumerate(scheme.axes):
+            shape = [1] * zeros.ndim
+            shape[axis + 1] = -1
+            self.profiles[name] = [
+                [torch.as_tensor(values).to(zeros).reshape(shape) for values in (each.a, each.b)]
+                for each in scheme.profiles[name]
+            ]
+
+    def of(self, fields: dict[str, Tensor], derivative: Derivative) -> Tensor:
+        """Return a derivative; called once for each step and derivative."""
+        axis, name = derivative
+        between = axis not in self.scheme.system.fields[name].half
+        found = self._difference(fields[name], axis, name, between)
+        a, b = self.profiles[axis][between]
+        memory = a * found
+        if derivative in self.memory:
+            memory = memory + b * self.memory[derivative]
+        self.memory[derivative] = memory
+        return found + memory
+
+    def _difference(self, values: Tensor, axis: str, name: str, between: bool) -> Tensor:
+        """Return the difference along an axis, half a cell after the points if `between`.
+
+        Outside the grid the field is zero, or its mirror image above a free surface.
+        """
+        dim = self.scheme.axes.index(axis) + 1
+        weights, n = self.weights[axis], values.shape[dim]
+        reach = len(weights)
+        after = torch.zeros_like(values.narrow(dim, 0, reach))
+        before = after
+        if axis == "z" and self.mirrored:
+            before = values.narrow(dim, int(between), reach).flip(dim)
+            if self.scheme.system.fields[name].odd:
+                before = -before
+        padded = torch.cat([before, values, after], dim=dim)
+        total = torch.zeros_like(values)
+        for k, weight in enumerate(weights):
+            later = padded.narrow(dim, reach + k + between, n)
+            earlier = padded.narrow(dim, reach - k - 1 + between, n)
+            total = total + weight * (later - earlier)
+        return total
+
+
+class _Stencil:
+    """Points as torch index arithmetic on fields (shot, ...)."""
+
+    def __init__(self, points: Points, like: Tensor) -> None:
+        self.cells = torch.as_tensor(points.cells, device=like.device)
+        self.weights = torch.as_tensor(points.weights).to(like)
+        self.shape = like.shape
+
+    def sample(self, field: Tensor) -> Tensor:
+        """Return the values (shot, point) of a field."""
+        values = field.flatten(1).gather(1, self.cells.flatten(1)).reshape(self.cells.shape)
+        return (values * self.weights).sum(dim=-1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return a field with values (shot, point) at the points."""
+        terms = (values[..., None] * self.weights).flatten(1)
+        field = terms.new_zeros(self.shape).flatten(1)
+        return field.scatter_add(1, self.cells.flatten(1), terms).reshape(self.shape)

@@ -1,0 +1,1 @@
+"""Descriptions of first-order wave equations, one in each module."""

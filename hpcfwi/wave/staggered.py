@@ -1,0 +1,299 @@
+"""The discretization of first-order equations on a staggered grid.
+
+In this order: staggered differences and the stable time step; the discrete system; its coefficients
+on a free surface, its absorbing boundary, and the points of its sources and receivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.model import AXES
+from hpcfwi.wave.equation import Derivative, FirstOrderEquation, Signal, System, mean
+from hpcfwi.wave.numerics import Profile, absorbing_profile, spread
+from hpcfwi.wave.problem import Problem, extend
+
+# The component that is not a sum of a system's fields, but a difference between points.
+STRAIN = "strain"
+
+_WEIGHTS = {
+    2: (1.0,),
+    4: (9 / 8, -1 / 24),
+    6: (75 / 64, -25 / 384, 3 / 640),
+    8: (1225 / 1024, -245 / 3072, 49 / 5120, -5 / 7168),
+}
+
+
+def staggered_difference(order: int, spacing: float) -> NDArray[np.float64]:
+    """Return the weights (1/m) of the first derivative halfway between grid points.
+
+    Weight k, from 0, is that of the point k + 1/2 cells after the derivative's place; the point as
+    far before it has minus this weight (Fornberg 1988, table 2).
+    """
+    return np.asarray(_WEIGHTS[order]) / spacing
+
+
+def longest_step(order: int, spacing: tuple[float, ...], velocity: float) -> float:
+    """Return the longest stable time step (s) of a staggered leapfrog scheme for a velocity (m/s).
+
+    dt v sqrt(sum over axes of (sum over k of abs(c_k))^2) is at most 1, with the weights c_k of the
+    staggered difference (Levander 1988 for order 4).
+    """
+    largest = sum(np.abs(staggered_difference(order, h)).sum() ** 2 for h in spacing)
+    return float(1.0 / (velocity * np.sqrt(largest)))
+
+
+def equivalent_velocity(order: int, speed: Tensor, density: Tensor) -> float:
+    """Return the velocity (m/s) for which `longest_step` is right in a medium.
+
+    speed: of the fastest wave in each cell, m/s; density: kg/m^3. The squared eigenvalues of the
+    acoustic scheme are at most the largest sum of a row of abs(K D b D^T), with the bulk modulus K,
+    the buoyancy b between cells and the differences D. In such a row, K is multiplied by a mean of
+    the buoyancies around the cell with the weights of the difference. The result is the largest
+    speed if the density is constant, and larger where a dense cell lies beside light ones. Tests
+    find it sufficient for the other equations.
+    """
+    modulus = density * speed**2
+    weights = np.abs(staggered_difference(order, 1.0))
+    largest = 0.0
+    for axis in range(speed.ndim):
+        buoyancy = 1.0 / mean(density, axis)
+        n = speed.shape[axis]
+        places = torch.arange(n, device=speed.device)
+        total = torch.zeros_like(buoyancy)
+        for k, weight in enumerate(weights / (2.0 * weights.sum())):
+            for shift in (k, -k - 1):
+                total += weight * buoyancy.index_select(axis, (places + shift).clamp(0, n - 1))
+        largest = max(largest, float((modulus * total).max()))
+    return float(np.sqrt(largest))
+
+
+@dataclass(frozen=True)
+class Points:
+    """Sums over cells of a field of the padded grid, one for each point.
+
+    cells: indices into the flattened grid, (shot, point, tap); weights: of the same shape.
+    """
+
+    cells: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Sources that add to a field.
+
+    strength: the factor of their signal in each cell of the padded grid; signal: see
+    `equation.Source`.
+    """
+
+    field: str
+    points: Points
+    strength: Tensor
+    signal: Signal
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A component of the traces: the sum of fields at points, or the integral of that over time.
+
+    points: of each field, whose weights include the field's factor.
+    """
+
+    points: Mapping[str, Points]
+    integrate: bool
+
+
+@dataclass(frozen=True)
+class Fibre:
+    """Optical fibres that record strain, averaged over a gauge length (m) at each receiver.
+
+    directions: (receiver, ndim), or (shot, receiver, ndim), of unit length.
+    """
+
+    gauge: float
+    directions: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StaggeredScheme:
+    """A system on the padded grid, in the precision of the model.
+
+    rates: the change of a field in a step per unit of a derivative in its update, by field and
+    derivative, with the free surface; profiles: of the CPML along each axis, for derivatives that
+    lie at the grid's points and for those that lie half a cell after them.
+    """
+
+    system: System
+    axes: str
+    shape: tuple[int, ...]
+    rates: Mapping[tuple[str, Derivative], Tensor]
+    profiles: Mapping[str, tuple[Profile, Profile]]
+    emissions: tuple[Emission, ...]
+    recordings: tuple[Recording, ...]
+
+
+def discretize(
+    equation: FirstOrderEquation,
+    problem: Problem,
+    source: str | NDArray[np.float64],
+    components: Sequence[str],
+    fibre: Fibre | None = None,
+) -> StaggeredScheme:
+    """Return the scheme of a problem, whose tensors are differentiable in the problem's model.
+
+    source: the kind of the sources, or a moment tensor (ndim, ndim); components: the names of those
+    that are recorded; fibre: for the component `STRAIN`.
+    """
+    axes = AXES[len(problem.spacing)]
+    system = equation.system(axes)
+    medium = equation.coefficients(
+        {name: extend(array, *problem.padding) for name, array in problem.model.items()}, axes
+    )
+
+    def value(coefficient: str) -> Tensor:
+        name = coefficient.removeprefix("-")
+        found = problem.like.new_ones(problem.padded_shape) if name == "1" else medium[name]
+        return found if coefficient == name else -found
+
+    rates = {
+        (name, term.derivative): problem.dt * value(term.coefficient)
+        for stage in system.stages
+        for name, terms in stage.items()
+        for term in terms
+    }
+    per_cell = problem.dt / float(np.prod(problem.spacing))
+    kinds = {source: 1.0} if isinstance(source, str) else _moments(source, axes)
+    strengths: dict[str, Tensor] = {}
+    for kind, factor in kinds.items():
+        for name, coefficient in system.sources[kind].coefficients.items():
+            strength = factor * per_cell * value(coefficient)
+            strengths[name] = strengths[name] + strength if name in strengths else strength
+    if problem.free_surface:
+        _free_surface(system, rates, strengths)
+    signal = system.sources[next(iter(kinds))].signal
+    return StaggeredScheme(
+        system,
+        axes,
+        problem.padded_shape,
+        rates,
+        _profiles(problem, axes),
+        tuple(
+            Emission(name, _points(problem, system, name, problem.sources), strength, signal)
+            for name, strength in strengths.items()
+        ),
+        tuple(_recording(problem, system, axes, name, fibre) for name in components),
+    )
+
+
+def _moments(tensor: NDArray[np.float64], axes: str) -> dict[str, float]:
+    """Return the kinds of sources of which a symmetric moment tensor is the sum, with factors."""
+    return {
+        f"moment-{axes[row]}{axes[column]}": float(tensor[row, column])
+        for row, column in combinations_with_replacement(range(len(axes)), 2)
+    }
+
+
+def _free_surface(
+    system: System, rates: dict[tuple[str, Derivative], Tensor], strengths: dict[str, Tensor]
+) -> None:
+    """Change the first row of the rates and strengths for a free surface there.
+
+    The field of the surface stays zero. This determines the vertical derivative in its update,
+    which is eliminated from the updates of the other fields in the row.
+    """
+    stage = system.stages[system.stage_of(system.surface)]
+    vertical = next(term.derivative for term in stage[system.surface] if term.axis == "z")
+    others = [t.derivative for t in stage[system.surface] if t.derivative != vertical]
+
+    def set_row(values: dict[Any, Tensor], key: object, row: Tensor) -> None:
+        values[key] = torch.cat([row[None], values[key][1:]])
+
+    silent = torch.zeros_like(rates[system.surface, vertical][0])
+    for name in stage:
+        if name == system.surface or (name, vertical) not in rates:
+            continue
+        ratio = rates[name, vertical][0] / rates[system.surface, vertical][0]
+        for derivative in others:
+            eliminated = ratio * rates[system.surface, derivative][0]
+            set_row(rates, (name, derivative), rates[name, derivative][0] - eliminated)
+        if system.surface in strengths:
+            eliminated = ratio * strengths[system.surface][0]
+            set_row(strengths, name, strengths[name][0] - eliminated)
+        set_row(rates, (name, vertical), silent)
+    for derivative in (vertical, *others):
+        set_row(rates, (system.surface, derivative), silent)
+    if system.surface in strengths:
+        set_row(strengths, system.surface, silent)
+    for name in strengths:
+        # A cell that the surface halves has half the mass
+        if "z" not in system.fields[name].half:
+            set_row(strengths, name, 2.0 * strengths[name][0])
+
+
+def _profiles(problem: Problem, axes: str) -> dict[str, tuple[Profile, Profile]]:
+    """Return the CPML of each axis, at the grid's points and half a cell after them."""
+
+    def profile(axis: int, shift: float) -> Profile:
+        return absorbing_profile(
+            problem.padded_shape[axis],
+            problem.padding[0][axis],
+            problem.padding[1][axis],
+            problem.spacing[axis],
+            problem.dt,
+            problem.max_velocity,
+            problem.boundary_frequency,
+            shift,
+        )
+
+    return {name: (profile(axis, 0.0), profile(axis, 0.5)) for axis, name in enumerate(axes)}
+
+
+def _points(problem: Problem, system: System, name: str, positions: NDArray[np.float64]) -> Points:
+    """Return the points of a field at positions (shot, point, ndim), m from the model's origin."""
+    field = system.fields[name]
+    taps = spread(
+        positions,
+        problem.spacing,
+        problem.padding[0],
+        problem.padded_shape,
+        problem.free_surface,
+        field.half,
+        field.odd,
+    )
+    return Points(taps.flat(problem.padded_shape), taps.weights)
+
+
+def _recording(
+    problem: Problem, system: System, axes: str, name: str, fibre: Fibre | None
+) -> Recording:
+    """Return the recording of a component at the problem's receivers."""
+    if name != STRAIN:
+        fields = system.components[name]
+        at = {key: _points(problem, system, key, problem.receivers) for key in fields}
+        weighted = {k: Points(at[k].cells, factor * at[k].weights) for k, factor in fields.items()}
+        return Recording(weighted, integrate=False)
+    assert fibre is not None, "checked by propagate"
+    # The strain along the fibre is the difference of the displacement along it between the ends of
+    # the gauge, divided by the gauge.
+    half = 0.5 * fibre.gauge * fibre.directions
+    found = {}
+    for axis, letter in enumerate(axes):
+        ends = [
+            (_points(problem, system, f"v{letter}", problem.receivers + sign * half), sign)
+            for sign in (-1.0, 1.0)
+        ]
+        along = fibre.directions[..., axis, None] / fibre.gauge
+        found[f"v{letter}"] = Points(
+            np.concatenate([points.cells for points, _ in ends], axis=-1),
+            np.concatenate([sign * along * points.weights for points, sign in ends], axis=-1),
+        )
+    return Recording(found, integrate=True)

@@ -1,0 +1,84 @@
+"""Random media and shots for every first-order equation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.wave import propagate
+
+FIRST_ORDER = ("acoustic-density", "elastic", "acoustic-vti")
+
+
+def random_medium(
+    equation: str, shape: Sequence[int], seed: int = 0, water: int = 0
+) -> dict[str, Tensor]:
+    """Return white arrays of all parameters of an equation, float64.
+
+    water: number of rows at the top in which vs is 0.
+    """
+    rng = np.random.default_rng(seed)
+
+    def between(lowest: float, highest: float) -> Tensor:
+        return torch.tensor(rng.uniform(lowest, highest, shape))
+
+    model = {"vp": between(1900.0, 2100.0), "rho": between(1500.0, 2500.0)}
+    if equation == "elastic":
+        model["vs"] = between(900.0, 1200.0)
+        model["vs"][:water] = 0.0
+    if equation == "acoustic-vti":
+        model["delta"] = between(-0.05, 0.1)
+        model["epsilon"] = model["delta"] + between(0.0, 0.1)
+    return model
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The arguments of `propagate` other than the equation and the model."""
+
+    spacing: tuple[float, ...]
+    dt: float
+    wavelet: Tensor
+    sources: NDArray[np.float64]
+    receivers: NDArray[np.float64]
+    options: dict[str, Any]
+
+    def propagate(self, equation: str, model: dict[str, Tensor], **changes: Any) -> Tensor:
+        wavelet = changes.pop("wavelet", self.wavelet)
+        given = (self.spacing, self.dt, wavelet, self.sources, self.receivers)
+        return propagate(equation, model, *given, **{**self.options, **changes})
+
+
+def random_survey(
+    shape: Sequence[int],
+    *,
+    samples: int = 40,
+    shots: int = 2,
+    on_grid: bool = False,
+    seed: int = 1,
+    **options: Any,
+) -> Survey:
+    """Return shots with white wavelets at random points below the first cells."""
+    rng = np.random.default_rng(seed)
+    spacing = (8.0, 10.0, 9.0)[: len(shape)]
+    last = (np.asarray(shape) - 1) * np.asarray(spacing)
+
+    def points(*count: int) -> NDArray[np.float64]:
+        found = rng.uniform(0.1 * last, 0.9 * last, (*count, len(shape)))
+        return np.rint(found / spacing) * spacing if on_grid else found
+
+    fixed = {"boundary": 6, "boundary_frequency": 10.0, "max_velocity": 2600.0}
+    return Survey(
+        spacing,
+        1e-3,
+        torch.tensor(rng.standard_normal((shots, samples))),
+        points(shots),
+        points(shots, 3),
+        {**fixed, **options},
+    )

@@ -1,0 +1,100 @@
+"""Tests of the descriptions of first-order equations, and of means of a medium."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hpcfwi.registry import EQUATIONS, find
+from hpcfwi.wave.equation import (
+    FirstOrderEquation,
+    Source,
+    System,
+    Term,
+    Wavefield,
+    harmonic_mean,
+    mean,
+)
+from tests.wave.media import FIRST_ORDER, random_medium
+
+moduli = arrays.arrays(np.float64, (3, 4), elements=st.floats(1e-3, 1e3))
+
+
+def simple_system(*, half: str = "x", reads: str = "p") -> System:
+    """Return a system with one axis of motion; half: of the velocity; reads: its derivative's."""
+    return System(
+        fields={"p": Wavefield(), "v": Wavefield(half)},
+        stages=({"v": (Term("b", "x", reads),)}, {"p": (Term("k", "x", "v"),)}),
+        sources={"explosive": Source({"p": "1"}, "rate")},
+        components={"pressure": {"p": 1.0}},
+        surface="p",
+    )
+
+
+def test_description_whose_derivatives_lie_where_their_field_lies_is_accepted() -> None:
+    assert simple_system().stage_of("p") == 1
+
+
+def test_description_with_a_derivative_at_the_wrong_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="v cannot be updated by"):
+        simple_system(half="z")
+
+
+def test_description_whose_stage_reads_what_it_updates_is_refused() -> None:
+    with pytest.raises(ValueError, match="v cannot be updated by"):
+        simple_system(reads="v")
+
+
+@pytest.mark.parametrize("axes", ["zx", "zyx"])
+@pytest.mark.parametrize("name", FIRST_ORDER)
+def test_every_equation_defines_the_coefficients_of_its_terms_and_sources(
+    name: str, axes: str
+) -> None:
+    equation: FirstOrderEquation = find(EQUATIONS[name])
+    system = equation.system(axes)
+    model = random_medium(name, (8,) * len(axes))
+    assert set(model) == set(equation.parameters)
+    defined = {"1", *equation.coefficients(model, axes)}
+    terms = [term for stage in system.stages for terms in stage.values() for term in terms]
+    used = [term.coefficient for term in terms]
+    used += [c for source in system.sources.values() for c in source.coefficients.values()]
+    assert {coefficient.removeprefix("-") for coefficient in used} == defined - (
+        {"1"} if name != "elastic" else set()
+    )
+
+
+@given(moduli)
+def test_mean_is_that_of_a_cell_and_the_next_one(values: np.ndarray) -> None:
+    found = mean(torch.tensor(values), 1).numpy()
+    after = np.concatenate([values[:, 1:], values[:, -1:]], axis=1)
+    assert np.allclose(found, 0.5 * (values + after), rtol=1e-15)
+
+
+@given(moduli)
+def test_harmonic_mean_is_the_inverse_of_the_mean_of_inverses(values: np.ndarray) -> None:
+    inverse = 1.0 / torch.tensor(values)
+    expected = 1.0 / mean(mean(inverse, 0), 1)
+    assert torch.allclose(harmonic_mean(torch.tensor(values), 0, 1), expected, rtol=1e-12)
+
+
+def test_harmonic_mean_beside_a_fluid_is_zero_and_has_a_finite_derivative() -> None:
+    modulus = torch.ones(4, 4, dtype=torch.float64)
+    modulus[:2] = 0.0
+    modulus.requires_grad_()
+    found = harmonic_mean(modulus, 0, 1)
+    found.sum().backward()
+    assert torch.equal(found[:2], torch.zeros(2, 4))
+    assert torch.equal(found[2:], torch.ones(2, 4))
+    assert modulus.grad is not None
+    assert torch.isfinite(modulus.grad).all()
+
+
+def test_speeds_of_an_elastic_medium_are_those_of_its_waves() -> None:
+    equation = find(EQUATIONS["elastic"])
+    model = {"vp": np.array([1500.0, 2000.0]), "vs": np.array([0.0, 1000.0])}
+    assert equation.fastest(model).tolist() == [1500.0, 2000.0]
+    assert equation.slowest(model).tolist() == [1500.0, 1000.0]
