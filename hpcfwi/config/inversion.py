@@ -119,7 +119,8 @@ else:
     SamplingName = Literal[*SAMPLINGS]
     WaveletName = Literal[*WAVELETS]
 
-Bounds = Annotated[tuple[float, float], Field(strict=False)]
+Bound = Annotated[float, Field(le=max(p.highest for p in PARAMETERS.values()))]
+Bounds = Annotated[tuple[Bound, Bound], Field(strict=False)]
 
 
 class Optimizer(Choice):

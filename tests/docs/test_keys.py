@@ -54,4 +54,4 @@ def test_page_has_values_unit_and_default_of_a_key():
     assert "| `frequency` | number > 0 | Hz | required | Peak frequency. |" in page
     assert "| `order` | `2`, `4`, `6`, `8` |  | `8` | Order of the differences in space. |" in page
     assert "| `above_velocity` | number > 0, \u2264 100000 | m/s |" in page
-    assert "| `bounds` | [number, number] or a table of" in page
+    assert "| `bounds` | [number \u2264 100000, number \u2264 100000] or a table of" in page

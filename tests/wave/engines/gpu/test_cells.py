@@ -45,7 +45,7 @@ def test_grid_with_offsets_of_more_than_32_bits_is_refused(points: int, boundary
     """The offsets are those of the cells, or of the cells of all slabs."""
     shape, widths = (points, points, points), (boundary,) * 3
     problem: Any = SimpleNamespace(
-        padded_shape=shape, padding=(widths, widths), order=2, speed=SimpleNamespace(ndim=3)
+        padded_shape=shape, padding=(widths, widths), order=2, like=SimpleNamespace(ndim=3)
     )
     with pytest.raises(ValueError, match="use a coarser or smaller model"):
         layout_of(problem)
