@@ -378,7 +378,7 @@ class WaveSection(Section):
     """The wave equation and how it is solved."""
 
     equation: Literal["acoustic"] = "acoustic"
-    """The acoustic equation with constant density, which is the only one so far."""
+    """The acoustic equation with constant density, the only one that can be inverted so far."""
     order: Order = 8
     """Order of the differences in space."""
     spacing: Spacing | None = None

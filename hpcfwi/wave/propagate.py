@@ -17,7 +17,7 @@ from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
 from hpcfwi.wave.engines import eager_staggered
 from hpcfwi.wave.equation import FirstOrderEquation, System, find_equation
 from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.simulation import Acquisition, Method, select_arrays, set_up
+from hpcfwi.wave.simulation import Acquisition, Method, check_inside, select_arrays, set_up
 from hpcfwi.wave.staggered import STRAIN, Fibre, StaggeredScheme, discretize
 
 
@@ -190,16 +190,9 @@ def _find_fibre(directions: ArrayLike | None, gauge: float | None, problem: Prob
             f"directions is {directions!r}; expected finite vectors (ndim,), (receiver, ndim) or "
             "(shot, receiver, ndim), none of length 0"
         ) from None
-    last = (np.asarray(problem.like.shape) - 1) * np.asarray(problem.spacing)
-    slack = 1e-6 * np.asarray(problem.spacing)
     for sign in (-0.5, 0.5):
         ends = problem.receivers + sign * gauge * along
-        outside = ((ends < -slack) | (ends > last + slack)).any(axis=-1)
-        if outside.any():
-            raise ValueError(
-                f"{outside.sum()} ends of gauges lie outside the model, the first at "
-                f"{ends[outside][0].tolist()} m; expected 0 to {last.tolist()} m"
-            )
+        check_inside(ends, "gauge end", tuple(problem.like.shape), problem.spacing)
     return Fibre(gauge, along)
 
 

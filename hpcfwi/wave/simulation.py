@@ -420,16 +420,25 @@ def _check_scheme(
         raise ValueError(f"dt is {dt}; expected a positive time (s)")
     if wavelet.shape[-1] < 2:
         raise ValueError(f"wavelet has {wavelet.shape[-1]} samples; expected at least 2")
+    for positions, name in zip(points, ("source", "receiver"), strict=True):
+        check_inside(positions, name, shape, spacing)
+
+
+def check_inside(
+    positions: NDArray[np.float64],
+    name: str,
+    shape: tuple[int, ...],
+    spacing: tuple[float, ...],
+) -> None:
+    """Raise ValueError with the name of positions (..., ndim), m, if any lies outside a model."""
     last = (np.asarray(shape) - 1) * np.asarray(spacing)
     slack = 1e-6 * np.asarray(spacing)
-    for positions, name in zip(points, ("source", "receiver"), strict=True):
-        outside = ((positions < -slack) | (positions > last + slack)).any(axis=-1)
-        if outside.any():
-            first = positions[outside][0]
-            raise ValueError(
-                f"{outside.sum()} {name} positions lie outside the model, the first at "
-                f"{first.tolist()} m; expected 0 to {last.tolist()} m"
-            )
+    outside = ((positions < -slack) | (positions > last + slack)).any(axis=-1)
+    if outside.any():
+        raise ValueError(
+            f"{outside.sum()} {name} positions lie outside the model, the first at "
+            f"{positions[outside][0].tolist()} m; expected 0 to {last.tolist()} m"
+        )
 
 
 class Simulation:

@@ -292,7 +292,7 @@ def test_long_steps_are_divided_into_substeps() -> None:
         ),
         (
             {"components": "strain", "directions": [0.0, 1.0], "gauge": 900.0},
-            "ends of gauges lie outside the model",
+            "gauge end positions lie outside the model",
         ),
         ({"engine": "cpu"}, "engine is 'cpu'; expected eager for the equation elastic"),
     ],

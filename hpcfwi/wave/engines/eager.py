@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave import numerics
 from hpcfwi.wave.history import KINDS, Kind, sampling_offset
-from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
 
@@ -106,8 +107,10 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
 
     a = [along(p.a, axis) for axis, p in enumerate(scheme.profiles)]
     b = [along(p.b, axis) for axis, p in enumerate(scheme.profiles)]
-    inject = _Points(scheme.sources, scheme.shape, v2dt2)
-    record = _Points(scheme.receivers, scheme.shape, v2dt2)
+    inject, record = (
+        Stencil(taps.flat(scheme.shape), taps.weights, v2dt2)
+        for taps in (scheme.sources, scheme.receivers)
+    )
     forward_energy = torch.zeros_like(v2dt2, requires_grad=False)
     adjoint_energy = torch.zeros_like(forward_energy)
     offset = sampling_offset(problem.interval)
@@ -174,13 +177,19 @@ def _antisymmetric(f: Tensor, weights: list[float], axis: int, mirrored: bool) -
     return total
 
 
-class _Points:
-    """Taps as torch index arithmetic on fields (shot, ...)."""
+class Stencil:
+    """Values at points as sums over the cells of a field (shot, ...), in torch index arithmetic.
 
-    def __init__(self, taps: Taps, shape: tuple[int, ...], like: Tensor) -> None:
-        self.cells = torch.as_tensor(taps.flat(shape), device=like.device)
-        self.weights = torch.as_tensor(taps.weights, dtype=like.dtype, device=like.device)
-        self.shape = shape
+    cells: indices into the flattened grid, (shot, point, tap); weights: of the same shape; like: a
+    field.
+    """
+
+    def __init__(
+        self, cells: NDArray[np.int64], weights: NDArray[np.float64], like: Tensor
+    ) -> None:
+        self.cells = torch.as_tensor(cells, device=like.device)
+        self.weights = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
+        self.shape = like.shape
 
     def sample(self, field: Tensor) -> Tensor:
         """Return the values (shot, point) of a field."""
@@ -190,6 +199,5 @@ class _Points:
     def spread(self, values: Tensor) -> Tensor:
         """Return a field with values (shot, point) at the points."""
         terms = (values[..., None] * self.weights).flatten(1)
-        shots = terms.shape[0]
-        field = terms.new_zeros(shots, int(torch.tensor(self.shape).prod()))
-        return field.scatter_add(1, self.cells.flatten(1), terms).reshape(shots, *self.shape)
+        field = terms.new_zeros(self.shape).flatten(1)
+        return field.scatter_add(1, self.cells.flatten(1), terms).reshape(self.shape)

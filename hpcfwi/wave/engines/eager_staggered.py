@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hpcfwi.wave.engines.eager import Stencil
 from hpcfwi.wave.equation import Derivative, Signal
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import Points, Recording, StaggeredScheme, staggered_difference
@@ -22,12 +23,16 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
     zeros = wavelet.new_zeros((wavelet.shape[0], *scheme.shape))
     fields = dict.fromkeys(system.fields, zeros)
     differences = _Differences(problem, scheme, zeros)
+
+    def at(points: Points) -> Stencil:
+        return Stencil(points.cells, points.weights, zeros)
+
     emitted = [
-        (emission, _Stencil(emission.points, zeros), _signal(emission.signal, wavelet, problem.dt))
+        (emission, at(emission.points), _signal(emission.signal, wavelet, problem.dt))
         for emission in scheme.emissions
     ]
     recorded = [
-        {name: _Stencil(points, zeros) for name, points in recording.points.items()}
+        {name: at(points) for name, points in recording.points.items()}
         for recording in scheme.recordings
     ]
     read_in = [1 - system.stage_of(next(iter(stencils))) for stencils in recorded]
@@ -130,23 +135,3 @@ class _Differences:
             earlier = padded.narrow(dim, reach - k - 1 + between, n)
             total = total + weight * (later - earlier)
         return total
-
-
-class _Stencil:
-    """Points as torch index arithmetic on fields (shot, ...)."""
-
-    def __init__(self, points: Points, like: Tensor) -> None:
-        self.cells = torch.as_tensor(points.cells, device=like.device)
-        self.weights = torch.as_tensor(points.weights).to(like)
-        self.shape = like.shape
-
-    def sample(self, field: Tensor) -> Tensor:
-        """Return the values (shot, point) of a field."""
-        values = field.flatten(1).gather(1, self.cells.flatten(1)).reshape(self.cells.shape)
-        return (values * self.weights).sum(dim=-1)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return a field with values (shot, point) at the points."""
-        terms = (values[..., None] * self.weights).flatten(1)
-        field = terms.new_zeros(self.shape).flatten(1)
-        return field.scatter_add(1, self.cells.flatten(1), terms).reshape(self.shape)
