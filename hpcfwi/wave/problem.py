@@ -16,8 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import numerics
+from hpcfwi.wave.equation import ACOUSTIC, Equation
 from hpcfwi.wave.history import History
 from hpcfwi.wave.numerics import Taps, spread
+
+
+@dataclass(frozen=True)
+class Fibre:
+    """Optical fibres that record strain, averaged over a gauge length (m) at each receiver.
+
+    directions: (receiver, ndim), or (shot, receiver, ndim), of unit length.
+    """
+
+    gauge: float
+    directions: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,9 @@ class Problem:
     simulation's step; sources: (shot, source, ndim), which act at once, and receivers: (shot,
     receiver, ndim), from the grid's first point; boundary: cells of CPML; boundary_frequency,
     max_velocity: Hz and m/s that it is tuned to; history: the stored data, with their interval;
-    illuminate: True if illuminations are wanted.
+    illuminate: True if illuminations are wanted. Of a first-order equation, wanted: the parameters
+    that have a gradient; source: the kind of the sources, or a moment tensor (ndim, ndim);
+    components: the names of those that are recorded; fibre: for the component strain.
     """
 
     model: Mapping[str, Tensor]
@@ -43,6 +57,11 @@ class Problem:
     max_velocity: float
     history: History
     illuminate: bool = False
+    equation: Equation = ACOUSTIC
+    wanted: tuple[str, ...] = ()
+    source: str | NDArray[np.float64] = "explosive"
+    components: tuple[str, ...] = ("pressure",)
+    fibre: Fibre | None = None
 
     @property
     def like(self) -> Tensor:

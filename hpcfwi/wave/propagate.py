@@ -16,9 +16,9 @@ from hpcfwi.wave import numerics
 from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
 from hpcfwi.wave.engines import eager_staggered
 from hpcfwi.wave.equation import FirstOrderEquation, System, find_equation
-from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.problem import Fibre, Problem
 from hpcfwi.wave.simulation import Acquisition, Method, check_inside, select_arrays, set_up
-from hpcfwi.wave.staggered import STRAIN, Fibre, StaggeredScheme, discretize
+from hpcfwi.wave.staggered import STRAIN, StaggeredScheme, discretize
 
 
 def propagate(
@@ -113,8 +113,8 @@ def propagate(
         select_arrays(model, asked)
         found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **vars(method))
         return found if isinstance(components, str) else torch.stack([found] * len(names))
-    if engine not in ("auto", "eager"):
-        raise ValueError(f"engine is {engine!r}; expected eager for the equation {equation}")
+    if engine not in ("auto", "eager", "cpu"):
+        raise ValueError(f"engine is {engine!r}; expected eager or cpu for the equation {equation}")
     if len(sources) == 0:
         # There is nothing to simulate, but a gradient may be requested with those of other parts.
         nothing = 0.0 * sum((model[name].sum() for name in asked.parameters), wavelet.sum())
@@ -130,13 +130,18 @@ def propagate(
     source = _find_source(source_kind, system, axes, equation)
     _check_components(names, system, equation)
     fibre = _find_fibre(directions, gauge, problem) if STRAIN in names else None
-    scheme = discretize(asked, problem, source, names, fibre)
+    problem = replace(problem, source=source, components=names, fibre=fibre)
+    scheme = discretize(problem)
     if free_surface:
         _check_surface(problem, scheme)
     emitted = wavelet[:, None] if wavelet.ndim == 2 else wavelet
     emitted = emitted.expand(*problem.sources.shape[:2], -1)
     fine = numerics.upsample(emitted.to(problem.like), task.substeps)
-    traces = eager_staggered.simulate(problem, scheme, fine)
+    if engine == "cpu":
+        from hpcfwi.wave.engines.cpu import staggered as cpu_staggered
+        traces = cpu_staggered.simulate(problem, scheme, fine)
+    else:
+        traces = eager_staggered.simulate(problem, scheme, fine)
     found = numerics.downsample(traces, task.substeps, wavelet.shape[-1])
     return found[0] if isinstance(components, str) else found
 

@@ -200,6 +200,8 @@ def set_up(
         max_velocity=tuned_to,
         history=Snapshots(interval=1),
         illuminate=illuminate,
+        equation=equation,
+        wanted=equation.parameters,
     )
     wavelet = wavelet.to(like)
     asked = _resolve(method.history, problem, chosen, wavelet, dt, substeps)

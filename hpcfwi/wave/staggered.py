@@ -6,8 +6,9 @@ on a free surface, its absorbing boundary, and the points of its sources and rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -113,17 +114,6 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Fibre:
-    """Optical fibres that record strain, averaged over a gauge length (m) at each receiver.
-
-    directions: (receiver, ndim), or (shot, receiver, ndim), of unit length.
-    """
-
-    gauge: float
-    directions: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
 class StaggeredScheme:
     """A system on the padded grid, in the precision of the model.
 
@@ -140,19 +130,19 @@ class StaggeredScheme:
     emissions: tuple[Emission, ...]
     recordings: tuple[Recording, ...]
 
+    @property
+    def reading_stages(self) -> tuple[int, ...]:
+        """The stage before which each recording is read: the one that does not update its fields."""
+        return tuple(1 - self.system.stage_of(next(iter(r.points))) for r in self.recordings)
 
-def discretize(
-    equation: FirstOrderEquation,
-    problem: Problem,
-    source: str | NDArray[np.float64],
-    components: Sequence[str],
-    fibre: Fibre | None = None,
-) -> StaggeredScheme:
-    """Return the scheme of a problem, whose tensors are differentiable in the problem's model.
 
-    source: the kind of the sources, or a moment tensor (ndim, ndim); components: the names of those
-    that are recorded; fibre: for the component `STRAIN`.
+def discretize(problem: Problem) -> StaggeredScheme:
+    """Return the scheme of a problem with a first-order equation.
+
+    Its tensors are differentiable in the problem's model.
     """
+    equation = problem.equation
+    assert isinstance(equation, FirstOrderEquation), "other equations have `problem.Scheme`"
     axes = AXES[len(problem.spacing)]
     system = equation.system(axes)
     medium = equation.coefficients(
@@ -164,13 +154,16 @@ def discretize(
         found = problem.like.new_ones(problem.padded_shape) if name == "1" else medium[name]
         return found if coefficient == name else -found
 
+    # Terms with the same coefficient share a tensor, which engines need only once
+    shared = cache(lambda coefficient: problem.dt * value(coefficient))
     rates = {
-        (name, term.derivative): problem.dt * value(term.coefficient)
+        (name, term.derivative): shared(term.coefficient)
         for stage in system.stages
         for name, terms in stage.items()
         for term in terms
     }
     per_cell = problem.dt / float(np.prod(problem.spacing))
+    source = problem.source
     kinds = {source: 1.0} if isinstance(source, str) else _moments(source, axes)
     strengths: dict[str, Tensor] = {}
     for kind, factor in kinds.items():
@@ -190,7 +183,7 @@ def discretize(
             Emission(name, _points(problem, system, name, problem.sources), strength, signal)
             for name, strength in strengths.items()
         ),
-        tuple(_recording(problem, system, axes, name, fibre) for name in components),
+        tuple(_recording(problem, system, axes, name) for name in problem.components),
     )
 
 
@@ -272,15 +265,14 @@ def _points(problem: Problem, system: System, name: str, positions: NDArray[np.f
     return Points(taps.flat(problem.padded_shape), taps.weights)
 
 
-def _recording(
-    problem: Problem, system: System, axes: str, name: str, fibre: Fibre | None
-) -> Recording:
+def _recording(problem: Problem, system: System, axes: str, name: str) -> Recording:
     """Return the recording of a component at the problem's receivers."""
     if name != STRAIN:
         fields = system.components[name]
         at = {key: _points(problem, system, key, problem.receivers) for key in fields}
         weighted = {k: Points(at[k].cells, factor * at[k].weights) for k, factor in fields.items()}
         return Recording(weighted, integrate=False)
+    fibre = problem.fibre
     assert fibre is not None, "checked by propagate"
     # The strain along the fibre is the difference of the displacement along it between the ends of
     # the gauge, divided by the gauge.
@@ -297,3 +289,27 @@ def _recording(
             np.concatenate([sign * along * points.weights for points, sign in ends], axis=-1),
         )
     return Recording(found, integrate=True)
+
+
+def at_samples(found: Tensor, when: int, recording: Recording, dt: float) -> Tensor:
+    """Return traces at the times of the samples, from those read before stage `when` of each step.
+
+    Fields of the first stage are read half a step after the sample. Their integral up to a sample
+    needs nothing else; otherwise the mean of the values before and after the sample is taken.
+    """
+    if recording.integrate:
+        return dt * (found.cumsum(dim=-1) - found)
+    if when == 0:
+        return found
+    earlier = torch.cat([torch.zeros_like(found[..., :1]), found[..., :-1]], dim=-1)
+    return 0.5 * (found + earlier)
+
+
+def sample_signal(signal: Signal, wavelet: Tensor, dt: float) -> Tensor:
+    """Return what sources emit in each step of a wavelet (..., time), see `equation.Source`."""
+    if signal == "integral":
+        return dt * wavelet.cumsum(dim=-1)
+    if signal == "sample":
+        return wavelet
+    later = torch.cat([wavelet[..., 1:], torch.zeros_like(wavelet[..., :1])], dim=-1)
+    return 0.5 * (wavelet + later)

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave.engines.eager import Stencil
-from hpcfwi.wave.equation import Derivative, Signal
+from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.staggered import Points, Recording, StaggeredScheme, staggered_difference
+from hpcfwi.wave.staggered import (
+    Points,
+    StaggeredScheme,
+    at_samples,
+    sample_signal,
+    staggered_difference,
+)
 
 
 def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
@@ -28,14 +34,14 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
         return Stencil(points.cells, points.weights, zeros)
 
     emitted = [
-        (emission, at(emission.points), _signal(emission.signal, wavelet, problem.dt))
+        (emission, at(emission.points), sample_signal(emission.signal, wavelet, problem.dt))
         for emission in scheme.emissions
     ]
     recorded = [
         {name: at(points) for name, points in recording.points.items()}
         for recording in scheme.recordings
     ]
-    read_in = [1 - system.stage_of(next(iter(stencils))) for stencils in recorded]
+    read_in = scheme.reading_stages
     samples: list[list[Tensor]] = [[] for _ in recorded]
     for n in range(wavelet.shape[-1]):
         for number, stage in enumerate(system.stages):
@@ -54,33 +60,10 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
                     added = stencil.spread(signal[..., n])
                     fields[emission.field] = fields[emission.field] + emission.strength * added
     traces = [
-        _at_samples(torch.stack(found, dim=-1), when, recording, problem.dt)
+        at_samples(torch.stack(found, dim=-1), when, recording, problem.dt)
         for found, when, recording in zip(samples, read_in, scheme.recordings, strict=True)
     ]
     return torch.stack(traces)
-
-
-def _at_samples(found: Tensor, when: int, recording: Recording, dt: float) -> Tensor:
-    """Return traces at the times of the samples, from those read before stage `when` of each step.
-
-    Fields of the first stage are read half a step after the sample. Their integral up to a sample
-    needs nothing else; otherwise the mean of the values before and after the sample is taken.
-    """
-    if recording.integrate:
-        return dt * (found.cumsum(dim=-1) - found)
-    if when == 0:
-        return found
-    earlier = torch.cat([torch.zeros_like(found[..., :1]), found[..., :-1]], dim=-1)
-    return 0.5 * (found + earlier)
-
-
-def _signal(signal: Signal, wavelet: Tensor, dt: float) -> Tensor:
-    if signal == "integral":
-        return dt * wavelet.cumsum(dim=-1)
-    if signal == "sample":
-        return wavelet
-    later = torch.cat([wavelet[..., 1:], torch.zeros_like(wavelet[..., :1])], dim=-1)
-    return 0.5 * (wavelet + later)
 
 
 class _Differences:

@@ -34,11 +34,14 @@ from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Grid
+from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box, Grid
 from hpcfwi.wave.numerics import Taps
 
 # Number of times that a waiting thread reads the counter before it yields its core.
 LOOKS = 300
+
+# Smallest number of blocks of rows of each plane for a thread of a shared shot, in 2-D and in 3-D.
+LEAST_SHARES = (3, 1)
 
 _give_way = types.ExternalFunction("sched_yield", types.intc())
 
@@ -72,6 +75,20 @@ def make_threads(size: int) -> ThreadPoolExecutor:
     These numbers occur ahead of a wave, and would make its simulation ten times as slow there.
     """
     return ThreadPoolExecutor(size, initializer=torch.set_flush_denormal, initargs=(True,))
+
+
+def each_shot(work: Callable[[int, int], None], shots: int, grid: Grid) -> None:
+    """Call work(shot, threads) for all shots; the last ones share the threads of the process."""
+    threads = torch.get_num_threads()
+    rest = shots % threads
+    alone = shots - rest
+    blocks = -(-grid.rows // BLOCK)
+    most = max(1, blocks // LEAST_SHARES[grid.planes > 1])
+    together = min(most, threads // rest) if rest else 1
+    for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
+        if len(numbers):
+            with make_threads(min(len(numbers), threads)) as pool:
+                list(pool.map(lambda k, size=size: work(k, size), numbers))
 
 
 @intrinsic

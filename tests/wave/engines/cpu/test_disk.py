@@ -19,7 +19,7 @@ import pytest
 from numba.core.caching import FunctionCache
 
 from hpcfwi.system import find_place
-from hpcfwi.wave.engines.cpu import engine, sweeps
+from hpcfwi.wave.engines.cpu import compilation, sweeps
 from tests.fuzz.commands import check_only, message_of
 from tests.inversion.examples import write_input
 from tests.ranks import make_env
@@ -38,7 +38,7 @@ def as_at_the_start(
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     caplog.set_level(logging.INFO, "hpcfwi")
     caches = [loop._cache for loop in LOOPS]
-    functions = (find_place, engine.keep_loops, engine._say_not_kept)
+    functions = (find_place, compilation.keep_loops, compilation._say_not_kept)
     for function in functions:
         function.cache_clear()
     yield
@@ -52,7 +52,7 @@ def test_compiled_loops_are_cached_in_the_private_user_cache(
     public_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = numba.config.CACHE_DIR
-    engine.keep_loops()
+    compilation.keep_loops()
     for loop in LOOPS:
         place = Path(loop.stats.cache_path)
         assert place.parent == public_folder / "cache" / "hpcfwi" / "numba"
@@ -65,7 +65,7 @@ def test_numba_cache_dir_selects_the_cache_directory(
     public_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(public_folder / "named"))
-    engine.keep_loops()
+    compilation.keep_loops()
     for loop in LOOPS:
         assert Path(loop.stats.cache_path).parent == public_folder / "named" / "hpcfwi"
 
@@ -94,8 +94,8 @@ def test_default_cache_that_is_not_private_gives_one_warning(
     for loop in LOOPS:
         loop._cache = None
     for _ in range(2):
-        engine.find_disk()
-        engine.keep_loops()
+        compilation.find_disk()
+        compilation.keep_loops()
     assert [loop._cache for loop in LOOPS] == [None, None]
     assert caplog.messages == [
         f"{NOT_KEPT}{place} is open to others (mode 755); "
@@ -107,7 +107,7 @@ def test_default_cache_that_is_not_private_gives_one_warning(
 def test_exceeded_quota_while_caching_gives_only_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.keep_loops()
+    compilation.keep_loops()
 
     def no_space(*_: object) -> None:
         raise OSError(122, os.strerror(122))
@@ -131,12 +131,12 @@ def test_cache_of_an_earlier_edition_is_ignored(
         earlier.setattr(engine, "edition", lambda: "earlier")
         earlier.setattr(engine, "Gone", Gone, raising=False)
         earlier.setattr(Gone, "__module__", engine.__name__)
-        engine.keep_loops()
+        compilation.keep_loops()
         index = LOOPS[0]._cache._cache_file
         index._save_index({Gone: "sweep_forward.1.nbc"})
         assert index._load_index() == {Gone: "sweep_forward.1.nbc"}
-    engine.keep_loops.cache_clear()
-    engine.keep_loops()
+    compilation.keep_loops.cache_clear()
+    compilation.keep_loops()
     assert LOOPS[0]._cache._cache_file._load_index() == {}
 
 
@@ -146,8 +146,8 @@ def test_loop_compiled_by_another_process_is_waited_for_and_loaded(
     kept: list[str] = []
     caches = []
     for _ in range(2):
-        engine.keep_loops.cache_clear()
-        engine.keep_loops()
+        compilation.keep_loops.cache_clear()
+        compilation.keep_loops()
         caches.append(LOOPS[0]._cache)
     cache, other = caches
     monkeypatch.setattr(FunctionCache, "load_overload", lambda *_: kept[0] if kept else None)
@@ -156,7 +156,7 @@ def test_loop_compiled_by_another_process_is_waited_for_and_loaded(
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(other.load_overload, "signature", None)
         with pytest.raises(TimeoutError):
-            waiting.result(timeout=5 * engine.POLL)
+            waiting.result(timeout=5 * compilation.POLL)
         cache.save_overload("signature", "compiled")
         assert waiting.result() == "compiled"
 
@@ -165,8 +165,8 @@ def test_loop_compiled_by_another_process_is_waited_for_and_loaded(
 def test_compile_lock_is_ignored_after_its_timeout_or_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(engine, "LOCK_WAIT", 3 * engine.POLL)
-    with engine.taking_turns(tmp_path / "lock") as waited:
+    monkeypatch.setattr(compilation, "LOCK_WAIT", 3 * compilation.POLL)
+    with compilation.taking_turns(tmp_path / "lock") as waited:
         assert not waited
         if trouble == "no locks":
 
@@ -174,7 +174,7 @@ def test_compile_lock_is_ignored_after_its_timeout_or_without_locks(
                 raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
             monkeypatch.setattr(fcntl, "flock", refuse)
-        with engine.taking_turns(tmp_path / "lock") as waited:
+        with compilation.taking_turns(tmp_path / "lock") as waited:
             assert waited == (trouble == "the holder hangs")
 
 
@@ -185,7 +185,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_edition_covers_every_module_that_the_loops_import() -> None:
-    sources = {module.__name__: Path(str(module.__file__)) for module in engine.SOURCES}
+    sources = {module.__name__: Path(str(module.__file__)) for module in compilation.SOURCES}
     assert sweeps.__name__ in sources
     package = sweeps.__name__.rpartition(".")[0]
     for path in sources.values():
@@ -199,19 +199,19 @@ def test_changed_source_gives_another_edition(
     for content in ("HALO = 4", "HALO = 5"):
         (tmp_path / "layout.py").write_text(content)
         source = SimpleNamespace(__file__=str(tmp_path / "layout.py"))
-        monkeypatch.setattr(engine, "SOURCES", (sweeps, source))
-        editions.add(engine.edition())
+        monkeypatch.setattr(compilation, "SOURCES", (sweeps, source))
+        editions.add(compilation.edition())
     assert len(editions) == 2
 
 
 def test_loops_of_another_edition_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine.keep_loops()
+    compilation.keep_loops()
     sweeps.sweep_forward._cache._cache_file.save("signature", "compiled")
     loaded = []
-    for edition in (engine.edition(), "another"):
-        monkeypatch.setattr(engine, "edition", lambda edition=edition: edition)
-        engine.keep_loops.cache_clear()
-        engine.keep_loops()
+    for edition in (compilation.edition(), "another"):
+        monkeypatch.setattr(compilation, "edition", lambda edition=edition: edition)
+        compilation.keep_loops.cache_clear()
+        compilation.keep_loops()
         loaded.append(sweeps.sweep_forward._cache._cache_file.load("signature"))
     assert loaded == ["compiled", None]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcfwi.wave.engines.cpu.engine import AHEAD, Front, follow_wave
+from hpcfwi.wave.engines.cpu.estimates import AHEAD, Front, follow_wave
 
 SINGLE = AHEAD[np.dtype(np.float32)]
 STEPS = np.array([1000, 2000])

@@ -1,0 +1,160 @@
+"""Estimates of the bytes and of the computed cells of the `cpu` engine.
+
+Cells that a wave has not reached are left out (docs/decisions/012-windows.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, grown
+from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
+from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
+from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
+from hpcfwi.wave.problem import Problem
+
+# Cells in front of a wave hold tiny numbers: AT_ONCE cells in the first step and two more in each
+# later one, up to AHEAD cells, where the numbers are too small for the precision.
+AHEAD = {np.dtype(np.float32): 80, np.dtype(np.float64): 350}
+AT_ONCE = 20
+# Number of steps from which the sum over a record is estimated.
+ENOUGH = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """Boxes around a source: first cell `near` and last + 1 `far`, each (step, ndim)."""
+
+    near: NDArray[np.float64]
+    far: NDArray[np.float64]
+
+    def count_cells(self, first: ArrayLike, last: ArrayLike) -> NDArray[np.float64]:
+        """Return the cells that the box of each step, (step,), shares with [first, last)."""
+        widths = np.minimum(self.far, last) - np.maximum(self.near, first)
+        cells: NDArray[np.float64] = np.maximum(widths, 0.0).prod(axis=-1)
+        return cells
+
+
+def follow_wave(
+    speeds: NDArray[np.floating],
+    spacing: Sequence[float],
+    dt: float,
+    source: Sequence[float],
+    steps: NDArray[np.int64],
+) -> Front:
+    """Return the boxes that the wave of a source has reached after some steps of dt (s).
+
+    speeds: (nz, nx) or (nz, ny, nx), m/s, in the precision of the simulation, of which the mean
+    over each depth is used; spacing: m; source: its cell, (ndim,); steps: step numbers, (step,).
+    Up and down, a wave passes one depth after the other. Sideways, it goes vertically to a depth
+    and then along it, and the depth that takes it furthest counts.
+    """
+    speed = speeds.reshape(len(speeds), -1).mean(axis=1, dtype=np.float64)
+    depth = int(np.clip(np.rint(source[0]), 0, len(speeds) - 1))
+    passing = spacing[0] / speed
+    arrival = np.cumsum(passing) - 0.5 * passing
+    arrival = np.abs(arrival - arrival[depth])
+    time = dt * steps
+    sideways = np.maximum(speed * (time[:, None] - arrival), 0.0).max(axis=1)
+    ahead = np.minimum(AHEAD[speeds.dtype], AT_ONCE + 2 * steps)
+
+    def cells_passed(arrival: NDArray[np.float64], last: float) -> NDArray[np.float64]:
+        beyond = np.maximum(time - arrival[-1], 0.0) / last
+        return np.interp(time, arrival, np.arange(len(arrival))) + beyond
+
+    up, down = (
+        cells_passed(arrival[depth::-1], passing[0]),
+        cells_passed(arrival[depth:], passing[-1]),
+    )
+    aside = [sideways / h for h in spacing[1:]]
+    near = np.subtract(source, np.stack([up, *aside], axis=-1) + ahead[:, None])
+    far = np.add(source, np.stack([down, *aside], axis=-1) + ahead[:, None]) + 1.0
+    return Front(near, far)
+
+
+def unite(fronts: Iterable[Front]) -> Front:
+    """Return the boxes around several waves together."""
+    nears, fars = zip(*((front.near, front.far) for front in fronts), strict=True)
+    return Front(np.min(nears, axis=0), np.max(fars, axis=0))
+
+
+def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> float:
+    """Estimate the sum of counts over all steps from some of them."""
+    if len(steps) == 0:
+        return 0.0
+    some = np.array(steps[:: -(-len(steps) // ENOUGH)])
+    return float(count(some).mean()) * len(steps)
+
+
+def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
+    """Estimate the bytes of the forward and the backward pass of a batch.
+
+    Every shot counts as if it were in the middle of the model. Shots at the ends of a line store
+    less, but in buffers that other shots have filled before.
+    """
+    shots, size = problem.n_shots, problem.like.element_size()
+    rows, columns = field_shape(problem.padded_shape)
+    # Memory, in fields: the waves and the memory variables; for a running shot, also u, the image
+    # and its intermediate results; for a waiting shot, its gradients and illuminations.
+    state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.like.shape, problem.padded_shape)))
+    running = state + (4.0 if problem.illuminate else 3.0)
+    waiting = 4.0 if problem.illuminate else 1.0
+    history, sampled = problem.history, sampled_steps(steps - 1, problem.interval)
+    if isinstance(history, Recompute):
+        stretch = SAMPLES_PER_STATE * history.states
+        kept = _count_cells(problem, sampled[-stretch:]) * size
+        waiting += state * (1 + min(history.states, -(-len(sampled) // stretch)))
+    else:
+        dtype = np.dtype(np.float32 if size == 4 else np.float64)
+        numbers, entries = _count_cells(problem, sampled), len(sampled)
+        if isinstance(history, Boundary):
+            numbers += steps * _count_rim(problem)
+            entries += steps
+            waiting += 2.0
+            running += 2.0
+        kept = numbers * count_bytes(history.format, dtype)
+        kept += entries * count_scales(history.format, rows) * np.float32().itemsize
+    traces = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]) * size
+    fields = 1.0 + min(shots, threads) * running + shots * waiting
+    return int(fields * rows * columns * size + shots * (kept + traces))
+
+
+def estimate_updates(problem: Problem, steps: int) -> float:
+    """Estimate the number of cells that waves have reached, summed over shots and steps."""
+    whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
+    medium = (problem.model["vp"].numpy(), problem.spacing, problem.dt)
+    shots = problem.sources / problem.spacing
+
+    def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
+        fronts = (unite(follow_wave(*medium, s, some) for s in sources) for sources in shots)
+        return np.sum([front.count_cells(*whole) for front in fronts], axis=0)
+
+    return sum_over(range(steps), count) if len(shots) else 0.0
+
+
+def _count_cells(problem: Problem, steps: range) -> float:
+    """Return the number of cells of its wave that a shot stores, summed over some steps."""
+    medium = (problem.model["vp"].numpy(), problem.spacing, problem.dt)
+    sources = problem.sources[0] / problem.spacing
+    sources += np.divide(problem.like.shape, 2) - sources.mean(axis=0)
+    sources[:, 0] = float(problem.sources[..., 0].max()) / problem.spacing[0]
+    whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
+    interior = [np.subtract(edge, problem.padding[0]) for edge in problem.interior]
+
+    def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
+        front = unite(follow_wave(*medium, source, some) for source in sources)
+        rebuilt = isinstance(problem.history, Boundary)
+        return front.count_cells(*whole) - rebuilt * front.count_cells(*interior)
+
+    return sum_over(steps, count)
+
+
+def _count_rim(problem: Problem) -> int:
+    """Return the number of cells around the interior that its stencils reach."""
+    interior = make_interior(problem)
+    whole = whole_of.py_func(make_grid(problem.padded_shape))
+    return count_cells(Frame(grown(interior, problem.order // 2, whole), interior))
