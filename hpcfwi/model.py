@@ -263,15 +263,27 @@ def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float =
     """Smooth the model by a Gaussian of standard deviation `length` (m); `fixed` cells are kept.
 
     power: exponent of the values that are averaged; for velocities -1 preserves travel times.
+    Parameters that need not be positive are averaged themselves. Cells with vs = 0 are fluid: they
+    keep this value, and are left out of the averages of vs.
     """
     sigma = [length / h for h in model.grid.spacing]
 
-    def smooth_free(array: NDArray[np.float32]) -> NDArray[np.float32]:
-        averaged = array.astype(np.float64) ** power
-        blurred = scipy.ndimage.gaussian_filter(averaged, sigma, mode="nearest")
-        return np.where(fixed, array, blurred ** (1.0 / power)).astype(np.float32)
+    def blur(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = scipy.ndimage.gaussian_filter(values, sigma, mode="nearest")
+        return found
 
-    return model.map(smooth_free)
+    def smooth_free(name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        if name == "vs" and not array.all():
+            solid = array > 0.0
+            share = blur(solid.astype(np.float64))
+            blurred = blur(array.astype(np.float64)) / np.where(solid, share, 1.0)
+            return np.where(fixed | ~solid, array, blurred).astype(np.float32)
+        exponent = power if PARAMETERS[name].positive else 1.0
+        blurred = blur(array.astype(np.float64) ** exponent)
+        return np.where(fixed, array, blurred ** (1.0 / exponent)).astype(np.float32)
+
+    smoothed = {name: smooth_free(name, array) for name, array in model.arrays.items()}
+    return Model(model.grid, smoothed)
 
 
 def rms_difference(

@@ -17,6 +17,12 @@ ENGINES = {
     "deepwave": "hpcfwi.wave.engines.deepwave",
 }
 
+# Of these, the engines of first-order equations.
+FIRST_ORDER_ENGINES = {
+    "eager": "hpcfwi.wave.engines.eager_staggered",
+    "cpu": "hpcfwi.wave.engines.cpu.staggered",
+}
+
 EQUATIONS = {
     "acoustic": "hpcfwi.wave.equation:ACOUSTIC",
     "acoustic-density": "hpcfwi.wave.equations.acoustic_density:ACOUSTIC_DENSITY",

@@ -33,6 +33,7 @@ from hpcfwi.config.values import (
 from hpcfwi.registry import (
     DATASETS,
     ENGINES,
+    EQUATIONS,
     NETWORKS,
     HistoryFormat,
     HistoryKind,
@@ -319,8 +320,10 @@ def check_times(dt: float, duration: float, frequency: float) -> None:
 
 if TYPE_CHECKING:
     EngineName = str
+    EquationName = str
 else:
     EngineName = Literal["auto", *ENGINES]
+    EquationName = Literal[*EQUATIONS]
 
 
 def _tag_spacing(value: object) -> str:
@@ -377,8 +380,13 @@ def _tag_history(value: object) -> str:
 class WaveSection(Section):
     """The wave equation and how it is solved."""
 
-    equation: Literal["acoustic"] = "acoustic"
-    """The acoustic equation with constant density, the only one that can be inverted so far."""
+    equation: EquationName = "acoustic"
+    """The wave equation, which determines the parameters of the model (docs/equations.md).
+
+    `"acoustic"` has constant density, and the parameter vp; `"acoustic-density"` has vp and rho,
+    `"elastic"` vp, vs and rho, `"acoustic-vti"` vp, rho, epsilon and delta. All but the first are
+    solved by the engines `"cpu"` and `"eager"`, with the history `"snapshots"`.
+    """
     order: Order = 8
     """Order of the differences in space."""
     spacing: Spacing | None = None

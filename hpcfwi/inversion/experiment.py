@@ -232,6 +232,7 @@ class Experiment:
         return Simulator(
             self.wave_grid,
             Method(
+                equation=wave.equation,
                 order=wave.order,
                 boundary=wave.boundary,
                 free_surface=wave.free_surface,
@@ -334,9 +335,14 @@ class Experiment:
     def limits(self, model: Model) -> Limits:
         """Return the limits of an inversion from this initial model, of tensors."""
         fixed = torch.tensor(self.fixed, device=model.any.device)
-        section = self.config.inversion
+        section, equation = self.config.inversion, self.equation
+        whole = self.complete(model).arrays
+
+        def limit(arrays: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            return equation.limit({**whole, **arrays}, arrays.keys())
+
         kept = dict.fromkeys(model.arrays, fixed)
-        return Limits(model, kept, section.bounds_by_name, section.linear)
+        return Limits(model, kept, section.bounds_by_name, section.linear, limit)
 
     @cached_property
     def fingerprint(self) -> str:

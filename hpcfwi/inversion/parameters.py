@@ -6,7 +6,7 @@ masks and weights, and `model.PARAMETERS` has the possible values of a parameter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,13 +149,15 @@ class Limits:
 
     initial: the starting model, of tensors; fixed: mask of the cells that keep its values, by
     parameter; bounds: lowest and highest value of parameters with bounds; linear: True if waves
-    are simulated to first order in the model, so that any finite value is possible.
+    are simulated to first order in the model, so that any finite value is possible; limit: a
+    function of the arrays within these bounds that returns those which the equation limits further.
     """
 
     initial: Model
     fixed: Mapping[str, Tensor]
     bounds: Mapping[str, tuple[float, float]]
     linear: bool = False
+    limit: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda _: {}
 
     def free(self, gradient: Model) -> Model:
         """Return a gradient that is zero in the fixed cells."""
@@ -187,6 +189,8 @@ class Limits:
         Raises `StepFailure` if a value is not finite or impossible.
         """
         kept = {name: self._apply(name, array) for name, array in model.arrays.items()}
+        if not self.linear:
+            kept |= self.limit(kept)
         return Model(model.grid, kept)
 
     def check(self, model: Model) -> None:

@@ -267,6 +267,7 @@ class Simulator:
             self.method,
             window=None if window is None else window.slices,
             illuminate=illuminate,
+            wanted=list(model.arrays),
         )
 
     def with_history(self, history: Auto | History) -> Simulator:

@@ -275,11 +275,10 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
 
     A rank that needs code that another rank is compiling waits for it (docs/decisions/041).
     """
-    wave = experiment.config.wave
     initial = experiment.initial.any
     like = torch.tensor(initial[(slice(1),) * initial.ndim], device=context.device)
     log.info("Preparing the wave engine (takes half a minute the first time on a machine)")
-    warm_up(wave.engine, wave.order, like)
+    warm_up(experiment.simulator(experiment.initial).method, like)
     context.barrier()
 
 

@@ -9,7 +9,7 @@ are in `equations`; their discretization is in `staggered`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -116,6 +116,9 @@ class Equation:
     find_fault
         A function of the model's arrays that returns what makes the equation unstable or
         meaningless in this medium, or None. It is called for models whose values are finite.
+    limit
+        A function of the model's arrays, tensors, and of the names of those that may change. It
+        returns the arrays that it changes such that `find_fault` finds nothing.
     """
 
     name: str
@@ -123,6 +126,9 @@ class Equation:
     fastest: Speed
     slowest: Speed
     find_fault: Callable[[Arrays], str | None] = lambda _: None
+    limit: Callable[[Mapping[str, Tensor], Collection[str]], Mapping[str, Tensor]] = (
+        lambda _model, _names: {}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Every engine of hpcfwi solves the same `Scheme`; external engines start from the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -97,6 +97,19 @@ class Problem:
     def count_cells(self, steps: int) -> float:
         """Return the number of cells of the scheme's grid, summed over shots and steps."""
         return float(self.n_shots) * steps * prod(self.padded_shape)
+
+    def select(self, shot: int, model: Mapping[str, Tensor]) -> Problem:
+        """Return the problem of one shot in another model of the same shape."""
+        one, fibre = slice(shot, shot + 1), self.fibre
+        if fibre is not None and fibre.directions.ndim == 3:
+            fibre = replace(fibre, directions=fibre.directions[one])
+        return replace(
+            self,
+            model=model,
+            sources=self.sources[one],
+            receivers=self.receivers[one],
+            fibre=fibre,
+        )
 
     @cached_property
     def scheme(self) -> Scheme:

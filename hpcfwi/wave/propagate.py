@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from hpcfwi.model import AXES
 from hpcfwi.registry import EQUATIONS
 from hpcfwi.wave import numerics
 from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
-from hpcfwi.wave.engines import eager_staggered
+from hpcfwi.wave.engines import FirstOrderEngine
 from hpcfwi.wave.equation import FirstOrderEquation, System, find_equation
 from hpcfwi.wave.problem import Fibre, Problem
 from hpcfwi.wave.simulation import Acquisition, Method, check_inside, select_arrays, set_up
@@ -101,7 +102,7 @@ def propagate(
     require_fixed(receivers, "receivers")
     names = (components,) if isinstance(components, str) else tuple(components)
     method = Method(
-        order, boundary, free_surface, boundary_frequency, max_velocity, engine, history="auto"
+        equation, order, boundary, free_surface, boundary_frequency, max_velocity, engine
     )
     asked = find_equation(equation)
     if not isinstance(asked, FirstOrderEquation):
@@ -111,19 +112,16 @@ def propagate(
                 "and pressure for acoustic: acoustic-density has others"
             )
         select_arrays(model, asked)
-        found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **vars(method))
+        options = {name: value for name, value in vars(method).items() if name != "equation"}
+        found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **options)
         return found if isinstance(components, str) else torch.stack([found] * len(names))
-    if engine not in ("auto", "eager", "cpu"):
-        raise ValueError(f"engine is {engine!r}; expected eager or cpu for the equation {equation}")
     if len(sources) == 0:
         # There is nothing to simulate, but a gradient may be requested with those of other parts.
         nothing = 0.0 * sum((model[name].sum() for name in asked.parameters), wavelet.sum())
         found = nothing.expand(len(names), 0, np.shape(receivers)[-2], wavelet.shape[-1])
         return found[0] if isinstance(components, str) else found
     shots = Acquisition(float(dt), wavelet, sources, receivers)
-    task = set_up(
-        model, spacing, shots, replace(method, engine="eager"), illuminate=False, equation=asked
-    )
+    task = set_up(model, spacing, shots, method, illuminate=False)
     problem = replace(task.problem, model={name: model[name] for name in asked.parameters})
     axes = AXES[len(problem.spacing)]
     system = asked.system(axes)
@@ -137,11 +135,7 @@ def propagate(
     emitted = wavelet[:, None] if wavelet.ndim == 2 else wavelet
     emitted = emitted.expand(*problem.sources.shape[:2], -1)
     fine = numerics.upsample(emitted.to(problem.like), task.substeps)
-    if engine == "cpu":
-        from hpcfwi.wave.engines.cpu import staggered as cpu_staggered
-        traces = cpu_staggered.simulate(problem, scheme, fine)
-    else:
-        traces = eager_staggered.simulate(problem, scheme, fine)
+    traces = cast(FirstOrderEngine, task.engine).simulate(problem, scheme, fine)
     found = numerics.downsample(traces, task.substeps, wavelet.shape[-1])
     return found[0] if isinstance(components, str) else found
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from hpcfwi.model import PARAMETERS
 from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
-from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation
+from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation, find_equation
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
 from hpcfwi.wave.numerics import peak_frequency
 from hpcfwi.wave.problem import Gradients, Problem
@@ -55,8 +55,12 @@ class Acquisition:
 
 @dataclass(frozen=True)
 class Method:
-    """The method of simulation; `acoustic` explains each of these parameters."""
+    """The method of simulation; `acoustic` explains each of these parameters.
 
+    equation: the name of the wave equation.
+    """
+
+    equation: str = "acoustic"
     order: int = 8
     boundary: int = 20
     free_surface: bool = False
@@ -131,20 +135,22 @@ def set_up(
     *,
     window: tuple[slice, ...] | None = None,
     illuminate: bool = True,
-    equation: Equation = ACOUSTIC,
+    wanted: Sequence[str] | None = None,
 ) -> Task:
     """Return the task of simulating shots in a model.
 
     model: its arrays by name, each (nz, nx) or (nz, ny, nx) in the parameter's unit; spacing: of
     the grid, m; window: the part of the model that is simulated, with absorbing boundaries around
     it, as slices of the axes; None for the whole model; illuminate: True if illuminations will be
-    wanted. With a window, positions are still from the model's first point, and substeps are those
-    of the whole model; gradients have the shape of the window. Raises ValueError as `acoustic`
-    does.
+    wanted; wanted: names of the arrays whose gradient may be wanted, None for all of the equation's
+    parameters. With a window, positions are still from the model's first point, and substeps are
+    those of the whole model; gradients have the shape of the window. Raises ValueError as
+    `acoustic` does.
     """
+    equation = find_equation(method.equation)
     arrays = whole = select_arrays(model, equation)
     like = arrays[equation.parameters[0]]
-    chosen = engines.choose(method.engine, like.device)
+    chosen = engines.choose(method.engine, like.device, equation)
     steps = _as_spacing(spacing, like.ndim)
     points = [
         _as_positions(p, name, like.ndim)
@@ -201,7 +207,7 @@ def set_up(
         history=Snapshots(interval=1),
         illuminate=illuminate,
         equation=equation,
-        wanted=equation.parameters,
+        wanted=tuple(n for n in equation.parameters if wanted is None or n in wanted),
     )
     wavelet = wavelet.to(like)
     asked = _resolve(method.history, problem, chosen, wavelet, dt, substeps)
@@ -516,17 +522,21 @@ def simulate(
     return Simulation(task, keep)
 
 
-def warm_up(engine: str, order: int, like: Tensor) -> None:
-    """Compile an engine for an order, by a tiny simulation and its gradient.
+def warm_up(method: Method, like: Tensor) -> None:
+    """Compile the engine of a method, by a tiny simulation and its gradient.
 
     like: a tensor with the model's number of axes, precision and device. Compiled code is stored if
     the engine has a place for it, so that a second call is fast. Raises ValueError as `simulate`
     does.
     """
-    one = torch.full_like(like[(slice(0, 1),) * like.ndim], 2000.0)
+    one = torch.ones_like(like[(slice(0, 1),) * like.ndim])
     array = one.expand((numerics.FEWEST_POINTS,) * like.ndim).contiguous()
-    model = dict.fromkeys(ACOUSTIC.parameters, array)
+    # A medium in which every equation is stable
+    values = {"vp": 2000.0, "vs": 1000.0, "rho": 2000.0}
+    names = find_equation(method.equation).parameters
+    model = {name: values.get(name, 0.0) * array for name in names}
     origin = np.zeros((1, like.ndim))
     shot = Acquisition(1e-3, torch.ones(4).to(one), origin, origin)
-    simulation = simulate(model, 10.0, shot, Method(order=order, boundary=1, engine=engine))
+    small = Method(equation=method.equation, order=method.order, boundary=1, engine=method.engine)
+    simulation = simulate(model, 10.0, shot, small)
     simulation.backpropagate(simulation.data)

@@ -132,7 +132,7 @@ class StaggeredScheme:
 
     @property
     def reading_stages(self) -> tuple[int, ...]:
-        """The stage before which each recording is read: the one that does not update its fields."""
+        """The stage before which each recording is read, which does not update its fields."""
         return tuple(1 - self.system.stage_of(next(iter(r.points))) for r in self.recordings)
 
 
@@ -313,3 +313,16 @@ def sample_signal(signal: Signal, wavelet: Tensor, dt: float) -> Tensor:
         return wavelet
     later = torch.cat([wavelet[..., 1:], torch.zeros_like(wavelet[..., :1])], dim=-1)
     return 0.5 * (wavelet + later)
+
+
+def group_terms(used: Mapping[str, Mapping[Derivative, Any]]) -> list[list[str]]:
+    """Return the fields that a stage updates, in groups that share no derivative with another one.
+
+    used: the derivatives in the update of each field.
+    """
+    groups: list[list[str]] = []
+    for name, each in used.items():
+        shares = [g for g in groups if any(set(each) & set(used[other]) for other in g)]
+        groups = [g for g in groups if g not in shares]
+        groups.append([*(other for g in shares for other in g), name])
+    return groups

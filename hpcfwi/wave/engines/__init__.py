@@ -1,7 +1,8 @@
 """The engines, which solve the same discrete scheme; each is a module with the interface `Engine`.
 
 `eager`, the reference, and `deepwave`, which calls the library of that name, are modules; `cpu` and
-`gpu` are packages with a module `engine`. Engines know one `Problem` and its `Scheme`, but no files
+`gpu` are packages with a module `engine`. First-order equations have other modules, with one more
+function, `simulate` (`FirstOrderEngine`). Engines know one `Problem` and its `Scheme`, but no files
 and no ranks.
 """
 
@@ -14,10 +15,12 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from hpcfwi.registry import ENGINES, find
+from hpcfwi.registry import ENGINES, FIRST_ORDER_ENGINES, find
 from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
+from hpcfwi.wave.staggered import StaggeredScheme
 
 
 class Engine(Protocol):
@@ -58,6 +61,17 @@ class Engine(Protocol):
         """
 
 
+class FirstOrderEngine(Engine, Protocol):
+    """The interface of an engine's module for first-order equations."""
+
+    def simulate(self, problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
+        """Return the traces (component, shot, receiver, time) of wavelets (shot, source, time).
+
+        They are differentiable in the wavelet and in the model of the problem, of which the scheme
+        is made.
+        """
+
+
 def load(name: str) -> Engine:
     """Import and return an engine; engines are imported late because Numba and Triton are slow."""
     return cast(Engine, find(ENGINES[name]))
@@ -72,18 +86,22 @@ def release_buffers() -> bool:
     return bool(held)
 
 
-def choose(name: str, device: torch.device) -> Engine:
+def choose(name: str, device: torch.device, equation: Equation = ACOUSTIC) -> Engine:
     """Return the engine of a name; "auto" takes `cpu` for models on CPUs, `gpu` for those on GPUs.
 
-    If Triton is not installed, "auto" takes `eager` on GPUs. Raises ValueError if there is no such
-    engine, or if it does not work on this device.
+    If the latter does not solve the equation, or if Triton is not installed, "auto" takes `eager`
+    on GPUs. Raises ValueError if there is no such engine, or if it does not work on this device.
     """
+    known = FIRST_ORDER_ENGINES if isinstance(equation, FirstOrderEquation) else ENGINES
     if name == "auto" and device.type == "cpu":
         name = "cpu"
     elif name == "auto":
-        name = "gpu" if gpu.available() is None else "eager"
-    if name not in ENGINES:
-        raise ValueError(f'engine is {name!r}; expected "auto", {", ".join(map(repr, ENGINES))}')
+        name = "gpu" if "gpu" in known and gpu.available() is None else "eager"
+    if name not in known:
+        raise ValueError(
+            f'engine is {name!r}; expected "auto", {", ".join(map(repr, known))} for the equation '
+            f"{equation.name}"
+        )
     if name == "cpu" and device.type != "cpu":
         raise ValueError(f"the cpu engine is for models on CPUs, not on {device.type}")
     if name == "gpu" and device.type == "cpu" and not gpu.is_interpreted():
@@ -91,7 +109,7 @@ def choose(name: str, device: torch.device) -> Engine:
             "the gpu engine is for models on GPUs, not on cpu "
             "(for tests, TRITON_INTERPRET=1 lets it run there, slowly)"
         )
-    engine = load(name)
+    engine = cast(Engine, find(known[name]))
     reason = engine.available()
     if reason is not None:
         raise ValueError(f"the {name} engine cannot be used: {reason}")

@@ -5,19 +5,121 @@ It keeps every step, so that it is for small models: tests, and research with a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.wave.engines.eager import Stencil
 from hpcfwi.wave.equation import Derivative
-from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.history import Kind
+from hpcfwi.wave.problem import Gradients, Problem
 from hpcfwi.wave.staggered import (
     Points,
     StaggeredScheme,
     at_samples,
+    discretize,
     sample_signal,
     staggered_difference,
 )
+
+NAME = "eager"
+HISTORIES: tuple[Kind, ...] = ("snapshots",)
+
+
+@dataclass(frozen=True)
+class State:
+    """The differentiable forward pass of each shot: the leaves of its graph, and its traces."""
+
+    models: list[Mapping[str, Tensor]]
+    wavelets: list[Tensor]
+    traces: list[Tensor]
+
+
+def available() -> str | None:
+    """Return why this engine cannot be used here, or None if it can be used."""
+    return None
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Return an upper bound of the bytes of both passes: 60 fields for each step and axis."""
+    cells = prod(problem.padded_shape) * problem.n_shots
+    return 60 * problem.like.ndim * steps * cells * problem.like.element_size()
+
+
+def count_updates(problem: Problem, steps: int) -> float:
+    """Return the number of all cells, summed over shots and steps."""
+    return problem.count_cells(steps)
+
+
+def idle() -> int:
+    """Return 0, because there are no buffers."""
+    return 0
+
+
+def clear() -> None:
+    """Do nothing, because there are no buffers."""
+
+
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+    """Return the traces of all shots, and a state; see `Engine.forward`."""
+    state = State([], [], [])
+    for shot in range(problem.n_shots):
+        model = {
+            name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
+            for name, array in problem.model.items()
+        }
+        emitted = wavelet[shot : shot + 1].detach().clone().requires_grad_(keep)
+        with torch.set_grad_enabled(keep):
+            traces = _simulate_one(problem, shot, model, emitted)
+        state.models.append(model)
+        state.wavelets.append(emitted)
+        state.traces.append(traces)
+    return torch.cat(state.traces).detach(), state if keep else None
+
+
+def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+    """Return the gradients, shot by shot; see `Engine.backward`."""
+    each = [
+        torch.autograd.grad(
+            traces,
+            [wavelet, *(model[name] for name in problem.wanted)],
+            adjoint_source[shot : shot + 1],
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        for shot, (model, wavelet, traces) in enumerate(
+            zip(state.models, state.wavelets, state.traces, strict=True)
+        )
+    ]
+    wavelets, *arrays = zip(*each, strict=True)
+    model = {name: torch.stack(some) for name, some in zip(problem.wanted, arrays, strict=True)}
+    return Gradients(model, torch.cat(wavelets), None, None)
+
+
+def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+    """Return the first-order change of the traces with the model; see `Engine.scatter`."""
+    found = []
+    with forward_ad.dual_level():
+        model = {
+            name: forward_ad.make_dual(array, direction[name]) if name in direction else array
+            for name, array in problem.model.items()
+        }
+        for shot, wavelet in enumerate(state.wavelets):
+            traces = _simulate_one(problem, shot, model, wavelet.detach())
+            found.append(forward_ad.unpack_dual(traces).tangent)
+    return torch.cat(found)
+
+
+def _simulate_one(
+    problem: Problem, shot: int, model: Mapping[str, Tensor], wavelet: Tensor
+) -> Tensor:
+    """Return the traces (1, component times receiver, time) of a shot."""
+    one = problem.select(shot, model)
+    return simulate(one, discretize(one), wavelet).transpose(0, 1).flatten(1, 2)
 
 
 def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:

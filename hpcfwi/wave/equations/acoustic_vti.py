@@ -9,8 +9,9 @@ div_h v. Epsilon and delta are Thomsen's (1986).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+import torch
 from torch import Tensor
 
 from hpcfwi.wave.equation import Arrays, FirstOrderEquation, Source, System, Term, Wavefield, mean
@@ -63,6 +64,14 @@ def _find_fault(model: Arrays) -> str | None:
     return None
 
 
+def _limit(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    if "delta" in names:
+        return {"delta": torch.minimum(model["delta"], model["epsilon"])}
+    if "epsilon" in names:
+        return {"epsilon": torch.maximum(model["epsilon"], model["delta"])}
+    return {}
+
+
 ACOUSTIC_VTI = FirstOrderEquation(
     name="acoustic-vti",
     parameters=("vp", "epsilon", "delta", "rho"),
@@ -71,4 +80,5 @@ ACOUSTIC_VTI = FirstOrderEquation(
     system=_system,
     coefficients=_coefficients,
     find_fault=_find_fault,
+    limit=_limit,
 )

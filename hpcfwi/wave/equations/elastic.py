@@ -8,9 +8,10 @@ beside a fluid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import combinations, combinations_with_replacement
 
+import torch
 from torch import Tensor
 
 from hpcfwi.wave.equation import (
@@ -95,6 +96,14 @@ def _find_fault(model: Arrays) -> str | None:
     return f"vs is above vp / sqrt(2) in {wrong} cells; expected at most that in each cell"
 
 
+def _limit(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    # The ratio is below 1 / sqrt(2) in single precision too
+    largest = 0.5**0.5 * (1.0 - 1e-6)
+    if "vs" in names:
+        return {"vs": torch.minimum(model["vs"], largest * model["vp"])}
+    return {"vp": torch.maximum(model["vp"], model["vs"] / largest)} if "vp" in names else {}
+
+
 ELASTIC = FirstOrderEquation(
     name="elastic",
     parameters=("vp", "vs", "rho"),
@@ -103,4 +112,5 @@ ELASTIC = FirstOrderEquation(
     system=_system,
     coefficients=_coefficients,
     find_fault=_find_fault,
+    limit=_limit,
 )

@@ -2,8 +2,8 @@
 
 Shots share nothing while they run, so that threads wait for one another only if several work on the
 same shot, and the bits of a shot depend neither on its batch nor on the number of threads.
-`histories` has the data that a shot stores for the backward pass, `sweeps` the time loops, and
-`staggered` the shots of first-order equations.
+`histories` has the data that a shot stores for the backward pass, `sweeps` the time loops;
+`staggered` is the engine of first-order equations.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave.engines.cpu import staggered
 from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
 from hpcfwi.wave.engines.cpu.estimates import estimate_bytes, estimate_updates
 from hpcfwi.wave.engines.cpu.histories import ShotHistory, make_history
 from hpcfwi.wave.engines.cpu.kernels import each_shot
 from hpcfwi.wave.engines.cpu.layout import POOL, Tables, lay_out, make_tables, make_zeros, take_out
 from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
-from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
@@ -73,11 +71,9 @@ def clear() -> None:
     POOL.clear()
 
 
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | staggered.State | None]:
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     keep_loops()
-    if isinstance(problem.equation, FirstOrderEquation):
-        return staggered.forward(problem, wavelet, keep)
     tables = make_tables(problem)
     emitted = wavelet.transpose(1, 2).contiguous().numpy()
     count, steps = emitted.shape[:2]
@@ -95,12 +91,8 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return data, State(tables, steps, histories, energies) if keep else None
 
 
-def backward(
-    problem: Problem, state: State | staggered.State, adjoint_source: Tensor
-) -> Gradients:
+def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
-    if isinstance(state, staggered.State):
-        return staggered.backward(problem, state, adjoint_source)
     tables, shape = state.tables, problem.scheme.shape
     arriving = adjoint_source.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
@@ -133,12 +125,8 @@ def backward(
     return Gradients({"vp": found[0]}, wavelet.transpose(1, 2), *energies)
 
 
-def scatter(
-    problem: Problem, state: State | staggered.State, direction: Mapping[str, Tensor]
-) -> Tensor:
+def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces (shot, receiver, time) with the model."""
-    if isinstance(state, staggered.State):
-        return staggered.scatter(problem, state, direction)
     tables = state.tables
     change = lay_out(problem.interval * relative_change(problem, direction))
     change *= tables.v2dt2

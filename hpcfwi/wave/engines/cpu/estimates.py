@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
+from hpcfwi.model import AXES
 from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, grown
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
 from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
-from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
+from hpcfwi.wave.equation import FirstOrderEquation
+from hpcfwi.wave.history import Boundary, Recompute, Snapshots, sampled_steps
 from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.staggered import group_terms
 
 # Cells in front of a wave hold tiny numbers: AT_ONCE cells in the first step and two more in each
 # later one, up to AHEAD cells, where the numbers are too small for the precision.
@@ -123,10 +127,80 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     return int(fields * rows * columns * size + shots * (kept + traces))
 
 
+def estimate_staggered_bytes(problem: Problem, steps: int, threads: int) -> int:
+    """Estimate the bytes of the forward and the backward pass of a first-order equation.
+
+    See `estimate_bytes`. A shot that runs has its fields, memory variables and buffers; each shot
+    keeps samples and the gradients of the rates.
+    """
+    equation, history = problem.equation, problem.history
+    assert isinstance(equation, FirstOrderEquation)
+    assert isinstance(history, Snapshots)
+    system = equation.system(AXES[problem.like.ndim])
+    terms = [term for stage in system.stages for each in stage.values() for term in each]
+    rates = len({term.coefficient for term in terms})
+    kept = count_kept(problem)
+    shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
+    rows, columns = field_shape(problem.padded_shape)
+    layers = 1.0 - float(np.prod(np.divide(problem.like.shape, problem.padded_shape)))
+    derivatives = len({term.derivative for term in terms})
+    # In 3-D, buffers have the planes that differences reach.
+    planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
+    running = len(system.fields) + derivatives * (layers + 0.5 * min(planes, 1.0))
+    waiting = rates + (2.0 if problem.illuminate else 0.0)
+    sampled = sampled_steps(steps, problem.interval)
+    dtype = np.dtype(np.float32 if size == 4 else np.float64)
+    samples = kept * _count_cells(problem, sampled) * count_bytes(history.format, dtype)
+    samples += kept * len(sampled) * count_scales(history.format, rows) * np.float32().itemsize
+    points = len(problem.components) * problem.receivers.shape[1] + problem.sources.shape[1]
+    # Models on the padded grid and their graph, the rates, and the gradients of one shot
+    fields = 6.0 * rates + min(shots, threads) * running + shots * waiting
+    return int(fields * rows * columns * size + shots * (samples + 6 * steps * points * size))
+
+
+def count_kept(problem: Problem) -> int:
+    """Return the number of differences, or sums of them, that a shot stores for a sampled step.
+
+    Those of terms whose coefficients depend on a wanted parameter are stored, see `group_terms`.
+    """
+    equation = problem.equation
+    assert isinstance(equation, FirstOrderEquation)
+    axes = AXES[problem.like.ndim]
+    corner = (slice(0, 2),) * len(axes)
+    small = {
+        name: array[corner].detach().clone().requires_grad_(name in problem.wanted)
+        for name, array in problem.model.items()
+    }
+    with torch.enable_grad():
+        coefficients = equation.coefficients(small, axes)
+    varying = {name for name, value in coefficients.items() if value.requires_grad}
+    kept = 0
+    for stage in equation.system(axes).stages:
+        used = {
+            name: {term.derivative: term.coefficient for term in terms}
+            for name, terms in stage.items()
+        }
+        for group in group_terms(used):
+            varied = {
+                derivative
+                for name in group
+                for derivative, coefficient in used[name].items()
+                if coefficient.removeprefix("-") in varying
+            }
+            is_sum = len({c for name in group for c in used[name].values()}) == len(group) == 1
+            kept += min(1, len(varied)) if is_sum else len(varied)
+    return kept
+
+
+def _fastest(problem: Problem) -> NDArray[np.floating]:
+    """Return the speed of the fastest wave in each cell, m/s."""
+    return np.asarray(problem.equation.fastest(problem.model))
+
+
 def estimate_updates(problem: Problem, steps: int) -> float:
     """Estimate the number of cells that waves have reached, summed over shots and steps."""
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
-    medium = (problem.model["vp"].numpy(), problem.spacing, problem.dt)
+    medium = (_fastest(problem), problem.spacing, problem.dt)
     shots = problem.sources / problem.spacing
 
     def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -138,7 +212,7 @@ def estimate_updates(problem: Problem, steps: int) -> float:
 
 def _count_cells(problem: Problem, steps: range) -> float:
     """Return the number of cells of its wave that a shot stores, summed over some steps."""
-    medium = (problem.model["vp"].numpy(), problem.spacing, problem.dt)
+    medium = (_fastest(problem), problem.spacing, problem.dt)
     sources = problem.sources[0] / problem.spacing
     sources += np.divide(problem.like.shape, 2) - sources.mean(axis=0)
     sources[:, 0] = float(problem.sources[..., 0].max()) / problem.spacing[0]

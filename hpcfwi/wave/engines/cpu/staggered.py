@@ -19,12 +19,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave.engines.cpu import staggered_sweeps as sweeps
-from hpcfwi.wave.engines.cpu.compilation import keep_loops
+from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
+from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes, estimate_updates
 from hpcfwi.wave.engines.cpu.kernels import each_shot, run_team
 from hpcfwi.wave.engines.cpu.layout import (
     HALO,
     MARGIN,
     NOWHERE,
+    POOL,
     Box,
     Grid,
     field_shape,
@@ -52,16 +54,49 @@ from hpcfwi.wave.engines.cpu.windows import (
     whole_of,
 )
 from hpcfwi.wave.equation import Derivative
-from hpcfwi.wave.history import Snapshots, count_samples, sampling_offset
+from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Gradients, Problem, crop
 from hpcfwi.wave.staggered import (
     Points,
     StaggeredScheme,
     at_samples,
     discretize,
+    group_terms,
     sample_signal,
     staggered_difference,
 )
+
+NAME = "cpu"
+HISTORIES: tuple[Kind, ...] = ("snapshots",)
+
+
+def available() -> str | None:
+    """Return why this engine cannot be used here, or None if it can be used.
+
+    Raises `InputError` if NUMBA_CACHE_DIR names a directory in which others may write.
+    """
+    find_disk()
+    return None
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Return the approximate bytes of `forward` and `backward` for so many steps."""
+    return estimate_staggered_bytes(problem, steps, torch.get_num_threads())
+
+
+def count_updates(problem: Problem, steps: int) -> float:
+    """Return the approximate number of cells with a wave, summed over shots and steps."""
+    return estimate_updates(problem, steps)
+
+
+def idle() -> int:
+    """Return the bytes of buffers from earlier batches."""
+    return POOL.count_bytes()
+
+
+def clear() -> None:
+    """Release these buffers."""
+    POOL.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +195,7 @@ class State:
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Return traces (shot, component times receiver, time), and a state; see `Engine.forward`."""
+    keep_loops()
     with torch.set_grad_enabled(keep):
         model = {
             name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
@@ -311,7 +347,10 @@ class _Shots:
             plain = NO_TAPE
             found += self._sweep(
                 [
-                    (shot._replace(signal=sent[k]), plain._replace(windows=tape.windows.copy(), explores=True))
+                    (
+                        shot._replace(signal=sent[k]),
+                        plain._replace(windows=tape.windows.copy(), explores=True),
+                    )
                     for k, (shot, tape) in enumerate(self._kept)
                 ],
                 None,
@@ -420,8 +459,7 @@ class _Shots:
         sums = make_zeros((shots, len(self._varying), *shape), dtype)
         energies = make_zeros((shots, 2 if problem.illuminate else 0, *shape), dtype)
         emitters = [
-            tuple(np.zeros_like(stage.weights) for stage in shot.emitters)
-            for shot, _ in self._kept
+            tuple(np.zeros_like(stage.weights) for stage in shot.emitters) for shot, _ in self._kept
         ]
 
         def run(k: int, threads: int) -> None:
@@ -554,14 +592,11 @@ def make_tables(
     """Return the tables of a scheme; wanted: numbers of the rates that have a gradient."""
     grid, ndim = make_grid(scheme.shape), len(scheme.axes)
     like = rates[0].detach().numpy().dtype
-    each = [
-        tuple(staggered_difference(problem.order, h).astype(like)) for h in problem.spacing
-    ]
+    each = [tuple(staggered_difference(problem.order, h).astype(like)) for h in problem.spacing]
     numbers = {id(rate): number for number, rate in enumerate(rates)}
     layers = _Layers(scheme, grid, like)
     stages = tuple(
-        _make_stage(problem, scheme, grid, stage, numbers, wanted, layers)
-        for stage in (0, 1)
+        _make_stage(problem, scheme, grid, stage, numbers, wanted, layers) for stage in (0, 1)
     )
     return StaggeredTables(
         grid,
@@ -606,16 +641,6 @@ class _Layers:
                 self.memory += int(np.prod(np.diff(box)[::2]))
 
 
-def _group(used: Mapping[str, Mapping[Derivative, int]]) -> list[list[str]]:
-    """Return the fields that a stage updates, in groups that share derivatives."""
-    groups: list[list[str]] = []
-    for name, each in used.items():
-        shares = [g for g in groups if any(set(each) & set(used[other]) for other in g)]
-        groups = [g for g in groups if g not in shares]
-        groups.append([*(other for g in shares for other in g), name])
-    return groups
-
-
 def _make_difference(
     scheme: StaggeredScheme, grid: Grid, derivative: Derivative, slot: int, layers: _Layers
 ) -> tuple[int, ...]:
@@ -647,7 +672,7 @@ def _make_stage(
     differences, groups, targets, terms, products = [], [], [], [], []
     samples: list[int] = []
     buffer: dict[Derivative, int] = {}
-    for names_of_group in _group(used):
+    for names_of_group in group_terms(used):
         derivatives = sorted(
             {d for name in names_of_group for d in used[name]},
             key=lambda d: (scheme.axes.index(d[0]), d[1]),
@@ -686,7 +711,11 @@ def _make_stage(
         )
         ends.append(len(weights))
     images = [
-        (names.index(name), int("z" in system.fields[name].half), -1 if system.fields[name].odd else 1)
+        (
+            names.index(name),
+            int("z" in system.fields[name].half),
+            -1 if system.fields[name].odd else 1,
+        )
         for name in stage
         if problem.free_surface
     ]

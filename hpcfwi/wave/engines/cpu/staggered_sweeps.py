@@ -49,7 +49,6 @@ from hpcfwi.wave.engines.cpu.windows import (
     widen,
 )
 
-
 within_loops = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
 loop = njit(nogil=True, _nrt=False)
 
@@ -70,13 +69,9 @@ DIFFERENCE = _record("field", "axis", "stride", "between", "first_layer", "end_l
 # A box of absorbing cells. memory: index of its memory variables; profile: of the CPML, of which
 # entry 0 belongs to the place 0 of the axis; along: 0 if the axis is that of planes, 1 for rows of a
 # plane, 2 for cells of a row.
-LAYER = _record(
-    "front", "back", "top", "bottom", "left", "right", "memory", "profile", "along"
-)
+LAYER = _record("front", "back", "top", "bottom", "left", "right", "memory", "profile", "along")
 # Fields that share differences. kind: one of the constants below.
-GROUP = _record(
-    "kind", "first_target", "end_target", "first_difference", "end_difference"
-)
+GROUP = _record("kind", "first_target", "end_target", "first_difference", "end_difference")
 # One field, whose differences have the same rate; two fields, and one difference across the rows
 # and one along them; any others.
 SUM_OF_DIFFERENCES, PAIR_OF_DIFFERENCES, OTHER_DIFFERENCES = range(3)

@@ -128,9 +128,9 @@ def test_cache_of_an_earlier_edition_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(engine, "edition", lambda: "earlier")
-        earlier.setattr(engine, "Gone", Gone, raising=False)
-        earlier.setattr(Gone, "__module__", engine.__name__)
+        earlier.setattr(compilation, "edition", lambda: "earlier")
+        earlier.setattr(compilation, "Gone", Gone, raising=False)
+        earlier.setattr(Gone, "__module__", compilation.__name__)
         compilation.keep_loops()
         index = LOOPS[0]._cache._cache_file
         index._save_index({Gone: "sweep_forward.1.nbc"})
