@@ -146,8 +146,11 @@ class Cluster:
         record = self.call("scontrol", "show", "job", "--oneliner", str(job)).stdout
         return dict(word.split("=", 1) for word in record.split() if "=" in word)
 
-    def wait(self, job: int, timeout: float = 60.0) -> Job:
-        """Wait until the job has ended and is not requeued."""
+    def wait(self, job: int, timeout: float = 180.0) -> Job:
+        """Wait until the job has ended and is not requeued.
+
+        On a busy machine, a requeued job that starts torchrun again needs more than a minute.
+        """
         for _ in seconds(timeout, lambda: f"job {job} did not end: {self.log(job)}"):
             record = self.describe(job)
             if record["JobState"] in ENDED:
