@@ -383,9 +383,9 @@ class WaveSection(Section):
     equation: EquationName = "acoustic"
     """The wave equation, which determines the parameters of the model (docs/equations.md).
 
-    `"acoustic"` has constant density, and the parameter vp; `"acoustic-density"` has vp and rho,
-    `"elastic"` vp, vs and rho, `"acoustic-vti"` vp, rho, epsilon and delta. All but the first are
-    solved by the engines `"cpu"` and `"eager"`, with the history `"snapshots"`.
+    `"acoustic"` is the one with constant density. The others, `"acoustic-density"`, `"elastic"` and
+    `"acoustic-vti"`, are solved by the engines `"cpu"` and `"eager"`, with the history
+    `"snapshots"`.
     """
     order: Order = 8
     """Order of the differences in space."""

@@ -275,10 +275,13 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
 
     A rank that needs code that another rank is compiling waits for it (docs/decisions/041).
     """
-    initial = experiment.initial.any
-    like = torch.tensor(initial[(slice(1),) * initial.ndim], device=context.device)
+    corner = (slice(1),) * experiment.initial.grid.ndim
+    model = {
+        name: torch.tensor(array[corner], device=context.device)
+        for name, array in experiment.initial.arrays.items()
+    }
     log.info("Preparing the wave engine (takes half a minute the first time on a machine)")
-    warm_up(experiment.simulator(experiment.initial).method, like)
+    warm_up(experiment.simulator(experiment.initial).method, model)
     context.barrier()
 
 

@@ -100,14 +100,7 @@ def acoustic(
     require_fixed(sources, "sources")
     require_fixed(receivers, "receivers")
     method = Method(
-        "acoustic",
-        order,
-        boundary,
-        free_surface,
-        boundary_frequency,
-        max_velocity,
-        engine,
-        history,
+        order, boundary, free_surface, boundary_frequency, max_velocity, engine, history
     )
     places = [
         points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))

@@ -17,6 +17,7 @@ from hpcfwi.wave import numerics
 from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
 from hpcfwi.wave.engines import FirstOrderEngine
 from hpcfwi.wave.equation import FirstOrderEquation, System, find_equation
+from hpcfwi.wave.history import Auto, History
 from hpcfwi.wave.problem import Fibre, Problem
 from hpcfwi.wave.simulation import Acquisition, Method, check_inside, select_arrays, set_up
 from hpcfwi.wave.staggered import STRAIN, StaggeredScheme, discretize
@@ -41,6 +42,7 @@ def propagate(
     boundary_frequency: float | None = None,
     max_velocity: float | None = None,
     engine: str = "auto",
+    history: str | Auto | History = "auto",
 ) -> Tensor:
     """Return components of the waves at the receivers of every shot.
 
@@ -72,8 +74,11 @@ def propagate(
     gauge
         Length of fibre over which the strain is averaged, m.
     engine
-        "auto" or "eager", and for "acoustic" its other engines. The engine "eager" is plain PyTorch
-        and keeps all steps for the gradient: it is for small models.
+        "auto", "cpu" or "eager", and for "acoustic" its other engines. The engine "eager" is plain
+        PyTorch and keeps all steps for the gradient: it is for small models.
+    history
+        "auto", "snapshots", or an object such as `hpcfwi.wave.history.Snapshots(interval=1)`, which
+        gives the exact gradient of the discrete scheme; for "acoustic" see there.
 
     Returns
     -------
@@ -102,7 +107,7 @@ def propagate(
     require_fixed(receivers, "receivers")
     names = (components,) if isinstance(components, str) else tuple(components)
     method = Method(
-        equation, order, boundary, free_surface, boundary_frequency, max_velocity, engine
+        order, boundary, free_surface, boundary_frequency, max_velocity, engine, history, equation
     )
     asked = find_equation(equation)
     if not isinstance(asked, FirstOrderEquation):
@@ -123,6 +128,8 @@ def propagate(
     shots = Acquisition(float(dt), wavelet, sources, receivers)
     task = set_up(model, spacing, shots, method, illuminate=False)
     problem = replace(task.problem, model={name: model[name] for name in asked.parameters})
+    if torch.is_grad_enabled() and any(array.requires_grad for array in problem.model.values()):
+        problem = replace(problem, history=task.choose_history())
     axes = AXES[len(problem.spacing)]
     system = asked.system(axes)
     source = _find_source(source_kind, system, axes, equation)

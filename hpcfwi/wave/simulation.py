@@ -60,7 +60,6 @@ class Method:
     equation: the name of the wave equation.
     """
 
-    equation: str = "acoustic"
     order: int = 8
     boundary: int = 20
     free_surface: bool = False
@@ -68,6 +67,11 @@ class Method:
     max_velocity: float | None = None
     engine: str = "auto"
     history: str | Auto | History = "auto"
+    equation: str = "acoustic"
+
+    def choose_engine(self, device: torch.device) -> engines.Engine:
+        """Return the engine for a device; raise ValueError if it does not solve the equation."""
+        return engines.choose(self.engine, device, find_equation(self.equation))
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def set_up(
     equation = find_equation(method.equation)
     arrays = whole = select_arrays(model, equation)
     like = arrays[equation.parameters[0]]
-    chosen = engines.choose(method.engine, like.device, equation)
+    chosen = method.choose_engine(like.device)
     steps = _as_spacing(spacing, like.ndim)
     points = [
         _as_positions(p, name, like.ndim)
@@ -522,21 +526,19 @@ def simulate(
     return Simulation(task, keep)
 
 
-def warm_up(method: Method, like: Tensor) -> None:
+def warm_up(method: Method, model: Mapping[str, Tensor]) -> None:
     """Compile the engine of a method, by a tiny simulation and its gradient.
 
-    like: a tensor with the model's number of axes, precision and device. Compiled code is stored if
-    the engine has a place for it, so that a second call is fast. Raises ValueError as `simulate`
-    does.
+    model: arrays by name, of which the first cell is simulated. Compiled code is stored if the
+    engine has a place for it, so that a second call is fast. Raises ValueError as `simulate` does.
     """
-    one = torch.ones_like(like[(slice(0, 1),) * like.ndim])
-    array = one.expand((numerics.FEWEST_POINTS,) * like.ndim).contiguous()
-    # A medium in which every equation is stable
-    values = {"vp": 2000.0, "vs": 1000.0, "rho": 2000.0}
-    names = find_equation(method.equation).parameters
-    model = {name: values.get(name, 0.0) * array for name in names}
+    small = {}
+    for name, array in model.items():
+        cell = array[(slice(0, 1),) * array.ndim]
+        small[name] = cell.expand((numerics.FEWEST_POINTS,) * array.ndim).contiguous()
+    like = next(iter(small.values()))
     origin = np.zeros((1, like.ndim))
-    shot = Acquisition(1e-3, torch.ones(4).to(one), origin, origin)
-    small = Method(equation=method.equation, order=method.order, boundary=1, engine=method.engine)
-    simulation = simulate(model, 10.0, shot, small)
+    shot = Acquisition(1e-3, torch.ones(4).to(like), origin, origin)
+    tiny = replace(method, boundary=1, free_surface=False, history="auto")
+    simulation = simulate(small, 10.0, shot, tiny)
     simulation.backpropagate(simulation.data)

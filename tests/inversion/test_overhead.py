@@ -58,7 +58,7 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.memory import estimate_overhead
 from hpcfwi.parallel.launch import launch
 from hpcfwi.run.job import run_job
-from hpcfwi.wave import warm_up
+from hpcfwi.wave import Method, warm_up
 
 def find(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -74,7 +74,7 @@ path, folder, migrates, *settings = sys.argv[1:]
 path, migrates = Path(path), migrates == "True"
 settings.append(f"output.directory={folder}/run")
 context = launch(gpus=False)
-warm_up("cpu", 4, torch.zeros(1, 1))
+warm_up(Method(order=4, engine="cpu"), {"vp": torch.full((1, 1), 2000.0)})
 peak = before = find("RssAnon")
 threading.Thread(target=watch, daemon=True).start()
 run_job(path, settings, context, migrates=migrates, quiet=True)

@@ -21,7 +21,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.plan.estimate import Machine
 from hpcfwi.plan.plan import Speed, Stopwatch, make_plan, measure_speed, write_plan
 from hpcfwi.run import commands
-from hpcfwi.wave import warm_up
+from hpcfwi.wave import Method, warm_up
 from hpcfwi.wave.numerics import longest_step
 from tests.inversion.examples import write_input
 from tests.parallel.together import on_ranks
@@ -424,7 +424,7 @@ def test_memory_beyond_the_program_is_memory_that_a_run_takes(tmp_path):
     plan = planned(tmp_path, changes, ranks(1))
     path = write_input(tmp_path, changes)
     # A process that compiles kernels takes more memory for that than for the run.
-    warm_up("cpu", 4, torch.zeros(1, 1))
+    warm_up(Method(order=4, engine="cpu"), {"vp": torch.full((1, 1), 2000.0)})
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(path)],
         env=make_env(),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import propagate
+from hpcfwi.wave.history import Snapshots
 
 FIRST_ORDER = ("acoustic-density", "elastic", "acoustic-vti")
 
@@ -73,7 +74,12 @@ def random_survey(
         found = rng.uniform(0.1 * last, 0.9 * last, (*count, len(shape)))
         return np.rint(found / spacing) * spacing if on_grid else found
 
-    fixed = {"boundary": 6, "boundary_frequency": 10.0, "max_velocity": 2600.0}
+    fixed = {
+        "boundary": 6,
+        "boundary_frequency": 10.0,
+        "max_velocity": 2600.0,
+        "history": Snapshots(interval=1),
+    }
     return Survey(
         spacing,
         1e-3,

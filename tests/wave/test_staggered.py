@@ -53,10 +53,13 @@ def growth(equation: str, model: dict[str, Tensor], order: int, share: float) ->
         boundary_frequency=10.0,
         max_velocity=equivalent,
         history=Snapshots(1),
+        equation=asked,
+        source="force-z",
+        components=("vz",),
     )
     wavelet = torch.zeros(1, 1, 900, dtype=torch.float64)
     wavelet[..., :20] = torch.tensor(np.random.default_rng(2).standard_normal(20))
-    scheme = staggered.discretize(asked, problem, "force-z", ["vz"])
+    scheme = staggered.discretize(problem)
     traces = eager_staggered.simulate(problem, scheme, wavelet)
     return float(
         traces[..., 600:].square().mean().sqrt() / traces[..., :300].square().mean().sqrt()

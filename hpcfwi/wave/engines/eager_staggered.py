@@ -105,12 +105,12 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
     found = []
     with forward_ad.dual_level():
         model = {
-            name: forward_ad.make_dual(array, direction[name]) if name in direction else array
+            name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
             for name, array in problem.model.items()
         }
         for shot, wavelet in enumerate(state.wavelets):
             traces = _simulate_one(problem, shot, model, wavelet.detach())
-            found.append(forward_ad.unpack_dual(traces).tangent)
+            found.append(forward_ad.unpack_dual(traces).tangent)  # type: ignore[no-untyped-call]
     return torch.cat(found)
 
 

@@ -22,7 +22,15 @@ from numba import config
 from numba.core.caching import FunctionCache
 
 from hpcfwi.system import Place, find_place
-from hpcfwi.wave.engines.cpu import kernels, layout, staggered_sweeps, sweeps, windows
+from hpcfwi.wave.engines.cpu import (
+    kernels,
+    layout,
+    staggered_rows,
+    staggered_sweeps,
+    staggered_tables,
+    sweeps,
+    windows,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +39,7 @@ POLL = 0.1  # s
 
 # The modules that the loops are compiled from: the functions that they call and the types of their
 # arguments.
-SOURCES = (layout, kernels, windows, sweeps, staggered_sweeps)
+SOURCES = (layout, kernels, windows, sweeps, staggered_tables, staggered_rows, staggered_sweeps)
 
 
 def find_disk() -> Place:

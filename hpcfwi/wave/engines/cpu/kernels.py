@@ -144,8 +144,8 @@ fma: Any = intrinsic(_fuse)
 loop = njit(nogil=True)
 # Options of functions that are called by compiled loops only: without them, entry points for Python
 # would take a quarter of the compile time.
-_LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-within_loops = njit(nogil=True, **_LOOPS_ALONE)
+LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+within_loops = njit(nogil=True, **LOOPS_ALONE)
 
 
 class DisjointArrays(Compiler):
@@ -157,7 +157,7 @@ class DisjointArrays(Compiler):
 
 
 # Without this promise, each loop along a row begins with a check of all pairs of rows for overlap.
-over_rows = njit(nogil=True, pipeline_class=DisjointArrays, **_LOOPS_ALONE)
+over_rows = njit(nogil=True, pipeline_class=DisjointArrays, **LOOPS_ALONE)
 
 # Indices are unsigned. The check of a signed index for a negative value, which counts from the end,
 # can keep the compiler from vectorizing the loop.

@@ -1,9 +1,10 @@
-"""First-order equations in the `cpu` engine: the tables of a scheme, and its derivatives.
+"""The `cpu` engine for first-order equations: shots, their traces and their derivatives.
 
-`simulate` is the function of `engines.eager_staggered` with compiled loops, which `staggered_sweeps`
-has. The loops compute traces from rates, factors of sources and signals, with the derivative and its
-transpose. Everything else, from the parameters of the model to the rates, is differentiated by
-autograd.
+`staggered_tables` makes the tables of a scheme, and `staggered_sweeps` has the compiled loops. They
+compute the recorded fields from rates, factors of sources and signals, with the derivative and its
+transpose. Everything else, from the parameters of the model to the rates, and from the recorded
+fields to the traces, is differentiated by autograd. As in `engine`, a thread computes one shot, and
+spare threads share the last ones.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from hpcfwi.wave.engines.cpu.layout import (
     NOWHERE,
     POOL,
     Box,
-    Grid,
     field_shape,
     lay_out,
-    make_grid,
     make_zeros,
     take_out,
 )
 from hpcfwi.wave.engines.cpu.staggered_sweeps import (
-    Emitters,
-    Recorders,
-    Stage,
     StaggeredGradients,
     StaggeredShot,
     StaggeredState,
-    StaggeredTables,
     StaggeredTape,
+)
+from hpcfwi.wave.engines.cpu.staggered_tables import (
+    EMISSION,
+    Emitters,
+    Entries,
+    make_recorders,
+    make_tables,
 )
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
@@ -53,18 +55,9 @@ from hpcfwi.wave.engines.cpu.windows import (
     make_store,
     whole_of,
 )
-from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Gradients, Problem, crop
-from hpcfwi.wave.staggered import (
-    Points,
-    StaggeredScheme,
-    at_samples,
-    discretize,
-    group_terms,
-    sample_signal,
-    staggered_difference,
-)
+from hpcfwi.wave.staggered import StaggeredScheme, at_samples, discretize, sample_signal
 
 NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
@@ -118,7 +111,7 @@ class _Discrete:
         return [
             number
             for number, rate in enumerate(self.rates)
-            if rate.requires_grad or forward_ad.unpack_dual(rate).tangent is not None
+            if rate.requires_grad or forward_ad.unpack_dual(rate).tangent is not None  # type: ignore[no-untyped-call]
         ]
 
 
@@ -134,8 +127,8 @@ def _discretize(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> _
 
 
 def _as_traces(problem: Problem, scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
-    """Return the traces (component, shot, receiver, time) of recorded fields (shot, trace, time)."""
-    each = recorded.unflatten(1, (len(scheme.recordings), -1)).transpose(0, 1)
+    """Return traces (component, shot, receiver, time), from recorded fields (shot, trace, time)."""
+    each = recorded.unflatten(1, (len(scheme.recordings), -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
     parts = zip(each, scheme.reading_stages, scheme.recordings, strict=True)
     return torch.stack([at_samples(*part, problem.dt) for part in parts])
 
@@ -257,13 +250,13 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
     with forward_ad.dual_level():
         model = {
-            name: forward_ad.make_dual(array, direction[name]) if name in direction else array
+            name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
             for name, array in problem.model.items()
         }
         scheme = discretize(replace(problem, model=model))
         discrete = _discretize(problem, scheme, state.wavelet.detach())
         rates, factors = (
-            [forward_ad.unpack_dual(each).tangent for each in some]
+            [forward_ad.unpack_dual(each).tangent for each in some]  # type: ignore[no-untyped-call]
             for some in (discrete.rates, discrete.factors)
         )
     recorded = state.shots.scatter(None, rates, factors)
@@ -294,10 +287,15 @@ class _Shots:
         self._rates, self._varying = len(discrete.rates), discrete.varying if keep else []
         self._tables = make_tables(problem, scheme, discrete.rates, self._varying)
         self._emissions = [
-            [_Entries(e.points, problem.padded_shape, shot) for e in scheme.emissions]
+            [Entries(e.points, problem.padded_shape, shot) for e in scheme.emissions]
             for shot in shots
         ]
-        self._recorders = [_make_recorders(scheme, shot, self._dtype) for shot in shots]
+        # The emitters of a shot are sorted by stage and by row
+        self._orders = [
+            np.lexsort((np.concatenate([e.row for e in self._emissions[k]]), self._stages_of(k)))
+            for k in shots
+        ]
+        self._recorders = [make_recorders(scheme, shot, self._dtype) for shot in shots]
         self._kept: list[tuple[StaggeredShot, StaggeredTape]] = []
 
     def split(self, tensors: Sequence[Any]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
@@ -344,50 +342,46 @@ class _Shots:
         found = self._sweep(shots, change)
         if signal is not None:
             sent = _by_time(signal)
-            plain = NO_TAPE
-            found += self._sweep(
-                [
-                    (
-                        shot._replace(signal=sent[k]),
-                        plain._replace(windows=tape.windows.copy(), explores=True),
-                    )
-                    for k, (shot, tape) in enumerate(self._kept)
-                ],
-                None,
-            )
+            again = [
+                (
+                    shot._replace(signal=sent[number]),
+                    NO_TAPE._replace(windows=tape.windows.copy()),
+                )
+                for number, (shot, tape) in enumerate(self._kept)
+            ]
+            found += self._sweep(again, None)
         return found
 
-    def _make_emitters(self, shot: int, factors: Sequence[Tensor]) -> tuple[Emitters, Emitters]:
-        return self._make_stage_emitters(shot, factors, 0), self._make_stage_emitters(
-            shot, factors, 1
-        )
-
-    def _make_stage_emitters(self, shot: int, factors: Sequence[Tensor], stage: int) -> Emitters:
-        names = list(self._scheme.system.fields)
-        order = self._order(shot, stage)
-        cells, weights = [np.empty(0, sweeps.EMISSION)], [np.empty(0, self._dtype)]
-        for number in self._emissions_of(stage):
-            entries = self._emissions[shot][number]
-            some = np.zeros(entries.tap.size, sweeps.EMISSION)
-            some["field"] = names.index(self._scheme.emissions[number].field)
+    def _make_emitters(self, shot: int, factors: Sequence[Tensor]) -> Emitters:
+        names, order = list(self._scheme.system.fields), self._orders[shot]
+        cells, weights = [], []
+        for emission, entries, factor in zip(
+            self._scheme.emissions, self._emissions[shot], factors, strict=True
+        ):
+            some = np.zeros(entries.tap.size, EMISSION)
+            some["field"] = names.index(emission.field)
             some["row"], some["column"] = entries.row, entries.column
             some["source"] = entries.point
             cells.append(some)
-            weights.append(entries.take(factors[number].detach()[shot].numpy()))
+            weights.append(entries.take(factor.detach()[shot].numpy()))
+        stages = self._stages_of(shot)
         return Emitters(
-            np.concatenate(cells)[order], np.concatenate(weights)[order].astype(self._dtype)
+            np.concatenate(cells)[order],
+            np.concatenate(weights)[order].astype(self._dtype),
+            (0, int((stages == 0).sum()), stages.size),
         )
 
-    def _emissions_of(self, stage: int) -> list[int]:
-        """Return the numbers of the emissions into fields that a stage updates."""
+    def _stages_of(self, shot: int) -> NDArray[np.int64]:
+        """Return the stage that each entry of a shot's emissions belongs to."""
         system = self._scheme.system
-        emissions = enumerate(self._scheme.emissions)
-        return [number for number, e in emissions if system.stage_of(e.field) == stage]
-
-    def _order(self, shot: int, stage: int) -> NDArray[np.intp]:
-        """Return the order of the entries of a stage's emissions by row."""
-        rows = [self._emissions[shot][number].row for number in self._emissions_of(stage)]
-        return np.argsort(np.concatenate([np.empty(0, np.int64), *rows]), kind="stable")
+        return np.concatenate(
+            [
+                np.full(entries.tap.size, system.stage_of(emission.field))
+                for emission, entries in zip(
+                    self._scheme.emissions, self._emissions[shot], strict=True
+                )
+            ]
+        )
 
     def _sweep(
         self, shots: Sequence[tuple[StaggeredShot, StaggeredTape]], change: NDArray | None
@@ -427,9 +421,9 @@ class _Shots:
         elif grid.planes == 1:
             depth = 2 * sweeps.MOST_ROWS + 3 * reach
         else:
-            depth = ((3 if tables.surface else 2) * reach + 1) * grid.stride + 2 * HALO
+            depth = ((3 if tables.surface else 2) * reach + 2) * grid.stride + 2 * HALO
         ring = 1 << (depth - 1).bit_length()
-        count = max(len(stage.differences) for stage in tables.stages) + 1
+        count = int(tables.stages["n_differences"].max()) + 1
         return StaggeredState(
             make_zeros((len(self._scheme.system.fields), rows, columns), self._dtype),
             make_zeros((tables.memory,), self._dtype),
@@ -442,7 +436,7 @@ class _Shots:
         steps, interval = shot.signal.shape[0], self._problem.interval
         windows = np.zeros((steps // STEPS_PER_WINDOW + 1, 6), np.int64)
         windows[0] = _first_window(shot)
-        samples = sum(len(stage.samples) for stage in tables.stages)
+        samples = int(tables.stages["n_samples"].sum())
         if samples == 0:
             return NO_TAPE._replace(windows=windows)
         count = count_samples(steps, interval)
@@ -458,14 +452,11 @@ class _Shots:
         signal = np.zeros((shots, steps, problem.sources.shape[1]), dtype)
         sums = make_zeros((shots, len(self._varying), *shape), dtype)
         energies = make_zeros((shots, 2 if problem.illuminate else 0, *shape), dtype)
-        emitters = [
-            tuple(np.zeros_like(stage.weights) for stage in shot.emitters) for shot, _ in self._kept
-        ]
+        emitters = [np.zeros_like(shot.emitters.weights) for shot, _ in self._kept]
 
         def run(k: int, threads: int) -> None:
             (shot, tape), state = self._kept[k], self._make_state(threads, forward=False)
-            first, second = emitters[k]
-            gradients = StaggeredGradients(sums[k], energies[k], signal[k], (first, second))
+            gradients = StaggeredGradients(sums[k], energies[k], signal[k], emitters[k])
             span = (0, steps)
             run_team(
                 threads,
@@ -479,15 +470,13 @@ class _Shots:
         for place, number in enumerate(self._varying):
             rates[number] = problem.interval * take_out(sums[:, place], problem.padded_shape)
         factors = [np.zeros(e.points.weights.shape, dtype) for e in self._scheme.emissions]
-        for shot, both in enumerate(emitters):
-            for stage, by_weight in enumerate(both):
-                values, begin = np.empty_like(by_weight), 0
-                values[self._order(shot, stage)] = by_weight
-                for number in self._emissions_of(stage):
-                    entries = self._emissions[shot][number]
-                    end = begin + entries.tap.size
-                    factors[number][shot, entries.point, entries.tap] = values[begin:end]
-                    begin = end
+        for number, by_weight in enumerate(emitters):
+            values, begin = np.empty_like(by_weight), 0
+            values[self._orders[number]] = by_weight
+            for factor, entries in zip(factors, self._emissions[number], strict=True):
+                end = begin + entries.tap.size
+                factor[number, entries.point, entries.tap] = values[begin:end]
+                begin = end
         return _Derivatives(
             torch.from_numpy(signal).transpose(1, 2),
             rates,
@@ -508,73 +497,11 @@ def _by_time(values: Tensor) -> NDArray:
     return found
 
 
-class _Entries:
-    """The taps of a shot's points with a weight, in the layout of the sweeps."""
-
-    def __init__(self, points: Points, shape: tuple[int, ...], shot: int) -> None:
-        self.point, self.tap = np.nonzero(points.weights[shot])
-        self.row, self.column = _locate(points.cells[shot, self.point, self.tap], shape)
-
-    def take(self, values: NDArray) -> NDArray:
-        """Return values (point, tap) of these taps."""
-        taken: NDArray = values[self.point, self.tap]
-        return taken
-
-
-def _locate(cells: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
-    """Return the array rows and columns of cells of the flattened grid."""
-    grid = make_grid(shape)
-    plane, row, x = np.unravel_index(cells, (grid.planes, grid.rows, grid.nx))
-    return grid.base + plane * grid.stride + row, MARGIN + x
-
-
-def _make_recorders(
-    scheme: StaggeredScheme, shot: int, dtype: np.dtype
-) -> tuple[Recorders, Recorders]:
-    """Return the recorders that are read before each stage."""
-    names = list(scheme.system.fields)
-    found = []
-    for stage in (0, 1):
-        cells, weights, numbers = [np.empty(0, sweeps.TAP)], [np.empty(0)], [np.empty(0, np.int64)]
-        for component, recording in enumerate(scheme.recordings):
-            if scheme.reading_stages[component] != stage:
-                continue
-            for name, points in recording.points.items():
-                entries = _Entries(points, scheme.shape, shot)
-                some = np.zeros(entries.tap.size, sweeps.TAP)
-                some["field"] = names.index(name)
-                some["row"], some["column"] = entries.row, entries.column
-                cells.append(some)
-                weights.append(entries.take(points.weights[shot]))
-                numbers.append(component * points.weights.shape[1] + entries.point)
-        trace = np.concatenate(numbers)
-        order = np.argsort(trace, kind="stable")
-        traces = np.concatenate(
-            [np.empty(0, np.int64)]
-            + [
-                component * next(iter(r.points.values())).weights.shape[1]
-                + np.arange(next(iter(r.points.values())).weights.shape[1])
-                for component, r in enumerate(scheme.recordings)
-                if scheme.reading_stages[component] == stage
-            ]
-        )
-        ends = np.append(np.searchsorted(trace[order], traces), trace.size)
-        found.append(
-            Recorders(
-                np.concatenate(cells)[order],
-                np.concatenate(weights)[order].astype(dtype),
-                ends,
-                traces,
-            )
-        )
-    return found[0], found[1]
-
-
 def _first_window(shot: StaggeredShot) -> Box:
     """Return a window that the wave cannot leave within STEPS_PER_WINDOW steps."""
     tables, grid = shot.tables, shot.tables.grid
     reach = 2 * len(tables.weights[0]) * STEPS_PER_WINDOW
-    cells = np.concatenate([e.cells for e in shot.emitters])
+    cells = shot.emitters.cells
     planes, rows = np.divmod(cells["row"] - grid.base, grid.stride)
     columns = cells["column"] - MARGIN
     edges = [
@@ -584,149 +511,3 @@ def _first_window(shot: StaggeredShot) -> Box:
     ]
     window: Box = fit.py_func(grid, 0, Box(*edges))
     return window
-
-
-def make_tables(
-    problem: Problem, scheme: StaggeredScheme, rates: Sequence[Tensor], wanted: Sequence[int]
-) -> StaggeredTables:
-    """Return the tables of a scheme; wanted: numbers of the rates that have a gradient."""
-    grid, ndim = make_grid(scheme.shape), len(scheme.axes)
-    like = rates[0].detach().numpy().dtype
-    each = [tuple(staggered_difference(problem.order, h).astype(like)) for h in problem.spacing]
-    numbers = {id(rate): number for number, rate in enumerate(rates)}
-    layers = _Layers(scheme, grid, like)
-    stages = tuple(
-        _make_stage(problem, scheme, grid, stage, numbers, wanted, layers) for stage in (0, 1)
-    )
-    return StaggeredTables(
-        grid,
-        (each[0], each[-2], each[-1]),  # of z, y and x; there is no y in 2-D
-        np.stack([lay_out(rate.detach()) for rate in rates]),
-        (stages[0], stages[1]),
-        np.array(layers.rows, sweeps.LAYER),
-        layers.a,
-        layers.b,
-        layers.memory,
-        0 if not problem.free_surface else 1 if ndim == 2 else grid.stride,
-    )
-
-
-class _Layers:
-    """The absorbing layers of a scheme, with its profiles."""
-
-    def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype) -> None:
-        self.grid, self.rows, self.memory = grid, list[tuple[int, ...]](), 0
-        self.axes = scheme.axes
-        profiles = [each for axis in scheme.axes for each in scheme.profiles[axis]]
-        longest = max(scheme.shape)
-        self.a, self.b = (
-            np.stack([np.pad(v, (0, longest - len(v))) for v in values]).astype(dtype)
-            for values in ([p.a for p in profiles], [p.b for p in profiles])
-        )
-
-    def add(self, axis: str, between: int) -> None:
-        """Append the layers of a difference at both ends of its axis."""
-        number = self.axes.index(axis)
-        along = number + 3 - len(self.axes)
-        profile = 2 * number + between
-        whole = [0, self.grid.planes, 0, self.grid.rows, 0, self.grid.nx]
-        n = whole[2 * along + 1]
-        inside = np.flatnonzero(self.a[profile, :n] == 0)
-        low, high = (inside[0], inside[-1] + 1) if len(inside) else (n, n)
-        for begin, end in ((0, low), (high, n)):
-            if begin < end:
-                box = whole.copy()
-                box[2 * along : 2 * along + 2] = begin, end
-                self.rows.append((*box, self.memory, profile, along))
-                self.memory += int(np.prod(np.diff(box)[::2]))
-
-
-def _make_difference(
-    scheme: StaggeredScheme, grid: Grid, derivative: Derivative, slot: int, layers: _Layers
-) -> tuple[int, ...]:
-    axis, field = derivative
-    between = int(axis not in scheme.system.fields[field].half)
-    first = len(layers.rows)
-    layers.add(axis, between)
-    stride = {"z": grid.stride if grid.planes > 1 else 1, "y": 1, "x": 0}[axis]
-    number = list(scheme.system.fields).index(field)
-    return number, "zyx".index(axis), stride, between, first, len(layers.rows), slot
-
-
-def _make_stage(
-    problem: Problem,
-    scheme: StaggeredScheme,
-    grid: Grid,
-    number: int,
-    numbers: Mapping[int, int],
-    wanted: Sequence[int],
-    layers: _Layers,
-) -> Stage:
-    """Return the tables of a stage, and append its layers."""
-    system, names = scheme.system, list(scheme.system.fields)
-    stage = system.stages[number]
-    used: dict[str, dict[Derivative, int]] = {
-        name: {term.derivative: numbers[id(scheme.rates[name, term.derivative])] for term in terms}
-        for name, terms in stage.items()
-    }
-    differences, groups, targets, terms, products = [], [], [], [], []
-    samples: list[int] = []
-    buffer: dict[Derivative, int] = {}
-    for names_of_group in group_terms(used):
-        derivatives = sorted(
-            {d for name in names_of_group for d in used[name]},
-            key=lambda d: (scheme.axes.index(d[0]), d[1]),
-        )
-        first = len(differences)
-        found = {rate for name in names_of_group for rate in used[name].values()}
-        if len(names_of_group) == len(found) == 1:
-            kind = sweeps.SUM_OF_DIFFERENCES
-        elif len(names_of_group) == len(derivatives) == 2 and derivatives[1][0] == "x":
-            kind = sweeps.PAIR_OF_DIFFERENCES
-        else:
-            kind = sweeps.OTHER_DIFFERENCES
-        for derivative in derivatives:
-            slot = first if kind == sweeps.SUM_OF_DIFFERENCES else len(differences)
-            buffer[derivative] = slot
-            differences.append(_make_difference(scheme, grid, derivative, slot, layers))
-        groups.append(
-            (kind, len(targets), len(targets) + len(names_of_group), first, len(differences))
-        )
-        for name in names_of_group:
-            begin = len(terms)
-            each = {(used[name][d], buffer[d]): None for d in derivatives if d in used[name]}
-            terms.extend(each)
-            targets.append((names.index(name), begin, len(terms)))
-            for rate, slot in each:
-                if rate in wanted:
-                    if slot not in samples:
-                        samples.append(slot)
-                    products.append((wanted.index(rate), names.index(name), samples.index(slot)))
-    weights, ends = [], [0]
-    for derivative in buffer:
-        weights.extend(
-            (each[derivative], names.index(name))
-            for name, each in used.items()
-            if derivative in each
-        )
-        ends.append(len(weights))
-    images = [
-        (
-            names.index(name),
-            int("z" in system.fields[name].half),
-            -1 if system.fields[name].odd else 1,
-        )
-        for name in stage
-        if problem.free_surface
-    ]
-    return Stage(
-        np.array(differences, sweeps.DIFFERENCE),
-        np.array(groups, sweeps.GROUP),
-        np.array(targets, sweeps.TARGET),
-        np.array(terms, sweeps.TERM),
-        np.array(weights, sweeps.WEIGHT),
-        np.array(ends, np.int64),
-        np.array(samples, np.int64),
-        np.array(products, sweeps.PRODUCT),
-        np.array(images, sweeps.IMAGE),
-    )

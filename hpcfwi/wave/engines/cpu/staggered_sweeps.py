@@ -25,19 +25,38 @@ from numba import njit
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.kernels import (
+    LOOPS_ALONE,
     Cells,
     U,
     add_square,
     barrier,
     cells_of,
-    columns_of_cells,
     fma,
-    loop,
-    over_rows,
-    within_loops,
     zero_of,
 )
-from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box, Grid
+from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box
+from hpcfwi.wave.engines.cpu.staggered_rows import (
+    absorb_across,
+    absorb_along,
+    add_one,
+    add_rows,
+    add_square_of_buffer,
+    add_three,
+    add_two,
+    difference_across,
+    difference_along,
+    update,
+    update_pair,
+    weigh_first,
+    weigh_next,
+)
+from hpcfwi.wave.engines.cpu.staggered_tables import (
+    PAIR_OF_DIFFERENCES,
+    SUM_OF_DIFFERENCES,
+    Emitters,
+    Recorders,
+    StaggeredTables,
+)
 from hpcfwi.wave.engines.cpu.sweeps import in_plane, in_rows, stores_sample, window_at
 from hpcfwi.wave.engines.cpu.windows import (
     STEPS_PER_WINDOW,
@@ -49,114 +68,26 @@ from hpcfwi.wave.engines.cpu.windows import (
     widen,
 )
 
-within_loops = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
-loop = njit(nogil=True, _nrt=False)
+# Numba counts the references to each array that is passed, which takes as long as a hundred cells
+# for each call. These functions do not, because no array is created or deleted in them.
+_LEAN: dict[str, Any] = {"nogil": True, "_nrt": False}
+lean_loop: Any = njit(**_LEAN)
+within_lean_loops: Any = njit(**_LEAN, **LOOPS_ALONE)
+# The code of a function is optimized again in each function that calls it. Those with one caller
+# become part of it instead, which halves the time of compilation.
+inlined: Any = njit(**_LEAN, **LOOPS_ALONE, inline="always")
 
-# Blocks of rows have this number of cells if they need not be higher than MOST_ROWS: a call takes as
-# long as dozens of cells, and the fields of a block should stay in the second cache.
+# Blocks of rows have this number of cells, but at most MOST_ROWS rows: a call takes as long as
+# dozens of cells, and the fields of a block should stay in the second cache.
 ENOUGH_CELLS, MOST_ROWS = 8192, 4 * BLOCK
 
 
-def _record(*names: str) -> np.dtype[Any]:
-    """Return the type of a row of a table of whole numbers."""
-    return np.dtype([(name, np.int64) for name in names])
-
-
-# A difference of a field along an axis, with the layers in which it is absorbed. stride: array rows
-# between neighbours, 0 along the rows; between: 1 if it lies half a cell after the field's places;
-# buffer: that in which it is summed.
-DIFFERENCE = _record("field", "axis", "stride", "between", "first_layer", "end_layer", "buffer")
-# A box of absorbing cells. memory: index of its memory variables; profile: of the CPML, of which
-# entry 0 belongs to the place 0 of the axis; along: 0 if the axis is that of planes, 1 for rows of a
-# plane, 2 for cells of a row.
-LAYER = _record("front", "back", "top", "bottom", "left", "right", "memory", "profile", "along")
-# Fields that share differences. kind: one of the constants below.
-GROUP = _record("kind", "first_target", "end_target", "first_difference", "end_difference")
-# One field, whose differences have the same rate; two fields, and one difference across the rows
-# and one along them; any others.
-SUM_OF_DIFFERENCES, PAIR_OF_DIFFERENCES, OTHER_DIFFERENCES = range(3)
-# A field and the terms (rate, buffer) that are added to it.
-TARGET = _record("field", "first_term", "end_term")
-TERM = _record("rate", "buffer")
-# The rates and adjoint fields whose products are summed in the buffer of a difference.
-WEIGHT = _record("rate", "field")
-# A product of an adjoint field and a stored buffer, which is added to the gradient of a rate.
-PRODUCT = _record("gradient", "field", "sample")
-# A field and the factor of its image above a free surface: depth -k is that of depth k - shift.
-IMAGE = _record("field", "shift", "sign")
-# A cell of the sources: `weights` times the signal of `source` is added to it.
-EMISSION = _record("field", "row", "column", "source")
-# A cell of the receivers.
-TAP = _record("field", "row", "column")
-
-
-class Stage(NamedTuple):
-    """The tables of a stage.
-
-    differences, groups, targets, terms, products, images: of the types above; weights: the entries
-    ends[d] to ends[d + 1] - 1 are those of difference d; samples: the buffers that are stored.
-    """
-
-    differences: NDArray
-    groups: NDArray
-    targets: NDArray
-    terms: NDArray
-    weights: NDArray
-    ends: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    products: NDArray
-    images: NDArray
-
-
-class StaggeredTables(NamedTuple):
-    """The discrete equation of a problem's shots.
-
-    weights: of the differences along each of three axes, the last one again for a 2-D grid; rates:
-    (rate, row, column); layers: of the type `LAYER`; a, b: the CPML's profiles, (profile, place);
-    memory: number of memory variables; surface: array rows from one depth to the next, 0 if there
-    is no free surface.
-    """
-
-    grid: Grid
-    weights: tuple[tuple[np.floating, ...], ...]
-    rates: NDArray
-    stages: tuple[Stage, Stage]
-    layers: NDArray
-    a: NDArray
-    b: NDArray
-    memory: int
-    surface: int
-
-
-class Emitters(NamedTuple):
-    """The cells to which the sources add in a stage, sorted by row, and their factors."""
-
-    cells: NDArray
-    weights: NDArray
-
-
-class Recorders(NamedTuple):
-    """The cells whose weighted sums are recorded.
-
-    ends: entries ends[k] to ends[k + 1] - 1 are those of the trace with the number traces[k].
-    """
-
-    cells: NDArray
-    weights: NDArray
-    ends: NDArray[np.int64]
-    traces: NDArray[np.int64]
-
-
 class StaggeredShot(NamedTuple):
-    """The tables and points of a shot, for each stage.
-
-    signal: (time, source); recorders: those of the fields that the stage does not update, which are
-    read before it.
-    """
+    """The tables and points of a shot. signal: (time, source)."""
 
     tables: StaggeredTables
-    emitters: tuple[Emitters, Emitters]
-    recorders: tuple[Recorders, Recorders]
+    emitters: Emitters
+    recorders: Recorders
     signal: NDArray
 
 
@@ -179,208 +110,13 @@ class StaggeredTape(NamedTuple):
     explores: bool
 
 
-@over_rows
-def update(out, rate, far, near, along, cells, strides, places, far_d, near_d, along_d):
-    """Add the sum of up to three differences, multiplied by a rate, to a field.
-
-    far, near: fields whose differences across the rows are taken, and along, whose difference along
-    the rows is taken, or None; strides: array rows between neighbours of far and near; places: for
-    each of the three, 1 if the difference lies half a cell after the field; far_d, near_d, along_d:
-    weights.
-    """
-    far_stride, near_stride = U(strides[0]), U(strides[1])
-    far_after, near_after, after = U(places[0]), U(places[1]), U(places[2])
-    far_before, near_before, before = U(1 - places[0]), U(1 - places[1]), U(1 - places[2])
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            total = zero_of(out)
-            if far is not None:
-                d = zero_of(out)
-                for m in range(len(far_d)):
-                    n, p = r + (U(m) + far_after) * far_stride, r - (U(m) + far_before) * far_stride
-                    d = fma(far_d[m], far[n, j] - far[p, j], d)
-                total += d
-            if near is not None:
-                d = zero_of(out)
-                for m in range(len(near_d)):
-                    n = r + (U(m) + near_after) * near_stride
-                    p = r - (U(m) + near_before) * near_stride
-                    d = fma(near_d[m], near[n, j] - near[p, j], d)
-                total += d
-            if along is not None:
-                d = zero_of(out)
-                for m in range(len(along_d)):
-                    n, p = j + U(m) + after, j - U(m) - before
-                    d = fma(along_d[m], along[r, n] - along[r, p], d)
-                total += d
-            out[r, j] = fma(rate[r, j], total, out[r, j])
-
-
-@over_rows
-def update_pair(first, second, a, b, c, d, across, along, cells, stride, places, across_d, along_d):
-    """Add two differences to two fields: a times the first one and b times the second, and c and d.
-
-    across, along: the fields whose differences are taken; the others are as in `update`.
-    """
-    stride, past, after = U(stride), U(places[0]), U(places[1])
-    ahead, before = U(1 - places[0]), U(1 - places[1])
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            x, y = zero_of(first), zero_of(first)
-            for m in range(len(across_d)):
-                n, p = r + (U(m) + past) * stride, r - (U(m) + ahead) * stride
-                x = fma(across_d[m], across[n, j] - across[p, j], x)
-                n, p = j + U(m) + after, j - U(m) - before
-                y = fma(along_d[m], along[r, n] - along[r, p], y)
-            first[r, j] = fma(b[r, j], y, fma(a[r, j], x, first[r, j]))
-            second[r, j] = fma(d[r, j], y, fma(c[r, j], x, second[r, j]))
-
-
-@over_rows
-def difference_across(out, f, cells, to, of, stride, between, weights, add):
-    """Set `out` to the difference of f across the rows, or subtract it from `out` if add is given.
-
-    to, of: bits of the row that count in `out` and in f.
-    """
-    stride, after, before = U(stride), U(between), U(1 - between)
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            total = zero_of(f)
-            for m in range(len(weights)):
-                later, earlier = r + (U(m) + after) * stride, r - (U(m) + before) * stride
-                total = fma(weights[m], f[later & of, j] - f[earlier & of, j], total)
-            if add is None:
-                out[r & to, j] = total
-            else:
-                out[r & to, j] -= total
-
-
-@over_rows
-def difference_along(out, f, cells, to, of, between, weights, add):
-    """Do the same along the rows."""
-    after, before = U(between), U(1 - between)
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            total = zero_of(f)
-            for m in range(len(weights)):
-                later, earlier = j + U(m) + after, j - U(m) - before
-                total = fma(weights[m], f[r & of, later] - f[r & of, earlier], total)
-            if add is None:
-                out[r & to, j] = total
-            else:
-                out[r & to, j] -= total
-
-
-@over_rows
-def absorb_across(f, memory, cells, mask, at, width, a, b, first, per_row, add):
-    """Set the memory variables to b memory + a f, and f to these; add them to f if `add` is given.
-
-    at: index of the memory variable of the first cell; width: number of memory variables of a row;
-    first: entry of the profile for the first row; per_row: 1 if each row has its own entry.
-    """
-    for i in range(U(cells.rows)):
-        r, k = (U(cells.row) + i) & mask, U(first) + U(per_row) * i
-        for j in range(U(cells.n)):
-            place, column = U(at) + i * U(width) + j, U(cells.first) + j
-            memory[place] = fma(b[k], memory[place], a[k] * f[r, column])
-            if add is None:
-                f[r, column] = memory[place]
-            else:
-                f[r, column] += memory[place]
-
-
-@over_rows
-def absorb_along(f, memory, cells, mask, at, width, a, b, first, add):
-    """Do the same where each column has its own entry of the profile."""
-    for i in range(U(cells.rows)):
-        r = (U(cells.row) + i) & mask
-        for j in range(U(cells.n)):
-            place, column, k = U(at) + i * U(width) + j, U(cells.first) + j, U(first) + j
-            memory[place] = fma(b[k], memory[place], a[k] * f[r, column])
-            if add is None:
-                f[r, column] = memory[place]
-            else:
-                f[r, column] += memory[place]
-
-
-@over_rows
-def add_rows(out, f, cells, mask):
-    """Add f to `out` in these cells of two buffers."""
-    for i in range(U(cells.rows)):
-        r = (U(cells.row) + i) & mask
-        for j in columns_of_cells(cells):
-            out[r, j] += f[r, j]
-
-
-@over_rows
-def add_one(out, a, x, cells, mask):
-    """Add a x to `out` in these cells, where x is a buffer."""
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            out[r, j] = fma(a[r, j], x[r & mask, j], out[r, j])
-
-
-@over_rows
-def add_two(out, a, x, b, y, cells, mask):
-    """Add a x + b y."""
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            total = fma(a[r, j], x[r & mask, j], out[r, j])
-            out[r, j] = fma(b[r, j], y[r & mask, j], total)
-
-
-@over_rows
-def add_three(out, a, x, b, y, c, z, cells, mask):
-    """Add a x + b y + c z."""
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            total = fma(a[r, j], x[r & mask, j], out[r, j])
-            total = fma(b[r, j], y[r & mask, j], total)
-            out[r, j] = fma(c[r, j], z[r & mask, j], total)
-
-
-@over_rows
-def add_square_of_buffer(out, x, cells, mask):
-    """Add the square of a buffer to `out` in these cells."""
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            value = x[r & mask, j]
-            out[r, j] = fma(value, value, out[r, j])
-
-
-@over_rows
-def weigh_first(out, a, x, cells, mask):
-    """Set the buffer `out` to a x, where x is a field."""
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            out[r & mask, j] = a[r, j] * x[r, j]
-
-
-@over_rows
-def weigh_next(out, a, x, cells, mask):
-    """Add a x to the buffer `out`."""
-    for i in range(U(cells.rows)):
-        r = U(cells.row) + i
-        for j in columns_of_cells(cells):
-            out[r & mask, j] = fma(a[r, j], x[r, j], out[r & mask, j])
-
-
-@within_loops
+@within_lean_loops
 def mask_of(buffers):
     """Return the bits of a row of the grid that count in a buffer."""
     return U(buffers.shape[1] - 2)
 
 
-@within_loops
+@within_lean_loops
 def overlap(box, layer):
     """Return the cells of a box that lie in a layer: no rows if none do."""
     front, back = max(box.front, layer.front), min(box.back, layer.back)
@@ -391,7 +127,7 @@ def overlap(box, layer):
     return Box(front, back, top, max(top, bottom), left, right)
 
 
-@within_loops
+@within_lean_loops
 def relax(tables, difference, buffer, memory, block, plane, mask):
     """Absorb the difference in a buffer in the layers that a block of rows of a plane meets."""
     for number in range(difference.first_layer, difference.end_layer):
@@ -402,7 +138,7 @@ def relax(tables, difference, buffer, memory, block, plane, mask):
             relax_cells(tables, layer, buffer, memory, box, plane, cells, mask, True)
 
 
-@within_loops
+@within_lean_loops
 def relax_cells(tables, layer, buffer, memory, box, plane, cells, mask, add):
     """Update the memory variables of a difference in a buffer, see `absorb_across`."""
     width, rows = layer.right - layer.left, layer.bottom - layer.top
@@ -417,7 +153,7 @@ def relax_cells(tables, layer, buffer, memory, box, plane, cells, mask, add):
         absorb_across(buffer, memory, cells, mask, at, width, a, b, plane, 0, add)
 
 
-@within_loops
+@within_lean_loops
 def differ(tables, difference, fields, out, cells, mask):
     """Set a buffer to a difference."""
     f, weights, whole = fields[difference.field], tables.weights[difference.axis], ~U(0)
@@ -428,7 +164,7 @@ def differ(tables, difference, fields, out, cells, mask):
         difference_along(out, f, cells, mask, whole, between, weights, None)
 
 
-@within_loops
+@inlined
 def update_sum(tables, stage, group, fields, cells):
     """Update the field of a group whose terms have the same rate, without the layers."""
     target, d = stage.targets[group.first_target], group.first_difference
@@ -451,7 +187,7 @@ def update_sum(tables, stage, group, fields, cells):
         update(out, rate, None, None, h, cells, strides, places, u, v, w)
 
 
-@within_loops
+@inlined
 def update_both(tables, stage, group, fields, cells):
     """Update the two fields of a group with two differences, without the layers."""
     t, d = group.first_target, group.first_difference
@@ -476,7 +212,7 @@ def update_both(tables, stage, group, fields, cells):
     )
 
 
-@within_loops
+@inlined
 def update_by_buffers(tables, stage, group, fields, buffers, cells, mask):
     """Do the work of the two functions above with a buffer for each difference, which remains."""
     for d in range(group.first_difference, group.end_difference):
@@ -501,7 +237,7 @@ def update_by_buffers(tables, stage, group, fields, buffers, cells, mask):
                 add_three(out, a, x, b, y, c, z, cells, mask)
 
 
-@within_loops
+@inlined
 def absorb_block(tables, stage, state, block, plane, mask, sampled):
     """Add the memory variables of a block of rows to the fields that a stage updates.
 
@@ -509,24 +245,23 @@ def absorb_block(tables, stage, state, block, plane, mask, sampled):
     """
     fields, buffers = state.fields, state.buffers
     work = buffers[-1]
-    for d in range(len(stage.differences)):
+    for d in range(stage.n_differences):
         it = stage.differences[d]
         for number in range(it.first_layer, it.end_layer):
             layer = tables.layers[number]
             box = overlap(block, layer)
-            if box.top == box.bottom:
-                continue
-            cells = cells_of(tables.grid, box, plane)
-            differ(tables, it, fields, work, cells, mask)
-            relax_cells(tables, layer, work, state.memory, box, plane, cells, mask, None)
-            for w in range(stage.ends[d], stage.ends[d + 1]):
-                term = stage.weights[w]
-                add_one(fields[term.field], tables.rates[term.rate], work, cells, mask)
-            if sampled:
-                add_rows(buffers[it.buffer], work, cells, mask)
+            if box.top < box.bottom:
+                cells = cells_of(tables.grid, box, plane)
+                differ(tables, it, fields, work, cells, mask)
+                relax_cells(tables, layer, work, state.memory, box, plane, cells, mask, None)
+                for w in range(stage.ends[d], stage.ends[d + 1]):
+                    term = stage.weights[w]
+                    add_one(fields[term.field], tables.rates[term.rate], work, cells, mask)
+                if sampled:
+                    add_rows(buffers[it.buffer], work, cells, mask)
 
 
-@within_loops
+@inlined
 def advance_block(shot, state, k, n, block, plane, window, tape, change):
     """Update the fields of stage k in a block of rows of a plane.
 
@@ -536,8 +271,8 @@ def advance_block(shot, state, k, n, block, plane, window, tape, change):
     tables, fields, buffers = shot.tables, state.fields, state.buffers
     stage, mask = tables.stages[k], mask_of(buffers)
     cells = cells_of(tables.grid, block, plane)
-    sampled = stores_sample(tape, n) and len(stage.samples) > 0
-    for g in range(len(stage.groups)):
+    sampled = stores_sample(tape, n) and stage.n_samples > 0
+    for g in range(stage.n_groups):
         group = stage.groups[g]
         if group.kind == SUM_OF_DIFFERENCES and not sampled:
             update_sum(tables, stage, group, fields, cells)
@@ -548,26 +283,26 @@ def advance_block(shot, state, k, n, block, plane, window, tape, change):
     absorb_block(tables, stage, state, block, plane, mask, sampled and change is None)
     if sampled:
         entry = n // tape.interval - tape.first
-        for s in range(len(stage.samples)):
+        for s in range(stage.n_samples):
             if change is None:
                 buffer = buffers[stage.samples[s]]
                 store_block(tables, tape, entry, k, s, block, plane, window, buffer, mask)
             else:
                 load_block(tables, tape, entry, k, s, block, plane, window, buffers[-1], mask)
-                for p in range(len(stage.products)):
+                for p in range(stage.n_products):
                     it = stage.products[p]
                     if it.sample == s:
                         out, rate = fields[it.field], change[it.gradient]
                         add_one(out, rate, buffers[-1], cells, mask)
-    emit(shot.emitters[k], fields, shot.signal[n], cells)
+    emit(shot.emitters, k, fields, shot.signal[n], cells)
 
 
-@within_loops
-def emit(emitters, fields, signal, cells):
-    """Add the signals of the sources to the fields, in the rows of some cells."""
-    end = len(emitters.weights)
-    if end > 0 and emitters.cells[0].row < cells.row + cells.rows:
-        low, high = 0, end
+@within_lean_loops
+def emit(emitters, k, fields, signal, cells):
+    """Add the signals of the sources to the fields of stage k, in the rows of some cells."""
+    begin, end = emitters.ends[k], emitters.ends[k + 1]
+    if begin < end and emitters.cells[begin].row < cells.row + cells.rows:
+        low, high = begin, end
         while low < high:
             middle = (low + high) // 2
             if emitters.cells[middle].row < cells.row:
@@ -581,46 +316,46 @@ def emit(emitters, fields, signal, cells):
             fields[it.field, it.row, it.column] += emitters.weights[e] * signal[it.source]
 
 
-@within_loops
-def entry_of(tape, tables, entry, k, s):
+@within_lean_loops
+def entry_of(tables, entry, k, s):
     """Return the entry of the store for sample s of stage k of a step."""
-    first = len(tables.stages[0].samples)
-    return entry * (first + len(tables.stages[1].samples)) + k * first + s
+    first = tables.stages[0].n_samples
+    return entry * (first + tables.stages[1].n_samples) + k * first + s
 
 
-@within_loops
+@inlined
 def store_block(tables, tape, entry, k, s, block, plane, window, buffer, mask):
     """Store a sample of a step in a block of rows."""
-    grid, at = tables.grid, entry_of(tape, tables, entry, k, s)
+    grid, at = tables.grid, entry_of(tables, entry, k, s)
     for row in range(block.top, block.bottom):
         r = grid.base + plane * grid.stride + row
         cells = Cells(int(U(r) & mask), 1, block.left + MARGIN, block.right - block.left)
         pack(tape.samples, at, cells_before(window, plane, row), 2 * r, buffer, cells)
 
 
-@within_loops
+@within_lean_loops
 def load_block(tables, tape, entry, k, s, block, plane, window, buffer, mask):
     """Load a sample that `store_block` has stored."""
-    grid, at = tables.grid, entry_of(tape, tables, entry, k, s)
+    grid, at = tables.grid, entry_of(tables, entry, k, s)
     for row in range(block.top, block.bottom):
         r = grid.base + plane * grid.stride + row
         cells = Cells(int(U(r) & mask), 1, block.left + MARGIN, block.right - block.left)
         unpack(tape.samples, at, cells_before(window, plane, row), 2 * r, buffer, cells)
 
 
-@within_loops
+@within_lean_loops
 def radius_of(tables):
     """Return the number of cells that a difference reaches."""
     return len(tables.weights[0])
 
 
-@within_loops
+@within_lean_loops
 def lag_of(tables):
     """Return the number of slices by which a stage follows the one before it."""
-    return radius_of(tables) if tables.grid.planes > 1 else 1
+    return radius_of(tables) + 1 if tables.grid.planes > 1 else 1
 
 
-@within_loops
+@within_lean_loops
 def height_of(part):
     """Return the number of rows that are computed together: more of them if they are short."""
     rows = BLOCK
@@ -629,7 +364,7 @@ def height_of(part):
     return rows
 
 
-@within_loops
+@within_lean_loops
 def count_slices(grid, part):
     """Return the number of slices of a part of the grid: of planes, or of blocks of rows in 2-D."""
     if grid.planes > 1:
@@ -637,7 +372,7 @@ def count_slices(grid, part):
     return -(-(part.bottom - part.top) // height_of(part))
 
 
-@within_loops
+@within_lean_loops
 def slice_of(grid, part, s):
     """Return slice s of a part of the grid."""
     if grid.planes > 1:
@@ -646,7 +381,7 @@ def slice_of(grid, part, s):
     return in_rows(part, top, min(top + height_of(part), part.bottom))
 
 
-@within_loops
+@inlined
 def advance_slice(shot, state, k, n, part, s, window, tape, change):
     """Update the fields of stage k in a slice of a part of the grid."""
     here = slice_of(shot.tables.grid, part, s)
@@ -656,14 +391,14 @@ def advance_slice(shot, state, k, n, part, s, window, tape, change):
         advance_block(shot, state, k, n, block, here.front, window, tape, change)
 
 
-@within_loops
+@within_lean_loops
 def reflect(tables, fields, k, part):
     """Set the fields of stage k above a free surface to the images of those below it.
 
     Where the depths are planes, a thread does so in its rows; otherwise the first one does.
     """
     stage, grid, deep = tables.stages[k], tables.grid, tables.surface
-    for i in range(len(stage.images)):
+    for i in range(stage.n_images):
         it = stage.images[i]
         f = fields[it.field]
         for away in range(1, radius_of(tables) + 1):
@@ -673,13 +408,13 @@ def reflect(tables, fields, k, part):
                     f[r + image, j] = it.sign * f[r + depth, j]
 
 
-@within_loops
+@within_lean_loops
 def first_of(grid, part):
     """Return the first array row at the free surface that a thread reflects."""
     return grid.base + (part.top if grid.planes > 1 else 0)
 
 
-@within_loops
+@within_lean_loops
 def end_of(grid, part):
     """Return the last of these rows + 1."""
     if grid.planes > 1:
@@ -687,42 +422,46 @@ def end_of(grid, part):
     return grid.base + (1 if part.top == 0 else 0)
 
 
-@within_loops
+@inlined
 def step_forward(shot, state, n, window, tape, traces, change, team):
     """Simulate step n in a window, and record the traces."""
     tables, grid = shot.tables, shot.tables.grid
     part = share(window, team.size, team.rank)
-    record(shot.recorders[0], state.fields, traces[n], team)
+    # Numba would compile the functions again for each literal number.
+    early, late = np.int64(0), np.int64(1)
+    record(shot.recorders, early, state.fields, traces[n], team)
     count, lag = count_slices(grid, part), lag_of(tables)
     if team.size > 1:
         lag = max(count, lag)
     for s in range(count + lag):
-        if s < count:
-            advance_slice(shot, state, 0, n, part, s, window, tape, change)
         if s == lag:
-            reflect(tables, state.fields, 0, part)
+            reflect(tables, state.fields, early, part)
             barrier(team)
-        if s >= lag:
-            advance_slice(shot, state, 1, n, part, s - lag, window, tape, change)
-    reflect(tables, state.fields, 1, part)
+        for k in range(2):
+            place = s - k * lag
+            if 0 <= place < count:
+                advance_slice(shot, state, k, n, part, place, window, tape, change)
     barrier(team)
-    record(shot.recorders[1], state.fields, traces[n], team)
+    record(shot.recorders, late, state.fields, traces[n], team)
+    reflect(tables, state.fields, late, part)
     barrier(team)
 
 
-@within_loops
-def record(recorders, fields, traces, team):
-    """Set this thread's share of the traces to the sums of the fields in their cells."""
-    n = len(recorders.ends) - 1
-    for k in range(n * team.rank // team.size, n * (team.rank + 1) // team.size):
+@within_lean_loops
+def record(recorders, k, fields, traces, team):
+    """Set this thread's share of the traces that are read before stage k."""
+    first = recorders.stages[k]
+    n = recorders.stages[k + 1] - first
+    begin, end = n * team.rank // team.size, n * (team.rank + 1) // team.size
+    for r in range(first + begin, first + end):
         total = zero_of(fields)
-        for e in range(recorders.ends[k], recorders.ends[k + 1]):
+        for e in range(recorders.ends[r], recorders.ends[r + 1]):
             it = recorders.cells[e]
             total = fma(recorders.weights[e], fields[it.field, it.row, it.column], total)
-        traces[recorders.traces[k]] = total
+        traces[recorders.traces[r]] = total
 
 
-@within_loops
+@within_lean_loops
 def widen_all(grid, radius, window, fields):
     """Return a window that no field can leave within STEPS_PER_WINDOW steps."""
     front, back, top, bottom, left, right = window
@@ -734,7 +473,7 @@ def widen_all(grid, radius, window, fields):
     return Box(front, back, top, bottom, left, right)
 
 
-@loop
+@lean_loop
 def sweep_staggered(shot, state, span, tape, traces, change, team):
     """Simulate one shot from step span[0] to step span[1], and fill the tape and the traces.
 
@@ -755,7 +494,7 @@ def sweep_staggered(shot, state, span, tape, traces, change, team):
         step_forward(shot, state, n, window, tape, traces, change, team)
 
 
-@within_loops
+@within_lean_loops
 def clear(buffer, box, grid, plane, mask):
     """Set the cells of a box in a plane of a buffer to 0."""
     for row in range(box.top, box.bottom):
@@ -764,13 +503,13 @@ def clear(buffer, box, grid, plane, mask):
             buffer[r, j] = 0
 
 
-@within_loops
+@inlined
 def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
     """Compute the buffers of the transposed stage k in a block of rows, and add to gradients."""
     tables, fields, buffers = shot.tables, state.fields, state.buffers
     stage, mask, grid = tables.stages[k], mask_of(buffers), tables.grid
     cells, reach = cells_of(grid, block, plane), radius_of(tables)
-    for d in range(len(stage.differences)):
+    for d in range(stage.n_differences):
         out = buffers[d]
         for w in range(stage.ends[d], stage.ends[d + 1]):
             it = stage.weights[w]
@@ -794,23 +533,23 @@ def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
             clear(out, box, grid, plane, mask)
     if stores_sample(tape, n):
         entry, loaded = n // tape.interval - tape.first, buffers[-1]
-        for s in range(len(stage.samples)):
+        for s in range(stage.n_samples):
             load_block(tables, tape, entry, k, s, block, plane, window, loaded, mask)
-            for p in range(len(stage.products)):
+            for p in range(stage.n_products):
                 it = stage.products[p]
                 if it.sample == s:
                     add_one(rates[it.gradient], fields[it.field], loaded, cells, mask)
             if len(energies) > 0:
                 add_square_of_buffer(energies[0], loaded, cells, mask)
-        if len(energies) > 0 and len(stage.samples) > 0:
-            for t in range(len(stage.targets)):
+        if len(energies) > 0 and stage.n_samples > 0:
+            for t in range(stage.n_targets):
                 add_square(energies[1], fields[stage.targets[t].field], cells)
 
 
-@within_loops
+@inlined
 def weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies):
-    """Do so in a slice of a part of the grid, or clear the buffers outside the window."""
-    tables, grid = shot.tables, shot.tables.grid
+    """Do so in a slice of a part of the grid."""
+    grid = shot.tables.grid
     here = slice_of(grid, part, s)
     rows = height_of(part)
     for top in range(here.top, here.bottom, rows):
@@ -818,23 +557,23 @@ def weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies):
         weigh_block(shot, state, k, n, block, here.front, window, tape, rates, energies)
 
 
-@within_loops
+@within_lean_loops
 def clear_planes(shot, state, k, part, front, back):
     """Set the buffers of stage k to 0 in some planes."""
     mask = mask_of(state.buffers)
-    for d in range(len(shot.tables.stages[k].differences)):
+    for d in range(shot.tables.stages[k].n_differences):
         for plane in range(front, back):
             clear(state.buffers[d], part, shot.tables.grid, plane, mask)
 
 
-@within_loops
+@within_lean_loops
 def scatter_rows(tables, state, k, cells, deep_only):
     """Apply the transposed differences of stage k in some rows.
 
     deep_only: True if only differences along the first axis are not 0 there.
     """
     stage, mask, whole = tables.stages[k], mask_of(state.buffers), ~U(0)
-    for d in range(len(stage.differences)):
+    for d in range(stage.n_differences):
         it = stage.differences[d]
         if deep_only and it.axis > 0:
             continue
@@ -847,7 +586,7 @@ def scatter_rows(tables, state, k, cells, deep_only):
             difference_along(f, buffer, cells, whole, mask, 1 - it.between, weights, True)
 
 
-@within_loops
+@inlined
 def scatter_slice(shot, state, k, part, s):
     """Apply the transposed differences of stage k in a slice of a part of the grid."""
     grid = shot.tables.grid
@@ -858,18 +597,18 @@ def scatter_slice(shot, state, k, part, s):
         scatter_rows(shot.tables, state, k, cells_of(grid, block, here.front), False)
 
 
-@within_loops
+@within_lean_loops
 def reflect_back(tables, state, k, part):
     """Apply the transpose of `reflect` to the fields that the transposed stage k changes."""
-    grid, deep, images = tables.grid, tables.surface, tables.stages[1 - k].images
+    grid, deep, stage = tables.grid, tables.surface, tables.stages[1 - k]
     if deep == 0 or (grid.planes > 1 and part.front > 0):
         return
     first, rows = first_of(grid, part), end_of(grid, part) - first_of(grid, part)
     for away in range(1, radius_of(tables) + 1):
         cells = Cells(first - away * deep, rows, part.left + MARGIN, part.right - part.left)
         scatter_rows(tables, state, k, cells, True)
-    for i in range(len(images)):
-        it = images[i]
+    for i in range(stage.n_images):
+        it = stage.images[i]
         f = state.fields[it.field]
         for away in range(1, radius_of(tables) + 1):
             image, depth = -away * deep, (away - it.shift) * deep
@@ -879,7 +618,7 @@ def reflect_back(tables, state, k, part):
                     f[r + image, j] = 0
 
 
-@within_loops
+@inlined
 def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     """Apply the transpose of stage k of step n in a window."""
     tables, grid = shot.tables, shot.tables.grid
@@ -891,7 +630,8 @@ def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     if grid.planes > 1:
         clear_planes(shot, state, k, part, window.front - 2 * reach, window.front)
     else:
-        clear_planes(shot, state, k, in_rows(window, window.top - 2 * reach, window.top), 0, 1)
+        above = in_rows(window, window.top - 2 * reach, window.top)
+        clear_planes(shot, state, k, above, above.front, above.back)
     for s in range(count + lag):
         if s < count:
             weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies)
@@ -906,16 +646,16 @@ def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     barrier(team)
 
 
-@within_loops
-def inject(recorders, fields, arriving, window, grid, team):
-    """Add the adjoint source to the cells of the recorders, in the rows of this thread."""
+@within_lean_loops
+def inject(recorders, k, fields, arriving, window, grid, team):
+    """Apply the transpose of `record` in the rows of this thread."""
     part = share(window, team.size, team.rank)
-    for k in range(len(recorders.ends) - 1):
-        for e in range(recorders.ends[k], recorders.ends[k + 1]):
+    for r in range(recorders.stages[k], recorders.stages[k + 1]):
+        for e in range(recorders.ends[r], recorders.ends[r + 1]):
             it = recorders.cells[e]
             row = (it.row - grid.base) % grid.stride
             if part.top <= row < part.bottom:
-                value = recorders.weights[e] * arriving[recorders.traces[k]]
+                value = recorders.weights[e] * arriving[recorders.traces[r]]
                 fields[it.field, it.row, it.column] += value
 
 
@@ -926,26 +666,26 @@ class StaggeredGradients(NamedTuple):
     two fields to which the squares of the samples and of the adjoint fields are added, or none;
     signal:
     with respect to the signal, (time, source); emitters: with respect to the factors of the
-    emitters of each stage.
+    emitters.
     """
 
     rates: NDArray
     energies: NDArray
     signal: NDArray
-    emitters: tuple[NDArray, NDArray]
+    emitters: NDArray
 
 
-@within_loops
-def differentiate_sources(emitters, fields, signal, by_signal, by_weights):
-    """Add the terms of a step to the gradients with respect to the sources."""
-    for e in range(len(emitters.weights)):
+@within_lean_loops
+def differentiate_sources(emitters, k, fields, signal, by_signal, by_weights):
+    """Add the terms of stage k of a step to the gradients with respect to the sources."""
+    for e in range(emitters.ends[k], emitters.ends[k + 1]):
         it = emitters.cells[e]
         value = fields[it.field, it.row, it.column]
         by_signal[it.source] = fma(emitters.weights[e], value, by_signal[it.source])
         by_weights[e] = fma(value, signal[it.source], by_weights[e])
 
 
-@loop
+@lean_loop
 def sweep_staggered_back(shot, state, span, tape, arriving, gradients, team):
     """Apply the transpose of `sweep_staggered`, from step span[1] - 1 down to span[0].
 
@@ -959,15 +699,16 @@ def sweep_staggered_back(shot, state, span, tape, arriving, gradients, team):
         for k in (1, 0):
             if team.rank == 0:
                 differentiate_sources(
-                    shot.emitters[k],
+                    shot.emitters,
+                    k,
                     state.fields,
                     shot.signal[n],
                     gradients.signal[n],
-                    gradients.emitters[k],
+                    gradients.emitters,
                 )
             stage_backward(
                 shot, state, k, n, window, tape, gradients.rates, gradients.energies, team
             )
-            inject(shot.recorders[k], state.fields, arriving[n], window, tables.grid, team)
+            inject(shot.recorders, k, state.fields, arriving[n], window, tables.grid, team)
             barrier(team)
         n -= 1

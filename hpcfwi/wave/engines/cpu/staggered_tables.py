@@ -1,0 +1,312 @@
+"""The tables from which the compiled loops of first-order equations work, for the `cpu` engine.
+
+A description of an equation and its `StaggeredScheme` become lists of whole numbers: which
+differences of which fields, which layers absorb them, and which rates multiply them. The loops in
+`staggered_sweeps` go through these lists, so that they are compiled once for all equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.wave.engines.cpu.layout import MARGIN, Grid, lay_out, make_grid
+from hpcfwi.wave.equation import Derivative
+from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.staggered import Points, StaggeredScheme, group_terms, staggered_difference
+
+
+def _record(*names: str) -> np.dtype[Any]:
+    """Return the type of a row of a table of whole numbers."""
+    return np.dtype([(name, np.int64) for name in names])
+
+
+# A difference of a field along an axis, with the layers in which it is absorbed. stride: array rows
+# between neighbours, 0 along the rows; between: 1 if it lies half a cell after the field's places;
+# buffer: that in which it is summed.
+DIFFERENCE = _record("field", "axis", "stride", "between", "first_layer", "end_layer", "buffer")
+# A box of absorbing cells. memory: index of its first memory variable; profile: row of the CPML's
+# profiles; along: 0 if the axis is that of planes, 1 for rows of a plane, 2 for cells of a row.
+LAYER = _record("front", "back", "top", "bottom", "left", "right", "memory", "profile", "along")
+# Fields that share differences. kind: one of the constants below.
+GROUP = _record("kind", "first_target", "end_target", "first_difference", "end_difference")
+# One field, whose differences have the same rate; two fields, and one difference across the rows
+# and one along them; any others.
+SUM_OF_DIFFERENCES, PAIR_OF_DIFFERENCES, OTHER_DIFFERENCES = range(3)
+# A field and the terms (rate, buffer) that are added to it.
+TARGET = _record("field", "first_term", "end_term")
+TERM = _record("rate", "buffer")
+# The rates and adjoint fields whose products are summed in the buffer of a difference.
+WEIGHT = _record("rate", "field")
+# A product of an adjoint field and a stored buffer, which is added to the gradient of a rate.
+PRODUCT = _record("gradient", "field", "sample")
+# A field and the factor of its image above a free surface: depth -k is that of depth k - shift.
+IMAGE = _record("field", "shift", "sign")
+# A cell of the sources: `weights` times the signal of `source` is added to it.
+EMISSION = _record("field", "row", "column", "source")
+# A cell of the receivers.
+TAP = _record("field", "row", "column")
+
+
+# Room for the rows of each list of a stage.
+MOST = 48
+_LISTS = {
+    "differences": DIFFERENCE,
+    "groups": GROUP,
+    "targets": TARGET,
+    "terms": TERM,
+    "weights": WEIGHT,
+    "ends": np.dtype(np.int64),
+    "samples": np.dtype(np.int64),
+    "products": PRODUCT,
+    "images": IMAGE,
+}
+# The lists of a stage, of which `n_differences` and so on are the lengths. weights: rows ends[d] to
+# ends[d + 1] - 1 are those of difference d; samples: the buffers that are stored.
+STAGE = np.dtype(
+    [(f"n_{name}", np.int64) for name in _LISTS]
+    + [(name, kind, (MOST,)) for name, kind in _LISTS.items()]
+)
+
+
+class StaggeredTables(NamedTuple):
+    """The discrete equation of a problem's shots.
+
+    weights: of the differences along z, y and x; rates: (rate, row, column); stages, layers: of the
+    types `STAGE` and `LAYER`; a, b: the CPML's profiles, (profile, place); memory: number of memory
+    variables; surface: array rows from one depth to the next, 0 if there is no free surface.
+    """
+
+    grid: Grid
+    weights: tuple[tuple[np.floating, ...], ...]
+    rates: NDArray
+    stages: NDArray
+    layers: NDArray
+    a: NDArray
+    b: NDArray
+    memory: int
+    surface: int
+
+
+class Emitters(NamedTuple):
+    """The cells to which the sources add, and their factors.
+
+    ends: entries ends[k] to ends[k + 1] - 1 belong to stage k, and are sorted by row.
+    """
+
+    cells: NDArray
+    weights: NDArray
+    ends: tuple[int, int, int]
+
+
+class Recorders(NamedTuple):
+    """The cells whose weighted sums are recorded.
+
+    ends: entries ends[r] to ends[r + 1] - 1 are those of the trace with the number traces[r];
+    stages: traces[stages[k]] to traces[stages[k + 1] - 1] are read before stage k, because it does
+    not update their fields.
+    """
+
+    cells: NDArray
+    weights: NDArray
+    ends: NDArray[np.int64]
+    traces: NDArray[np.int64]
+    stages: tuple[int, int, int]
+
+
+class Entries:
+    """The taps of a shot's points with a weight, in the layout of the"""
+
+    def __init__(self, points: Points, shape: tuple[int, ...], shot: int) -> None:
+        self.point, self.tap = np.nonzero(points.weights[shot])
+        self.row, self.column = _locate(points.cells[shot, self.point, self.tap], shape)
+
+    def take(self, values: NDArray) -> NDArray:
+        """Return values (point, tap) of these taps."""
+        taken: NDArray = values[self.point, self.tap]
+        return taken
+
+
+def _locate(cells: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
+    """Return the array rows and columns of cells of the flattened grid."""
+    grid = make_grid(shape)
+    plane, row, x = np.unravel_index(cells, (grid.planes, grid.rows, grid.nx))
+    return grid.base + plane * grid.stride + row, MARGIN + x
+
+
+def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype) -> Recorders:
+    """Return the recorders of a shot; receiver r of component c is trace c * receivers + r."""
+    names = list(scheme.system.fields)
+    cells, weights, keys = [], [], []
+    receivers = next(iter(scheme.recordings[0].points.values())).weights.shape[1]
+    count = receivers * len(scheme.recordings)
+    for component, (stage, recording) in enumerate(
+        zip(scheme.reading_stages, scheme.recordings, strict=True)
+    ):
+        for name, points in recording.points.items():
+            entries = Entries(points, scheme.shape, shot)
+            some = np.zeros(entries.tap.size, TAP)
+            some["field"] = names.index(name)
+            some["row"], some["column"] = entries.row, entries.column
+            cells.append(some)
+            weights.append(entries.take(points.weights[shot]))
+            keys.append(stage * count + component * receivers + entries.point)
+    read = np.repeat(np.array(scheme.reading_stages) * count, receivers) + np.arange(count)
+    traces, key = np.sort(read), np.concatenate(keys)
+    order = np.argsort(key, kind="stable")
+    return Recorders(
+        np.concatenate(cells)[order],
+        np.concatenate(weights)[order].astype(dtype),
+        np.append(np.searchsorted(key[order], traces), key.size),
+        traces % count,
+        (0, int(np.searchsorted(traces, count)), count),
+    )
+
+
+def make_tables(
+    problem: Problem, scheme: StaggeredScheme, rates: Sequence[Tensor], wanted: Sequence[int]
+) -> StaggeredTables:
+    """Return the tables of a scheme; wanted: numbers of the rates that have a gradient."""
+    grid, ndim = make_grid(scheme.shape), len(scheme.axes)
+    like = rates[0].detach().numpy().dtype
+    each = [tuple(staggered_difference(problem.order, h).astype(like)) for h in problem.spacing]
+    numbers = {id(rate): number for number, rate in enumerate(rates)}
+    layers = _Layers(scheme, grid, like)
+    stages = np.zeros(2, STAGE)
+    for number, stage in enumerate(stages):
+        lists = _list_stage(problem, scheme, grid, number, numbers, wanted, layers)
+        for name, rows in lists.items():
+            stage[f"n_{name}"] = len(rows)
+            stage[name][: len(rows)] = np.array(rows, _LISTS[name])
+    return StaggeredTables(
+        grid,
+        (each[0], each[-2], each[-1]),  # of z, y and x; there is no y in 2-D
+        np.stack([lay_out(rate.detach()) for rate in rates]),
+        stages,
+        np.array(layers.rows, LAYER),
+        layers.a,
+        layers.b,
+        layers.memory,
+        0 if not problem.free_surface else 1 if ndim == 2 else grid.stride,
+    )
+
+
+class _Layers:
+    """The absorbing layers of a scheme, with its profiles."""
+
+    def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype) -> None:
+        self.grid, self.rows, self.memory = grid, list[tuple[int, ...]](), 0
+        self.axes = scheme.axes
+        profiles = [each for axis in scheme.axes for each in scheme.profiles[axis]]
+        longest = max(scheme.shape)
+        self.a, self.b = (
+            np.stack([np.pad(v, (0, longest - len(v))) for v in values]).astype(dtype)
+            for values in ([p.a for p in profiles], [p.b for p in profiles])
+        )
+
+    def add(self, axis: str, between: int) -> None:
+        """Append the layers of a difference at both ends of its axis."""
+        number = self.axes.index(axis)
+        along = number + 3 - len(self.axes)
+        profile = 2 * number + between
+        whole = [0, self.grid.planes, 0, self.grid.rows, 0, self.grid.nx]
+        n = whole[2 * along + 1]
+        inside = np.flatnonzero(self.a[profile, :n] == 0)
+        low, high = (inside[0], inside[-1] + 1) if len(inside) else (n, n)
+        for begin, end in ((0, low), (high, n)):
+            if begin < end:
+                box = whole.copy()
+                box[2 * along : 2 * along + 2] = begin, end
+                self.rows.append((*box, self.memory, profile, along))
+                self.memory += int(np.prod(np.diff(box)[::2]))
+
+
+def _make_difference(
+    scheme: StaggeredScheme, grid: Grid, derivative: Derivative, slot: int, layers: _Layers
+) -> tuple[int, ...]:
+    axis, field = derivative
+    between = int(axis not in scheme.system.fields[field].half)
+    first = len(layers.rows)
+    layers.add(axis, between)
+    stride = {"z": grid.stride if grid.planes > 1 else 1, "y": 1, "x": 0}[axis]
+    number = list(scheme.system.fields).index(field)
+    return number, "zyx".index(axis), stride, between, first, len(layers.rows), slot
+
+
+def _list_stage(
+    problem: Problem,
+    scheme: StaggeredScheme,
+    grid: Grid,
+    number: int,
+    numbers: Mapping[int, int],
+    wanted: Sequence[int],
+    layers: _Layers,
+) -> dict[str, Sequence[Any]]:
+    """Return the lists of a stage by name, and append its layers."""
+    system, names = scheme.system, list(scheme.system.fields)
+    stage = system.stages[number]
+    used: dict[str, dict[Derivative, int]] = {
+        name: {term.derivative: numbers[id(scheme.rates[name, term.derivative])] for term in terms}
+        for name, terms in stage.items()
+    }
+    differences, groups, targets, terms, products = (list[tuple[int, ...]]() for _ in range(5))
+    samples: list[int] = []
+    buffer: dict[Derivative, int] = {}
+    for names_of_group in group_terms(used):
+        derivatives = sorted(
+            {d for name in names_of_group for d in used[name]},
+            key=lambda d: (scheme.axes.index(d[0]), d[1]),
+        )
+        first = len(differences)
+        found = {rate for name in names_of_group for rate in used[name].values()}
+        if len(names_of_group) == len(found) == 1:
+            kind = SUM_OF_DIFFERENCES
+        elif len(names_of_group) == len(derivatives) == 2 and derivatives[1][0] == "x":
+            kind = PAIR_OF_DIFFERENCES
+        else:
+            kind = OTHER_DIFFERENCES
+        for derivative in derivatives:
+            slot = first if kind == SUM_OF_DIFFERENCES else len(differences)
+            buffer[derivative] = slot
+            differences.append(_make_difference(scheme, grid, derivative, slot, layers))
+        groups.append(
+            (kind, len(targets), len(targets) + len(names_of_group), first, len(differences))
+        )
+        for name in names_of_group:
+            begin = len(terms)
+            each = {(used[name][d], buffer[d]): None for d in derivatives if d in used[name]}
+            terms.extend(each)
+            targets.append((names.index(name), begin, len(terms)))
+            for rate, slot in each:
+                if rate in wanted:
+                    if slot not in samples:
+                        samples.append(slot)
+                    products.append((wanted.index(rate), names.index(name), samples.index(slot)))
+    weights, ends = list[tuple[int, int]](), [0]
+    for derivative in buffer:
+        weights.extend(
+            (each[derivative], names.index(name))
+            for name, each in used.items()
+            if derivative in each
+        )
+        ends.append(len(weights))
+    images = [
+        (number, int("z" in field.half), -1 if field.odd else 1)
+        for number, (name, field) in enumerate(system.fields.items())
+        if name in stage and problem.free_surface
+    ]
+    return {
+        "differences": differences,
+        "groups": groups,
+        "targets": targets,
+        "terms": terms,
+        "weights": weights,
+        "ends": ends,
+        "samples": samples,
+        "products": products,
+        "images": images,
+    }

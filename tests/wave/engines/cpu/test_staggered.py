@@ -1,0 +1,254 @@
+"""Tests of first-order equations in the `cpu` engine, against the reference engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hpcfwi.wave import Acquisition, Method, Simulation
+from hpcfwi.wave.engines.cpu import staggered
+from hpcfwi.wave.engines.cpu.estimates import count_kept
+from hpcfwi.wave.engines.cpu.windows import whole_of
+from hpcfwi.wave.history import Snapshots
+from hpcfwi.wave.simulation import set_up
+from tests.wave.examples import relative
+from tests.wave.media import FIRST_ORDER, Survey, random_medium, random_survey
+
+EXACT = Snapshots(interval=1)
+equations = pytest.mark.parametrize("equation", FIRST_ORDER)
+orders = pytest.mark.parametrize("order", [2, 4, 6, 8])
+surfaces = pytest.mark.parametrize("free_surface", [False, True])
+shapes = pytest.mark.parametrize("shape", [(26, 40), (10, 12, 9)])
+
+
+def everything(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the options that record every component."""
+    names = ["pressure", "vz", "vx", *(["vy"] if len(shape) == 3 else []), "strain"]
+    return {"components": names, "directions": [1.0, 2.0, 3.0][: len(shape)], "gauge": 6.0}
+
+
+def traces_and_gradients(
+    equation: str, model: dict[str, Tensor], survey: Survey, **changes: Any
+) -> list[Tensor]:
+    """Return the traces, and the gradients of a fixed white product with model and wavelet."""
+    leaves = [array.clone().requires_grad_() for array in (*model.values(), survey.wavelet)]
+    traces = survey.propagate(
+        equation, dict(zip(model, leaves, strict=False)), wavelet=leaves[-1], **changes
+    )
+    residual = torch.randn(traces.shape, generator=torch.Generator().manual_seed(3))
+    return [traces.detach(), *torch.autograd.grad((traces * residual).sum(), leaves)]
+
+
+@equations
+@orders
+@surfaces
+@shapes
+def test_traces_and_gradients_are_those_of_autograd(
+    equation: str, order: int, free_surface: bool, shape: tuple[int, ...]
+) -> None:
+    model = random_medium(equation, shape, water=3)
+    source_kind = "force-z" if free_surface else "explosive"
+    options = {"order": order, "free_surface": free_surface, "source_kind": source_kind}
+    survey = random_survey(shape, **options, **everything(shape))
+    expected = traces_and_gradients(equation, model, survey, engine="eager")
+    found = traces_and_gradients(equation, model, survey, engine="cpu")
+    for each, other in zip(found, expected, strict=True):
+        assert relative(each, other) < 1e-12
+
+
+@equations
+@shapes
+def test_forward_derivatives_are_those_of_autograd(equation: str, shape: tuple[int, ...]) -> None:
+    model = random_medium(equation, shape, water=3)
+    survey = random_survey(shape, free_surface=True, **everything(shape))
+    found = []
+    for engine in ("eager", "cpu"):
+        generator = torch.Generator().manual_seed(4)
+        with forward_ad.dual_level():
+            dual = {}
+            for name, array in model.items():
+                change = torch.randn(array.shape, generator=generator, dtype=array.dtype)
+                dual[name] = forward_ad.make_dual(array, array.mean() * change)
+            change = torch.randn(survey.wavelet.shape, generator=generator, dtype=torch.float64)
+            wavelet = forward_ad.make_dual(survey.wavelet, change)
+            traces = survey.propagate(equation, dual, wavelet=wavelet, engine=engine)
+            found.append(forward_ad.unpack_dual(traces).tangent)
+    assert relative(found[1], found[0]) < 1e-12
+
+
+def test_moment_tensors_are_those_of_the_reference_engine() -> None:
+    model = random_medium("elastic", (24, 26))
+    survey = random_survey((24, 26), source_kind=[[1.0, 0.5], [0.5, -2.0]], free_surface=True)
+    expected = traces_and_gradients("elastic", model, survey, engine="eager")
+    found = traces_and_gradients("elastic", model, survey, engine="cpu")
+    assert all(relative(*pair) < 1e-12 for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("shape", "threads"), [((150, 30), 2), ((150, 30), 3), ((13, 40, 12), 2)])
+def test_threads_that_share_a_shot_compute_the_same_bits(
+    shape: tuple[int, ...], threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {n: a.to(dtype) for n, a in random_medium("elastic", shape, water=3).items()}
+    survey = random_survey(shape, shots=1, free_surface=True, **everything(shape))
+    survey = replace(survey, wavelet=survey.wavelet.to(dtype))
+    teams = []
+    run_team = staggered.run_team
+    monkeypatch.setattr(
+        staggered, "run_team", lambda size, work: (teams.append(size), run_team(size, work))
+    )
+    found = []
+    try:
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            found.append(traces_and_gradients("elastic", model, survey, engine="cpu"))
+    finally:
+        torch.set_num_threads(1)
+    assert set(teams) == {1, threads}
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_shots_have_the_same_bits_alone_and_together() -> None:
+    model = random_medium("elastic", (30, 33))
+    survey = random_survey((30, 33), shots=3)
+    together = survey.propagate("elastic", model, engine="cpu")
+    for shot in range(3):
+        one = slice(shot, shot + 1)
+        alone = replace(
+            survey,
+            wavelet=survey.wavelet[one],
+            sources=survey.sources[one],
+            receivers=survey.receivers[one],
+        )
+        assert torch.equal(alone.propagate("elastic", model, engine="cpu"), together[one])
+
+
+@equations
+def test_windows_do_not_change_traces_and_gradients(
+    equation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (260, 290)
+    model = random_medium(equation, shape, water=3)
+    survey = random_survey(shape, shots=1, samples=60, order=4)
+    inside = traces_and_gradients(equation, model, survey, engine="cpu")
+    made = staggered._Shots._make_tape
+
+    def everywhere(self: Any, shot: Any) -> Any:
+        tape = made(self, shot)
+        tape.windows[:] = whole_of.py_func(shot.tables.grid)
+        return tape
+
+    monkeypatch.setattr(staggered._Shots, "_make_tape", everywhere)
+    whole = traces_and_gradients(equation, model, survey, engine="cpu")
+    assert torch.equal(inside[0], whole[0])
+    assert all(relative(*pair) < 1e-13 for pair in zip(inside, whole, strict=True))
+
+
+def elastic_simulation(history: Snapshots, dtype: torch.dtype = torch.float32) -> Simulation:
+    """Return a simulation whose wavelet is well sampled by its steps."""
+    shape = (60, 70)
+    model = {
+        "vp": torch.full(shape, 2000.0, dtype=dtype),
+        "vs": torch.full(shape, 1000.0, dtype=dtype),
+        "rho": torch.full(shape, 2000.0, dtype=dtype),
+    }
+    model["vp"][30:] = 2200.0
+    time = 1e-3 * torch.arange(400, dtype=dtype)
+    wavelet = torch.exp(-(((time - 0.08) / 0.03) ** 2)) * torch.sin(60.0 * (time - 0.08))
+    shots = Acquisition(
+        1e-3, wavelet, torch.tensor([[100.0, 350.0]]), torch.tensor([[20.0, 200.0], [20.0, 500.0]])
+    )
+    task = set_up(
+        model,
+        10.0,
+        shots,
+        Method(order=4, equation="elastic", history=history),
+        wanted=["vp", "vs"],
+    )
+    return Simulation(task, keep=True)
+
+
+@pytest.mark.parametrize(
+    ("history", "error"),
+    [
+        (Snapshots(interval=8), 0.02),
+        (Snapshots(interval=1, format="float16"), 2e-3),
+        (Snapshots(interval=8, format="float16"), 0.02),
+        (Snapshots(interval=1, format="int8"), 0.05),
+    ],
+)
+def test_sampled_and_shortened_histories_give_nearly_the_same_gradient(
+    history: Snapshots, error: float
+) -> None:
+    exact = elastic_simulation(EXACT)
+    expected = exact.backpropagate(exact.data).model
+    found = elastic_simulation(history)
+    assert torch.equal(found.data, exact.data)
+    gradients = found.backpropagate(found.data).model
+    assert list(gradients) == ["vp", "vs"]
+    for name, gradient in gradients.items():
+        assert 0.0 < relative(gradient, expected[name]) < error
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_scattering_is_the_transpose_of_the_gradient(interval: int) -> None:
+    simulation = elastic_simulation(Snapshots(interval=interval), torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    residual = torch.randn(simulation.data.shape, generator=generator, dtype=torch.float64)
+    change = {
+        name: torch.randn((60, 70), generator=generator, dtype=torch.float64)
+        for name in ("vp", "vs")
+    }
+    gradients = simulation.backpropagate(residual).model
+    product = sum((change[name] * gradients[name][0]).sum() for name in change)
+    scattered = (simulation.scatter(change) * residual).sum()
+    assert float(scattered) == pytest.approx(float(product), rel=1e-10)
+
+
+def test_only_differences_of_wanted_parameters_are_stored() -> None:
+    shape = (26, 26)
+    model = random_medium("elastic", shape)
+    shots = Acquisition(1e-3, torch.ones(4), torch.zeros(1, 2), torch.zeros(1, 2))
+    counts = []
+    for wanted in (["rho"], ["vp"], ["vs"], ["vp", "vs"], ["vp", "vs", "rho"]):
+        task = set_up(model, 10.0, shots, Method(equation="elastic", order=4), wanted=wanted)
+        problem = replace(task.problem, history=EXACT)
+        _, state = staggered.forward(problem, task.wavelet, keep=True)
+        assert state is not None
+        counts.append(state.shots._tables.stages["n_samples"].sum())
+        assert counts[-1] == count_kept(problem)
+    assert counts == [5, 2, 3, 3, 5]
+
+
+def test_footprint_grows_with_samples_shots_and_stored_differences() -> None:
+    shape = (80, 90)
+    model = random_medium("elastic", shape)
+
+    def footprint(shots: int, wanted: list[str], history: Snapshots) -> int:
+        points = torch.full((shots, 2), 100.0)
+        acquisition = Acquisition(1e-3, torch.ones(200), points, points[:1])
+        method = Method(equation="elastic", order=4)
+        task = set_up(model, 10.0, acquisition, method, wanted=wanted)
+        return task.footprint(history)
+
+    found = [
+        footprint(1, ["vp", "vs"], Snapshots(interval=8, format="float16")),
+        footprint(1, ["vp", "vs"], Snapshots(interval=8)),
+        footprint(1, ["vp", "vs"], EXACT),
+        footprint(1, ["vp", "vs", "rho"], EXACT),
+        footprint(3, ["vp", "vs", "rho"], EXACT),
+    ]
+    assert all(smaller < larger for smaller, larger in pairwise(found))
+
+
+@equations
+def test_engines_without_the_equation_are_refused(equation: str) -> None:
+    survey = random_survey((20, 20))
+    with pytest.raises(ValueError, match=f"engine is 'deepwave'; .* for the equation {equation}"):
+        survey.propagate(equation, random_medium(equation, (20, 20)), engine="deepwave")
