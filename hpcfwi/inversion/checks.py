@@ -24,6 +24,7 @@ from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey, divide, find_amplitudes, find_frequencies
 from hpcfwi.wave.engines import choose
+from hpcfwi.wave.equation import find_equation
 from hpcfwi.wave.numerics import longest_step
 
 # Smallest number of wavelengths in the longest side of a model. Waves do not see smaller models.
@@ -203,9 +204,9 @@ def _on_surface(points: NDArray[np.float64], top: float, spacing: float) -> NDAr
 
 
 def refuse_engine(config: Config, where: str, context: Context) -> None:
-    """Raise `InputError` for an engine that cannot work on this rank's device."""
+    """Raise `InputError` for an engine that lacks the equation, or cannot work on this device."""
     try:
-        choose(config.wave.engine, context.device)
+        choose(config.wave.engine, context.device, find_equation(config.wave.equation))
     except ValueError as error:
         raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
 

@@ -232,7 +232,6 @@ class Experiment:
         return Simulator(
             self.wave_grid,
             Method(
-                equation=wave.equation,
                 order=wave.order,
                 boundary=wave.boundary,
                 free_surface=wave.free_surface,
@@ -240,6 +239,7 @@ class Experiment:
                 max_velocity=self._fastest_within_bounds(model),
                 engine=wave.engine,
                 history=_history(wave.history, spectrum.highest()),
+                equation=wave.equation,
             ),
             self.aperture,
             self.coarsening,

@@ -15,6 +15,7 @@ from os.path import realpath
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
@@ -70,6 +71,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     if target is None:
         _check_parameters(config)
     given = _load_given(config, names, context)
+    _check_medium(config, given, "model.file" if section.file is not None else "model.dataset")
     if section.spacing is not None:
         spacing = (section.spacing,) * given.grid.ndim
         _check_shape(resampled_shape(given.grid, spacing), spacing, context)
@@ -103,10 +105,13 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     elif asked.linear is not None:
         kept = known.cells(config.inversion, start.grid)
         initial = once_per_host(partial(_make_linear, asked.linear, start, kept), context)
+    initial = _limit_medium(config, initial)
+    _check_medium(config, initial, "model.initial")
     is_synthetic = config.survey.file is None
     true = given if is_synthetic or section.dataset is not None else None
     if section.true is not None:
         true = load_onto(given.grid, section.true, names, "model.true", context)
+        _check_medium(config, true, "model.true")
     experiment = Experiment(config, true, initial, known, survey, observed, is_synthetic)
     files = dict.fromkeys(file for _, part in config.stages() for file in part.data.picks)
     picks = {
@@ -167,6 +172,29 @@ def _load_given(config: Config, names: Sequence[str], context: Context) -> Model
         )
     chosen = Model(found.grid, {name: found[name] for name in names})
     return once_per_host(lambda: chosen, context)
+
+
+def _check_medium(config: Config, model: Model, key: str) -> None:
+    """Raise `InputError` if waves cannot be simulated in a model."""
+    fault = find_equation(config.wave.equation).find_fault(model.arrays)
+    if fault is not None:
+        raise InputError(
+            key,
+            fault,
+            f'Change the model, or choose another wave.equation than "{config.wave.equation}".',
+        )
+
+
+def _limit_medium(config: Config, model: Model) -> Model:
+    """Return a smoothed or linear model in which waves can be simulated, see `Equation.limit`.
+
+    Parameters are smoothed separately, and need not be possible together.
+    """
+    if config.model.initial.smoothing is None and config.model.initial.linear is None:
+        return model
+    arrays = model.as_tensors(torch.device("cpu")).arrays
+    changed = find_equation(config.wave.equation).limit(arrays, arrays.keys())
+    return Model(model.grid, {**model.arrays, **{n: a.numpy() for n, a in changed.items()}})
 
 
 def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: Context) -> None:

@@ -23,7 +23,6 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Magnitudes
 from hpcfwi.parallel.shards import gather_to_root, has_shards, replace_leaves
-from hpcfwi.wave.engines import choose
 from hpcfwi.wave.history import (
     Auto,
     Boundary,
@@ -50,7 +49,7 @@ class EngineChoice:
     @classmethod
     def of(cls, simulator: Simulator, device: torch.device) -> Self:
         """Return the choice of this simulator."""
-        engine = choose(simulator.method.engine, device).NAME
+        engine = simulator.method.choose_engine(device).NAME
         history = simulator.method.history
         assert isinstance(history, Snapshots | Boundary | Recompute), "chosen in inversion.memory"
         return cls(engine, history)
@@ -76,7 +75,7 @@ class EngineChoice:
         Rank 0 warns if the engine differs.
         """
         simulator = experiment.make_simulator()
-        engine = choose(simulator.method.engine, context.device).NAME
+        engine = simulator.method.choose_engine(context.device).NAME
         if engine != self.engine and context.is_root:
             log.warning(
                 "This run continues with the %s engine, but was computed with %s so far: "

@@ -1,0 +1,150 @@
+"""Tests of inversions with equations other than the acoustic one, for several parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcfwi.model import Model
+from hpcfwi.report.page import read_metrics
+from hpcfwi.storage.models import read_model, write_model
+from tests.inversion.examples import WATER, true_model, write_input
+from tests.ranks import messages, run_ranks
+
+# Receivers on the sea floor, between grid points; a step too long for the scheme is divided.
+KEYS: dict[str, Any] = {
+    "survey.receivers.depth": 55.0,
+    "wave.free_surface": True,
+    "inversion.epochs": 4,
+    "inversion.batch": 5,
+    "output.every": 4,
+    "output.checkpoint": 1,
+}
+INVERTED = {
+    "elastic": ["vp", "vs"],
+    "acoustic-density": ["vp", "rho"],
+    "acoustic-vti": ["vp", "epsilon", "delta"],
+}
+
+
+def write_medium(folder: Path, **changes: float) -> None:
+    """Write the model of the examples with arrays for every equation, and no S waves in water."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = true_model()
+    vp = model["vp"]
+    rock = vp > 1500.0
+    arrays = {
+        "vp": vp,
+        "vs": np.where(rock, 0.5 * vp, 0.0),
+        "rho": np.where(rock, 310.0 * vp**0.25, 1000.0),
+        "epsilon": np.where(rock, 0.1, 0.0),
+        "delta": np.where(rock, 0.05, 0.0),
+    }
+    for name, factor in changes.items():
+        arrays[name] = factor * arrays[name]
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    write_model(folder / "true.h5", Model(model.grid, arrays))
+
+
+def write_elastic(folder: Path, equation: str, **changes: Any) -> Path:
+    """Write the input of an inversion with an equation, and its model."""
+    write_medium(folder)
+    names = INVERTED[equation]
+    keys = {**KEYS, "wave.equation": equation, "inversion.parameters": names, **changes}
+    return write_input(folder, keys)
+
+
+@pytest.mark.parametrize("equation", INVERTED)
+def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
+    hpcfwi: Any, tmp_path: Path, equation: str
+) -> None:
+    names, run = INVERTED[equation], tmp_path / "run"
+    sizes = {"vp": 100.0, "vs": 100.0, "rho": 100.0, "epsilon": 0.05, "delta": 0.05}
+    scale = {name: sizes[name] for name in names}
+    path = write_elastic(tmp_path, equation, **{"inversion.scale": scale, "inversion.batch": 10})
+    assert hpcfwi("run", path, "--quiet") == 0
+    entries = read_metrics(run / "metrics.jsonl")
+    assert entries[-1]["loss"] < 0.8 * entries[0]["loss"]
+    assert all(f"model_error_{name}" in entries[-1] for name in names[1:])
+    result, true = read_model(run / "model.h5"), read_model(tmp_path / "true.h5")
+    water = true.grid.coordinates(0) <= WATER
+    for name, array in result.arrays.items():
+        if name in names:
+            assert not np.array_equal(array[~water], true[name][~water])
+        np.testing.assert_array_equal(array[water], true[name][water])
+
+
+@pytest.mark.parametrize("equation", ["elastic", "acoustic-density"])
+def test_ranks_and_kills_do_not_change_the_bits(tmp_path: Path, equation: str) -> None:
+    found = []
+    for ranks, epochs in ((1, (4,)), (2, (4,)), (3, (2, 4))):
+        folder = tmp_path / str(ranks)
+        path = write_elastic(folder, equation)
+        for last in epochs:
+            command = [
+                "-m",
+                "hpcfwi",
+                "run",
+                str(path),
+                "--quiet",
+                "--set",
+                f"inversion.epochs={last}",
+            ]
+            job = run_ranks(ranks, command, warm=True)
+            assert job.returncode == 0, job.stderr
+        found.append(read_model(folder / "run" / "model.h5"))
+    for name in INVERTED[equation]:
+        for other in found[1:]:
+            np.testing.assert_array_equal(other[name], found[0][name])
+
+
+@pytest.mark.parametrize(
+    ("equation", "changes", "words"),
+    [
+        ("elastic", {"vs": 1.5}, ["model.file", "vs is above vp / sqrt(2)", "wave.equation"]),
+        ("acoustic-vti", {"delta": 3.0}, ["model.file", "epsilon is below delta"]),
+    ],
+)
+def test_medium_in_which_waves_are_unstable_is_refused(
+    hpcfwi: Any,
+    tmp_path: Path,
+    equation: str,
+    changes: dict[str, float],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_elastic(tmp_path, equation)
+    write_medium(tmp_path, **changes)
+    assert hpcfwi("run", path, "--quiet") == 2
+    (message,) = messages(capsys.readouterr().err)
+    assert all(word in message for word in words)
+
+
+def test_engine_without_the_equation_is_refused(
+    hpcfwi: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_elastic(tmp_path, "elastic", **{"wave.engine": "deepwave"})
+    assert hpcfwi("run", path, "--quiet") == 2
+    (message,) = messages(capsys.readouterr().err)
+    assert "wave.engine" in message
+    assert "for the equation elastic" in message
+
+
+def test_steps_keep_vs_within_its_limit(hpcfwi: Any, tmp_path: Path) -> None:
+    write_medium(tmp_path, vs=1.38)
+    path = write_input(
+        tmp_path,
+        {
+            **KEYS,
+            "wave.equation": "elastic",
+            "inversion.parameters": ["vp", "vs"],
+            "inversion.optimizer.lr": 60.0,
+        },
+    )
+    assert hpcfwi("run", path, "--quiet") == 0
+    result = read_model(tmp_path / "run" / "model.h5")
+    ratio = result["vs"] / result["vp"]
+    assert 0.7 < ratio.max() <= 0.5**0.5
