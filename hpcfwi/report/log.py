@@ -168,17 +168,17 @@ class Progress:
         units: int = 1,
         *,
         misfit: float | None = None,
-        model_error: float | None = None,
+        errors: str | None = None,
         note: str | None = None,
     ) -> None:
-        """Count more units; report the misfit, the model error (m/s) and a note if given."""
+        """Count more units; report the misfit, the model errors and a note if given."""
         if not self._enabled or units == 0:
             return
         now = time.monotonic()
         self._seconds.append((now - self._last) / units)
         self._last = now
         self._done += units
-        line = self._line(misfit, model_error)
+        line = self._line(misfit, errors)
         if note is not None:
             line += f"  ({note})"
         if self._bar is not None:
@@ -193,12 +193,12 @@ class Progress:
     def _count(self) -> str:
         return f"{self._unit} {self._done:{len(str(self._total))}d}/{self._total}"
 
-    def _line(self, misfit: float | None, model_error: float | None) -> str:
+    def _line(self, misfit: float | None, errors: str | None) -> str:
         parts = [self._count]
         if misfit is not None:
             parts.append(f"misfit {misfit:.4e}")
-        if model_error is not None:
-            parts.append(f"error {model_error:.1f} m/s")
+        if errors is not None:
+            parts.append(f"error {errors}")
         parts.append(f"{self._seconds[-1]:.3g} s/{self._unit}")
         left = (self._total - self._done) * statistics.median(self._seconds)
         parts.append(f"left {say_duration(left)}")

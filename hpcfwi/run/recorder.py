@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,7 +67,7 @@ class Recorder:
         # A state that was read from a checkpoint need not be written again.
         self._saved = self.state.epoch
         self._has_begun = False
-        self._first_error: float | None = None
+        self._first_errors: dict[str, float] | None = None
         self._imaged: tuple[Model, NDArray[np.float64]] | None = None
         self._cuts: tuple[int, ...] | None = None
 
@@ -86,14 +86,13 @@ class Recorder:
             table = context.broadcast(table, newest)
             self.state = State.from_table(table, self.experiment.initial.grid, context.device)
 
-    def measure_initial_error(self) -> None:
+    def measure_initial_errors(self) -> None:
         """Measure the error of the initial model, for comparisons; collective.
 
         It is measured once, unless a rank died before all ranks had the result.
         """
-        if None in self.context.all_gather(self._first_error):
-            (name, *_) = self.experiment.config.inversion.parameters
-            self._first_error = self._measure_error(self.experiment.initial, name)
+        if None in self.context.all_gather(self._first_errors):
+            self._first_errors = self._measure_errors(self.experiment.initial)
 
     def begin(self, reader: GatherReader) -> None:
         """Write the files that are due before the next epoch; rank 0 only.
@@ -124,10 +123,11 @@ class Recorder:
 
         The score is the model error or, if the true model is not known, the misfit.
         """
-        name, *others = self.experiment.config.inversion.parameters
-        error = likeness = None
+        first, *others = self.experiment.config.inversion.parameters
+        errors, likeness = self._measure_errors(model), None
+        error = errors.get(first)
         if self.experiment.true is not None:  # otherwise the model is not copied from a GPU
-            error, likeness = self._measure_error(model, name), self._correlate(model)
+            likeness = self._correlate(model)
         history, stage = self.state.metrics, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -135,7 +135,7 @@ class Recorder:
             "stage": stage.name,
             "loss": evaluation.loss,
             "model_error": error,
-            **{f"model_error_{name}": self._measure_error(model, name) for name in others},
+            **{f"model_error_{name}": errors.get(name) for name in others},
             "shots": batch.shots.tolist(),
             "failed": list(evaluation.failed),
             "simulations": before + timings.simulations,
@@ -149,8 +149,15 @@ class Recorder:
             note = timings.describe()
             if timings.simulations > batch.shots.size:
                 note = f"{timings.simulations} simulations, {note}"
-            self.progress.advance(misfit=evaluation.loss, model_error=error, note=note)
+            shown = _say_errors(errors) if errors else None
+            self.progress.advance(misfit=evaluation.loss, errors=shown, note=note)
         return evaluation.loss if error is None else error, entry
+
+    def _measure_errors(self, model: Model[Any]) -> dict[str, float]:
+        """Return the errors of the inverted parameters, none without a true model; collective."""
+        names = self.experiment.config.inversion.parameters
+        found = {name: self._measure_error(model, name) for name in names}
+        return {name: error for name, error in found.items() if error is not None}
 
     def _measure_error(self, model: Model[Any], name: str) -> float | None:
         """Return the error of a parameter in free cells, None without a true model.
@@ -225,7 +232,7 @@ class Recorder:
         # From here on, a signal saves this state.
         self.state = state
         if picture is not None:
-            start = self._first_error
+            start = next(iter((self._first_errors or {}).values()), None)
             label = None
             if epoch == stage.last:
                 label = self.directory.label(stage.number, len(self.stages))
@@ -286,17 +293,17 @@ class Recorder:
                 last["correlation"],
                 self.directory.image,
             )
-        start, error = self._first_error, last["model_error"]
-        if start is not None and error is not None:
-            (name, *_) = self.experiment.config.inversion.parameters
-            unit = PARAMETERS[name].unit
+        first, *others = self.experiment.config.inversion.parameters
+        at_end = {first: last["model_error"]}
+        at_end |= {name: last.get(f"model_error_{name}") for name in others}
+        at_end = {name: error for name, error in at_end.items() if error is not None}
+        start = self._first_errors
+        if start and at_end.keys() == start.keys():
             log.log(
-                logging.INFO if error <= start else logging.WARNING,
-                "Model error: %.1f %s at the start, %.1f %s at the end",
-                start,
-                unit,
-                error,
-                unit,
+                logging.INFO if at_end[first] <= start[first] else logging.WARNING,
+                "Model error: %s at the start, %s at the end",
+                _say_errors(start),
+                _say_errors(at_end),
             )
         if best is not None and best.epoch < self.state.epoch:
             log.info("The best model is that of epoch %d: %s", best.epoch, self.directory.best)
@@ -363,6 +370,16 @@ class Recorder:
                 score = entry["loss"] if entry["model_error"] is None else entry["model_error"]
                 save_checkpoint(checkpoints, state.epoch, state.to_table(), score=score)
                 self._saved = state.epoch
+
+
+def _say_errors(errors: Mapping[str, float]) -> str:
+    """Return the errors of parameters with their units; a single one is not named."""
+    said = []
+    for name, error in errors.items():
+        unit = PARAMETERS[name].unit
+        value = f"{error:.1f} {unit}" if unit else f"{error:.4f}"
+        said.append(value if len(errors) == 1 else f"{name} {value}")
+    return ", ".join(said)
 
 
 def _list(shots: Iterable[int]) -> str:

@@ -205,7 +205,7 @@ def _run_stage(
         Watch(context, stop, recorder.save),
     ):
         recorder.progress = shown
-        recorder.measure_initial_error()
+        recorder.measure_initial_errors()
         context.from_root(lambda: recorder.begin(reader))
         sampler = _make_sampler(stage, objective, prefetcher)
         optimizer = make_optimizer(experiment, context)

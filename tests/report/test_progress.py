@@ -41,7 +41,7 @@ def test_batch_log_gets_one_plain_line_per_epoch(clock):
     out = io.StringIO()
     with Progress(12, stream=out) as progress:
         clock.now = 5.0
-        progress.advance(misfit=1.5e-4, model_error=352.06)
+        progress.advance(misfit=1.5e-4, errors="352.1 m/s")
         clock.now = 10.0
         progress.advance(misfit=1.2e-4)
     assert out.getvalue().splitlines() == [
@@ -92,7 +92,7 @@ def test_terminal_gets_a_live_bar(clock):
     out = Terminal()
     with Progress(20, stream=out) as progress:
         clock.now = 5.0
-        progress.advance(misfit=1.5e-4, model_error=352.06)
+        progress.advance(misfit=1.5e-4, errors="352.1 m/s")
     text = out.getvalue()
     assert "\x1b[" in text
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)

@@ -118,7 +118,7 @@ def test_ranks_fetch_each_block_of_the_model_once_to_measure_its_error(size, tmp
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_error_of_the_initial_model_is_measured_once_by_all_ranks(size, tmp_path, monkeypatch):
+def test_errors_of_the_initial_model_are_measured_once_by_all_ranks(size, tmp_path, monkeypatch):
     shape, measured = (3, BLOCK), []
     grid = Grid(shape, (10.0, 10.0), (0.0, 0.0))
     true = Model(grid, {"vp": np.full(shape, 2000.0, np.float32)})
@@ -133,12 +133,12 @@ def test_error_of_the_initial_model_is_measured_once_by_all_ranks(size, tmp_path
             return squared_difference(*blocks)
 
         monkeypatch.setattr("hpcfwi.run.recorder.squared_difference", note)
-        recorder.measure_initial_error()
-        recorder.measure_initial_error()
-        return recorder._first_error
+        recorder.measure_initial_errors()
+        recorder.measure_initial_errors()
+        return recorder._first_errors
 
     expected = rms_difference(initial["vp"], true["vp"], np.ones(shape, dtype=bool))
-    assert on_ranks(size, prepare) == [pytest.approx(expected, rel=1e-12)] * size
+    assert on_ranks(size, prepare) == [{"vp": pytest.approx(expected, rel=1e-12)}] * size
     assert len(measured) == 3
 
 
