@@ -2,9 +2,9 @@
 
     python benchmarks/report.py
 
-The newest file of each kind is used: `bench_*.json` of `hpcfwi bench`, `engines_*.json`
-and `long_*.json` of `engines.py`, `gpu_*.json` of `gpu.py` and, for docs/cluster.md,
-`scale_*.json` of `scale.py`.
+The newest file of each kind is used: `bench_*.json` of `hpcfwi bench`, `engines_*.json` and
+`long_*.json` of `engines.py`, `equations_*.json` of `equations.py`, `gpu_*.json` of `gpu.py` and,
+for docs/cluster.md, `scale_*.json` of `scale.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ the load average of the machine."""
 
 def make_page(results: Path) -> str:
     """Return the text of docs/performance.md, from the newest result of each kind in a folder."""
-    kinds = ("bench", "engines", "long", "gpu")
-    bench, engines, long, gpu = (newest(results, kind) for kind in kinds)
+    kinds = ("bench", "engines", "long", "equations", "gpu")
+    bench, engines, long, equations, gpu = (newest(results, kind) for kind in kinds)
     parts = [HEAD]
     if bench is not None:
         parts += _bench(bench)
@@ -41,6 +41,8 @@ def make_page(results: Path) -> str:
         parts += _engines(engines)
     if long is not None:
         parts += _long(long)
+    if equations is not None:
+        parts += _equations(equations)
     parts += _gpu(gpu)
     return "\n\n".join(parts) + "\n"
 
@@ -184,6 +186,30 @@ def _long(numbers: dict[str, Any]) -> Iterator[str]:
                 *(f"{t['seconds'][name]:.2f}" for name in programs),
                 f"{t['updates'] / t['seconds']['ours'] / 1e6:.0f}",
                 *(f"{t['ratios'][name]:.2f}" for name in ("devito", "deepwave")),
+            )
+            for t in numbers["timings"]
+        ],
+    )
+
+
+def _equations(numbers: dict[str, Any]) -> Iterator[str]:
+    yield "## Elastic waves, and density"
+    yield (
+        f"{_machine(numbers)} Deepwave {numbers['machine']['deepwave']}. One shot in the middle of "
+        f"{_short(numbers['points'])} points in float32; its wave has filled the grid after about "
+        "500 steps. Gradients are those with respect to all parameters, and both programs store "
+        f"every {numbers['interval']} steps (hpcfwi in float16). Measured by "
+        "`benchmarks/equations.py`."
+    )
+    yield _table(
+        ("equation", "order", "steps", "case", "hpcfwi, s", "Deepwave, s", "ratio"),
+        [
+            (
+                *(t[key] for key in ("equation", "order", "steps")),
+                "gradient" if t["gradient"] else "forward",
+                f"{t['ours']:.2f}",
+                f"{t['theirs']:.2f}",
+                f"{t['ratio']:.1f}",
             )
             for t in numbers["timings"]
         ],

@@ -117,8 +117,7 @@ def propagate(
                 "and pressure for acoustic: acoustic-density has others"
             )
         select_arrays(model, asked)
-        options = {name: value for name, value in vars(method).items() if name != "equation"}
-        found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **options)
+        found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **method.options)
         return found if isinstance(components, str) else torch.stack([found] * len(names))
     if len(sources) == 0:
         # There is nothing to simulate, but a gradient may be requested with those of other parts.

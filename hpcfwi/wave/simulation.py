@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,6 +69,11 @@ class Method:
     engine: str = "auto"
     history: str | Auto | History = "auto"
     equation: str = "acoustic"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The parameters of `acoustic`, by name."""
+        return {name: value for name, value in vars(self).items() if name != "equation"}
 
     def choose_engine(self, device: torch.device) -> engines.Engine:
         """Return the engine for a device; raise ValueError if it does not solve the equation."""

@@ -152,7 +152,7 @@ def test_conditioning_of_encoded_shots_equals_conditioning_before_sum(tmp_path):
 
     vp = torch.tensor(experiment.initial["vp"], requires_grad=True)
     shots = (torch.tensor(survey.wavelet), survey.sources, survey.receivers)
-    first, second = acoustic(vp, 20.0, survey.dt, *shots, **vars(simulator.method))
+    first, second = acoustic(vp, 20.0, survey.dt, *shots, **simulator.method.options)
     one, other = (
         torch.from_numpy(correct_point_source(o, w, survey.dt, conditioning.speed))
         for o, w in zip(observed, wavelets, strict=True)

@@ -103,7 +103,7 @@ def test_misfit_and_gradient_match_autograd_mean_over_shots(experiment, threads)
     observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
     wavelet = torch.from_numpy(survey.wavelet.copy())
     data = acoustic(
-        vp, 20.0, survey.dt, wavelet, survey.sources, survey.receivers, **vars(simulator.method)
+        vp, 20.0, survey.dt, wavelet, survey.sources, survey.receivers, **simulator.method.options
     )
     residual = data - torch.from_numpy(observed.astype(np.float32))
     misfit = 0.5 * survey.dt * residual.square().sum() / 4
@@ -136,7 +136,7 @@ def test_gradient_with_respect_to_wavelet_matches_autograd(experiment, encoded):
     emitted = factors[:, :, None] * wavelet
     places = survey.sources if encoded else survey.sources[:, None]
     data = acoustic(
-        model["vp"], 20.0, survey.dt, emitted, places, survey.receivers, **vars(simulator.method)
+        model["vp"], 20.0, survey.dt, emitted, places, survey.receivers, **simulator.method.options
     )
     (0.5 * survey.dt * (data - torch.from_numpy(observed)).square().sum() / n).backward()
 

@@ -294,7 +294,8 @@ def test_long_steps_are_divided_into_substeps() -> None:
             {"components": "strain", "directions": [0.0, 1.0], "gauge": 900.0},
             "gauge end positions lie outside the model",
         ),
-        ({"engine": "cpu"}, "engine is 'cpu'; expected eager for the equation elastic"),
+        ({"engine": "gpu"}, "engine is 'gpu'; expected .* for the equation elastic"),
+        ({"history": "boundary"}, "history is boundary; this engine has snapshots"),
     ],
 )
 def test_arguments_without_meaning_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -86,7 +86,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
         energy = energies[k] if len(energies) else no_records(shots[k]).energy
         histories[k].simulate(Records(traces[k], energy), threads)
 
-    each_shot(simulate, count, tables.grid)
+    each_shot(simulate, count, tables.grid.planes, tables.grid.rows)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
     return data, State(tables, steps, histories, energies) if keep else None
 
@@ -120,7 +120,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
             assert term is not None, "illuminations are wanted"
             whole[k] = term[0]
 
-    each_shot(backpropagate, shots, tables.grid)
+    each_shot(backpropagate, shots, tables.grid.planes, tables.grid.rows)
     energies = found[1:] if problem.illuminate else (None, None)
     return Gradients({"vp": found[0]}, wavelet.transpose(1, 2), *energies)
 
@@ -136,7 +136,7 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
     def scatter_one(k: int, threads: int) -> None:
         state.histories[k].scatter(Scattering(change, traces[k]), threads)
 
-    each_shot(scatter_one, len(traces), tables.grid)
+    each_shot(scatter_one, len(traces), tables.grid.planes, tables.grid.rows)
     return torch.from_numpy(traces).transpose(1, 2).contiguous()
 
 

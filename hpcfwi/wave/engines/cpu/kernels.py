@@ -77,13 +77,16 @@ def make_threads(size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, initializer=torch.set_flush_denormal, initargs=(True,))
 
 
-def each_shot(work: Callable[[int, int], None], shots: int, grid: Grid) -> None:
-    """Call work(shot, threads) for all shots; the last ones share the threads of the process."""
+def each_shot(work: Callable[[int, int], None], shots: int, planes: int, rows: int) -> None:
+    """Call work(shot, threads) for all shots; the last ones share the threads of the process.
+
+    planes, rows: those of the grid.
+    """
     threads = torch.get_num_threads()
     rest = shots % threads
     alone = shots - rest
-    blocks = -(-grid.rows // BLOCK)
-    most = max(1, blocks // LEAST_SHARES[grid.planes > 1])
+    blocks = -(-rows // BLOCK)
+    most = max(1, blocks // LEAST_SHARES[planes > 1])
     together = min(most, threads // rest) if rest else 1
     for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
         if len(numbers):

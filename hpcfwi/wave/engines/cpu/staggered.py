@@ -402,7 +402,7 @@ class _Shots:
                 ),
             )
 
-        each_shot(run, len(shots), self._tables.grid)
+        each_shot(run, len(shots), self._tables.grid.planes, self._tables.grid.rows)
         return torch.from_numpy(traces).transpose(1, 2).contiguous()
 
     def _make_state(self, threads: int, forward: bool) -> StaggeredState:
@@ -465,7 +465,7 @@ class _Shots:
                 ),
             )
 
-        each_shot(run, shots, self._tables.grid)
+        each_shot(run, shots, self._tables.grid.planes, self._tables.grid.rows)
         rates: list[Tensor | None] = [None] * self._rates
         for place, number in enumerate(self._varying):
             rates[number] = problem.interval * take_out(sums[:, place], problem.padded_shape)

@@ -5,8 +5,6 @@ differences of which fields, which layers absorb them, and which rates multiply 
 `staggered_sweeps` go through these lists, so that they are compiled once for all equations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

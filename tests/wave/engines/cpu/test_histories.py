@@ -12,7 +12,7 @@ from numba.core.event import install_recorder
 from torch import Tensor
 
 from hpcfwi.bench.waves import make_shots
-from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots, warm_up
+from hpcfwi.wave import Boundary, Method, Recompute, Simulation, Snapshots, warm_up
 from hpcfwi.wave.engines.cpu import histories
 from hpcfwi.wave.engines.cpu.kernels import ThreadTeam, run_team
 from hpcfwi.wave.history import Format, History
@@ -174,7 +174,7 @@ def test_field_without_an_absorbing_boundary_is_rebuilt_exactly() -> None:
 @pytest.mark.parametrize("history", [EXACT, Snapshots(3, format="int8"), *KEPT])
 def test_warm_up_compiles_everything_a_simulation_needs(history: History) -> None:
     shots = shots_in(FLAT, samples=30)
-    warm_up("cpu", 8, shots.vp)
+    warm_up(Method(order=8, engine="cpu"), {"vp": shots.vp})
     with install_recorder("numba:compile") as recorder:
         simulation = shots.simulate(engine="cpu", history=history)
         simulation.backpropagate(simulation.data)
