@@ -32,9 +32,10 @@ DIFFERENCE = _record("field", "axis", "stride", "between", "first_layer", "end_l
 LAYER = _record("front", "back", "top", "bottom", "left", "right", "memory", "profile", "along")
 # Fields that share differences. kind: one of the constants below.
 GROUP = _record("kind", "first_target", "end_target", "first_difference", "end_difference")
-# One field, whose differences have the same rate; two fields, and one difference across the rows
-# and one along them; any others.
+# One field, whose differences along different axes have the same rate; two fields, both with one
+# difference across the rows and one along them; any others.
 SUM_OF_DIFFERENCES, PAIR_OF_DIFFERENCES, OTHER_DIFFERENCES = range(3)
+MOST_TERMS = 3  # of a field in a group of other differences
 # A field and the terms (rate, buffer) that are added to it.
 TARGET = _record("field", "first_term", "end_term")
 TERM = _record("rate", "buffer")
@@ -48,7 +49,6 @@ IMAGE = _record("field", "shift", "sign")
 EMISSION = _record("field", "row", "column", "source")
 # A cell of the receivers.
 TAP = _record("field", "row", "column")
-
 
 # Room for the rows of each list of a stage.
 MOST = 48
@@ -117,7 +117,7 @@ class Recorders(NamedTuple):
 
 
 class Entries:
-    """The taps of a shot's points with a weight, in the layout of the"""
+    """The taps of a shot's points that have a weight, in the layout of the sweeps."""
 
     def __init__(self, points: Points, shape: tuple[int, ...], shot: int) -> None:
         self.point, self.tap = np.nonzero(points.weights[shot])
@@ -235,6 +235,17 @@ def _make_difference(
     return number, "zyx".index(axis), stride, between, first, len(layers.rows), slot
 
 
+def _kind_of(used: Sequence[Mapping[Derivative, int]], derivatives: Sequence[Derivative]) -> int:
+    """Return the kind of a group, of whose fields each uses some of the sorted derivatives."""
+    axes = [axis for axis, _ in derivatives]
+    rates = {rate for each in used for rate in each.values()}
+    assert all(len(each) <= MOST_TERMS for each in used), "there are rows for three terms at most"
+    if len(used) == len(rates) == 1 and len(set(axes)) == len(axes):
+        return SUM_OF_DIFFERENCES
+    is_pair = len(used) == 2 and all(len(each) == len(derivatives) == 2 for each in used)
+    return PAIR_OF_DIFFERENCES if is_pair and axes[0] != "x" == axes[1] else OTHER_DIFFERENCES
+
+
 def _list_stage(
     problem: Problem,
     scheme: StaggeredScheme,
@@ -260,13 +271,7 @@ def _list_stage(
             key=lambda d: (scheme.axes.index(d[0]), d[1]),
         )
         first = len(differences)
-        found = {rate for name in names_of_group for rate in used[name].values()}
-        if len(names_of_group) == len(found) == 1:
-            kind = SUM_OF_DIFFERENCES
-        elif len(names_of_group) == len(derivatives) == 2 and derivatives[1][0] == "x":
-            kind = PAIR_OF_DIFFERENCES
-        else:
-            kind = OTHER_DIFFERENCES
+        kind = _kind_of([used[name] for name in names_of_group], derivatives)
         for derivative in derivatives:
             slot = first if kind == SUM_OF_DIFFERENCES else len(differences)
             buffer[derivative] = slot
