@@ -263,8 +263,8 @@ def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float =
     """Smooth the model by a Gaussian of standard deviation `length` (m); `fixed` cells are kept.
 
     power: exponent of the values that are averaged; for velocities -1 preserves travel times.
-    Parameters that need not be positive are averaged themselves. Cells with vs = 0 are fluid: they
-    keep this value, and are left out of the averages of vs.
+    Parameters other than velocities that need not be positive are averaged themselves. Cells with
+    vs = 0 are fluid: they keep this value, and are left out of the averages of vs.
     """
     sigma = [length / h for h in model.grid.spacing]
 
@@ -273,14 +273,15 @@ def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float =
         return found
 
     def smooth_free(name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        if name == "vs" and not array.all():
-            solid = array > 0.0
-            share = blur(solid.astype(np.float64))
-            blurred = blur(array.astype(np.float64)) / np.where(solid, share, 1.0)
-            return np.where(fixed | ~solid, array, blurred).astype(np.float32)
-        exponent = power if PARAMETERS[name].positive else 1.0
-        blurred = blur(array.astype(np.float64) ** exponent)
-        return np.where(fixed, array, blurred ** (1.0 / exponent)).astype(np.float32)
+        if name != "vs":
+            exponent = power if PARAMETERS[name].positive else 1.0
+            blurred = blur(array.astype(np.float64) ** exponent)
+            return np.where(fixed, array, blurred ** (1.0 / exponent)).astype(np.float32)
+        solid = array > 0.0
+        averaged = solid * np.where(solid, array, 1.0).astype(np.float64) ** power
+        share = np.where(solid, blur(solid.astype(np.float64)), 1.0)
+        blurred = np.where(solid, blur(averaged), 1.0) / share
+        return np.where(fixed | ~solid, array, blurred ** (1.0 / power)).astype(np.float32)
 
     smoothed = {name: smooth_free(name, array) for name, array in model.arrays.items()}
     return Model(model.grid, smoothed)

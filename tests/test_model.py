@@ -233,3 +233,32 @@ def test_rms_difference_uses_only_the_chosen_cells(difference):
     cells[1:3, 2] = True
     b[cells] = difference
     assert rms_difference(a, b, cells) == pytest.approx(abs(difference), rel=1e-6)
+
+
+@pytest.mark.parametrize("power", [1.0, -1.0])
+def test_smoothing_leaves_fluids_out_of_vs(power):
+    grid = Grid((40, 30), (10.0, 10.0), (0.0, 0.0))
+    vs = np.zeros(grid.shape, np.float32)
+    vs[10:] = 800.0
+    fixed = np.zeros(grid.shape, dtype=bool)
+    smoothed = smooth(Model(grid, {"vs": vs}), 50.0, fixed, power)["vs"]
+    assert not smoothed[:10].any()
+    np.testing.assert_allclose(smoothed[10:], 800.0, rtol=1e-6)
+
+
+def test_smoothing_of_slowness_averages_that_of_s_waves():
+    grid = Grid((61, 10), (10.0, 10.0), (0.0, 0.0))
+    vs = np.full(grid.shape, 1000.0, np.float32)
+    vs[31:] = 2000.0
+    vs[30] = 2.0 / (1.0 / 1000.0 + 1.0 / 2000.0)
+    smoothed = smooth(Model(grid, {"vs": vs}), 50.0, np.zeros(grid.shape, dtype=bool), -1.0)
+    np.testing.assert_allclose(smoothed["vs"][30], 4000.0 / 3.0, rtol=1e-4)
+
+
+def test_smoothing_of_thomsens_parameters_averages_them():
+    grid = Grid((61, 10), (10.0, 10.0), (0.0, 0.0))
+    delta = np.full(grid.shape, -0.1, np.float32)
+    delta[31:] = 0.1
+    delta[30] = 0.0
+    smoothed = smooth(Model(grid, {"delta": delta}), 50.0, np.zeros(grid.shape, dtype=bool), -1.0)
+    np.testing.assert_allclose(smoothed["delta"][30], 0.0, atol=1e-6)

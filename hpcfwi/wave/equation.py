@@ -118,7 +118,7 @@ class Equation:
         meaningless in this medium, or None. It is called for models whose values are finite.
     limit
         A function of the model's arrays, tensors, and of the names of those that may change. It
-        returns the arrays that it changes such that `find_fault` finds nothing.
+        returns the arrays that must change so that `find_fault` finds nothing.
     """
 
     name: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 
 import numpy as np
 import torch
@@ -147,6 +148,9 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int) -> int:
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
     running = len(system.fields) + derivatives * (layers + 0.5 * min(planes, 1.0))
+    if shots % threads:
+        # Threads that share a shot use buffers of the size of the grid; rows are a power of two.
+        running += (0.5 * derivatives + 1.0) * 2 ** ceil(log2(rows)) / rows
     waiting = rates + (2.0 if problem.illuminate else 0.0)
     sampled = sampled_steps(steps, problem.interval)
     dtype = np.dtype(np.float32 if size == 4 else np.float64)

@@ -216,7 +216,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     )
     leaves = [state.model[name] for name in problem.wanted]
     each = []
-    for shot in range(problem.n_shots):
+    for shot in range(problem.n_shots if leaves else 0):
         pairs = [
             (rate, by_rate[shot])
             for rate, by_rate in zip(discrete.rates, found.rates, strict=True)
@@ -239,8 +239,8 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
             )
         )
     model = {
-        name: torch.stack(list(arrays))
-        for name, arrays in zip(problem.wanted, zip(*each, strict=True), strict=True)
+        name: torch.stack([arrays[place] for arrays in each])
+        for place, name in enumerate(problem.wanted)
     }
     energies = [crop(energy, *problem.padding) for energy in found.energies]
     return Gradients(model, wavelet, *(energies or (None, None)))

@@ -435,6 +435,7 @@ def step_forward(shot, state, n, window, tape, traces, change, team):
         lag = max(count, lag)
     for s in range(count + lag):
         if s == lag:
+            barrier(team)  # the rows below the surface may be those of several threads
             reflect(tables, state.fields, early, part)
             barrier(team)
         for k in range(2):
@@ -641,6 +642,7 @@ def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
         if s == lag:
             barrier(team)
             reflect_back(tables, state, k, part)
+            barrier(team)
         if s >= lag:
             scatter_slice(shot, state, k, part, s - lag)
     barrier(team)
@@ -664,8 +666,7 @@ class StaggeredGradients(NamedTuple):
 
     rates: the gradient with respect to the rates that have one, (gradient, row, column); energies:
     two fields to which the squares of the samples and of the adjoint fields are added, or none;
-    signal:
-    with respect to the signal, (time, source); emitters: with respect to the factors of the
+    signal: with respect to the signal, (time, source); emitters: with respect to the factors of the
     emitters.
     """
 

@@ -247,6 +247,18 @@ def test_footprint_grows_with_samples_shots_and_stored_differences() -> None:
     assert all(smaller < larger for smaller, larger in pairwise(found))
 
 
+@pytest.mark.parametrize("engine", ["cpu", "eager"])
+def test_gradient_of_the_wavelet_alone_needs_no_parameter(engine: str) -> None:
+    model = random_medium("elastic", (26, 26))
+    point = torch.full((1, 2), 100.0)
+    shots = Acquisition(1e-3, torch.ones(20), point, point)
+    method = Method(equation="elastic", order=4, engine=engine)
+    simulation = Simulation(set_up(model, 10.0, shots, method, wanted=[]), keep=True)
+    found = simulation.backpropagate(simulation.data)
+    assert found.model == {}
+    assert bool(found.wavelet.any())
+
+
 @equations
 def test_engines_without_the_equation_are_refused(equation: str) -> None:
     survey = random_survey((20, 20))
