@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hpcfwi.wave.engines.eager import NAME as NAME
 from hpcfwi.wave.engines.eager import Stencil
+from hpcfwi.wave.engines.eager import available as available
+from hpcfwi.wave.engines.eager import clear as clear
+from hpcfwi.wave.engines.eager import count_updates as count_updates
+from hpcfwi.wave.engines.eager import idle as idle
 from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
@@ -26,7 +31,6 @@ from hpcfwi.wave.staggered import (
     staggered_difference,
 )
 
-NAME = "eager"
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 
@@ -39,29 +43,10 @@ class State:
     traces: list[Tensor]
 
 
-def available() -> str | None:
-    """Return why this engine cannot be used here, or None if it can be used."""
-    return None
-
-
 def footprint(problem: Problem, steps: int) -> int:
     """Return an upper bound of the bytes of both passes: 60 fields for each step and axis."""
     cells = prod(problem.padded_shape) * problem.n_shots
     return 60 * problem.like.ndim * steps * cells * problem.like.element_size()
-
-
-def count_updates(problem: Problem, steps: int) -> float:
-    """Return the number of all cells, summed over shots and steps."""
-    return problem.count_cells(steps)
-
-
-def idle() -> int:
-    """Return 0, because there are no buffers."""
-    return 0
-
-
-def clear() -> None:
-    """Do nothing, because there are no buffers."""
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:

@@ -4,7 +4,7 @@
 compute the recorded fields from rates, factors of sources and signals, with the derivative and its
 transpose. Everything else, from the parameters of the model to the rates, and from the recorded
 fields to the traces, is differentiated by autograd. As in `engine`, a thread computes one shot, and
-spare threads share the last ones.
+spare threads share the last ones; the functions of the interface that are the same are imported.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave.engines.cpu import staggered_sweeps as sweeps
-from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
-from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes, estimate_updates
+from hpcfwi.wave.engines.cpu.compilation import keep_loops
+from hpcfwi.wave.engines.cpu.engine import NAME as NAME
+from hpcfwi.wave.engines.cpu.engine import available as available
+from hpcfwi.wave.engines.cpu.engine import clear as clear
+from hpcfwi.wave.engines.cpu.engine import count_updates as count_updates
+from hpcfwi.wave.engines.cpu.engine import idle as idle
+from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
 from hpcfwi.wave.engines.cpu.kernels import each_shot, run_team
 from hpcfwi.wave.engines.cpu.layout import (
     HALO,
     MARGIN,
     NOWHERE,
-    POOL,
     Box,
     field_shape,
     lay_out,
     make_zeros,
     take_out,
 )
-from hpcfwi.wave.engines.cpu.staggered_sweeps import (
-    StaggeredGradients,
-    StaggeredShot,
-    StaggeredState,
-    StaggeredTape,
-)
 from hpcfwi.wave.engines.cpu.staggered_tables import (
     EMISSION,
     Emitters,
     Entries,
+    StaggeredGradients,
+    StaggeredShot,
+    StaggeredState,
+    StaggeredTape,
     make_recorders,
     make_tables,
 )
@@ -59,17 +61,7 @@ from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Gradients, Problem, crop
 from hpcfwi.wave.staggered import StaggeredScheme, at_samples, discretize, sample_signal
 
-NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
-
-
-def available() -> str | None:
-    """Return why this engine cannot be used here, or None if it can be used.
-
-    Raises `InputError` if NUMBA_CACHE_DIR names a directory in which others may write.
-    """
-    find_disk()
-    return None
 
 
 def footprint(problem: Problem, steps: int) -> int:
@@ -77,24 +69,9 @@ def footprint(problem: Problem, steps: int) -> int:
     return estimate_staggered_bytes(problem, steps, torch.get_num_threads())
 
 
-def count_updates(problem: Problem, steps: int) -> float:
-    """Return the approximate number of cells with a wave, summed over shots and steps."""
-    return estimate_updates(problem, steps)
-
-
-def idle() -> int:
-    """Return the bytes of buffers from earlier batches."""
-    return POOL.count_bytes()
-
-
-def clear() -> None:
-    """Release these buffers."""
-    POOL.clear()
-
-
 @dataclass(frozen=True, eq=False)
 class _Discrete:
-    """What a simulation needs, differentiable in the model and the wavelet of its problem.
+    """The numbers of a simulation, differentiable in the model and the wavelet of its problem.
 
     rates: the distinct ones of the scheme; factors: of each emission, (shot, source, tap); signal:
     (shot, source, time).
@@ -394,12 +371,9 @@ class _Shots:
             state = self._make_state(threads, forward=True)
             shot, tape = shots[k]
             tape = tape._replace(explores=change is None)
-            span = (0, steps)
             run_team(
                 threads,
-                lambda team: sweeps.sweep_staggered(
-                    shot, state, span, tape, traces[k], change, team
-                ),
+                lambda team: sweeps.sweep_staggered(shot, state, tape, traces[k], change, team),
             )
 
         each_shot(run, len(shots), self._tables.grid.planes, self._tables.grid.rows)
@@ -442,7 +416,7 @@ class _Shots:
         count = count_samples(steps, interval)
         frame = Frame(whole_of.py_func(tables.grid), NOWHERE)
         store = make_store(self, frame, history.format, tables.rates[0], count * samples)
-        return StaggeredTape(interval, sampling_offset(interval), 0, store, windows, True)
+        return StaggeredTape(interval, sampling_offset(interval), store, windows, True)
 
     def backpropagate(self, arriving: Tensor) -> _Derivatives:
         """Return the gradients, given the one with respect to the recorded fields."""
@@ -457,11 +431,10 @@ class _Shots:
         def run(k: int, threads: int) -> None:
             (shot, tape), state = self._kept[k], self._make_state(threads, forward=False)
             gradients = StaggeredGradients(sums[k], energies[k], signal[k], emitters[k])
-            span = (0, steps)
             run_team(
                 threads,
                 lambda team: sweeps.sweep_staggered_back(
-                    shot, state, span, tape, heard[k], gradients, team
+                    shot, state, tape, heard[k], gradients, team
                 ),
             )
 
@@ -488,7 +461,7 @@ class _Shots:
         )
 
 
-NO_TAPE = StaggeredTape(0, 0, 0, NO_STORE, np.zeros((0, 6), np.int64), True)
+NO_TAPE = StaggeredTape(0, 0, NO_STORE, np.zeros((0, 6), np.int64), True)
 
 
 def _by_time(values: Tensor) -> NDArray:

@@ -18,11 +18,10 @@ Parameters have the same meaning in all functions here: tables is a `StaggeredTa
 `Box` of cells that this thread computes; team is a `ThreadTeam`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.kernels import (
     LOOPS_ALONE,
@@ -53,14 +52,10 @@ from hpcfwi.wave.engines.cpu.staggered_rows import (
 from hpcfwi.wave.engines.cpu.staggered_tables import (
     PAIR_OF_DIFFERENCES,
     SUM_OF_DIFFERENCES,
-    Emitters,
-    Recorders,
-    StaggeredTables,
 )
 from hpcfwi.wave.engines.cpu.sweeps import in_plane, in_rows, stores_sample, window_at
 from hpcfwi.wave.engines.cpu.windows import (
     STEPS_PER_WINDOW,
-    FieldStore,
     cells_before,
     pack,
     share,
@@ -80,34 +75,6 @@ inlined: Any = njit(**_LEAN, **LOOPS_ALONE, inline="always")
 # Blocks of rows have this number of cells, but at most MOST_ROWS rows: a call takes as long as
 # dozens of cells, and the fields of a block should stay in the second cache.
 ENOUGH_CELLS, MOST_ROWS = 8192, 4 * BLOCK
-
-
-class StaggeredShot(NamedTuple):
-    """The tables and points of a shot. signal: (time, source)."""
-
-    tables: StaggeredTables
-    emitters: Emitters
-    recorders: Recorders
-    signal: NDArray
-
-
-class StaggeredState(NamedTuple):
-    """The state of a simulation between two steps, and buffers to work in."""
-
-    fields: NDArray
-    memory: NDArray
-    buffers: NDArray
-
-
-class StaggeredTape(NamedTuple):
-    """The samples of the differences, see `sweeps.Tape`. Entry (step, sample) is a field."""
-
-    interval: int
-    offset: int
-    first: int
-    samples: FieldStore
-    windows: NDArray
-    explores: bool
 
 
 @within_lean_loops
@@ -282,7 +249,7 @@ def advance_block(shot, state, k, n, block, plane, window, tape, change):
             update_by_buffers(tables, stage, group, fields, buffers, cells, mask)
     absorb_block(tables, stage, state, block, plane, mask, sampled and change is None)
     if sampled:
-        entry = n // tape.interval - tape.first
+        entry = n // tape.interval
         for s in range(stage.n_samples):
             if change is None:
                 buffer = buffers[stage.samples[s]]
@@ -475,14 +442,13 @@ def widen_all(grid, radius, window, fields):
 
 
 @lean_loop
-def sweep_staggered(shot, state, span, tape, traces, change, team):
-    """Simulate one shot from step span[0] to step span[1], and fill the tape and the traces.
+def sweep_staggered(shot, state, tape, traces, change, team):
+    """Simulate one shot, and fill the tape and the traces.
 
     traces: (time, trace); change: see `advance_block`.
     """
-    tables, (begin, end) = shot.tables, span
-    window = window_at(tape, max(0, begin - 1))
-    for n in range(begin, end):
+    tables, window = shot.tables, window_at(tape, 0)
+    for n in range(len(shot.signal)):
         if n % STEPS_PER_WINDOW == 0 and n > 0:
             if tape.explores:
                 window = widen_all(tables.grid, radius_of(tables), window, state.fields)
@@ -533,7 +499,7 @@ def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
             box = in_rows(block, block.bottom, block.bottom + reach)
             clear(out, box, grid, plane, mask)
     if stores_sample(tape, n):
-        entry, loaded = n // tape.interval - tape.first, buffers[-1]
+        entry, loaded = n // tape.interval, buffers[-1]
         for s in range(stage.n_samples):
             load_block(tables, tape, entry, k, s, block, plane, window, loaded, mask)
             for p in range(stage.n_products):
@@ -661,21 +627,6 @@ def inject(recorders, k, fields, arriving, window, grid, team):
                 fields[it.field, it.row, it.column] += value
 
 
-class StaggeredGradients(NamedTuple):
-    """The results of the backward sweep.
-
-    rates: the gradient with respect to the rates that have one, (gradient, row, column); energies:
-    two fields to which the squares of the samples and of the adjoint fields are added, or none;
-    signal: with respect to the signal, (time, source); emitters: with respect to the factors of the
-    emitters.
-    """
-
-    rates: NDArray
-    energies: NDArray
-    signal: NDArray
-    emitters: NDArray
-
-
 @within_lean_loops
 def differentiate_sources(emitters, k, fields, signal, by_signal, by_weights):
     """Add the terms of stage k of a step to the gradients with respect to the sources."""
@@ -687,15 +638,14 @@ def differentiate_sources(emitters, k, fields, signal, by_signal, by_weights):
 
 
 @lean_loop
-def sweep_staggered_back(shot, state, span, tape, arriving, gradients, team):
-    """Apply the transpose of `sweep_staggered`, from step span[1] - 1 down to span[0].
+def sweep_staggered_back(shot, state, tape, arriving, gradients, team):
+    """Apply the transpose of `sweep_staggered`.
 
     Only the window of the forward wave is computed, see `sweeps.sweep_backward`. arriving: the
     gradient with respect to the traces, (time, trace).
     """
-    tables, (begin, end) = shot.tables, span
-    n = end - 1
-    while n >= begin:
+    tables = shot.tables
+    for n in range(len(shot.signal) - 1, -1, -1):
         window = window_at(tape, n)
         for k in (1, 0):
             if team.rank == 0:
@@ -712,4 +662,3 @@ def sweep_staggered_back(shot, state, span, tape, arriving, gradients, team):
             )
             inject(shot.recorders, k, state.fields, arriving[n], window, tables.grid, team)
             barrier(team)
-        n -= 1

@@ -1,4 +1,4 @@
-"""The tables from which the compiled loops of first-order equations work, for the `cpu` engine.
+"""The tables and arrays of the compiled loops of first-order equations, for the `cpu` engine.
 
 A description of an equation and its `StaggeredScheme` become lists of whole numbers: which
 differences of which fields, which layers absorb them, and which rates multiply them. The loops in
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Grid, lay_out, make_grid
+from hpcfwi.wave.engines.cpu.windows import FieldStore
 from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import Points, StaggeredScheme, group_terms, staggered_difference
@@ -114,6 +115,48 @@ class Recorders(NamedTuple):
     ends: NDArray[np.int64]
     traces: NDArray[np.int64]
     stages: tuple[int, int, int]
+
+
+class StaggeredShot(NamedTuple):
+    """The tables and points of a shot. signal: (time, source)."""
+
+    tables: StaggeredTables
+    emitters: Emitters
+    recorders: Recorders
+    signal: NDArray
+
+
+class StaggeredState(NamedTuple):
+    """The state of a simulation between two steps, and buffers to work in."""
+
+    fields: NDArray
+    memory: NDArray
+    buffers: NDArray
+
+
+class StaggeredTape(NamedTuple):
+    """The samples of the differences, each an entry of the store; see `sweeps.Tape`."""
+
+    interval: int
+    offset: int
+    samples: FieldStore
+    windows: NDArray
+    explores: bool
+
+
+class StaggeredGradients(NamedTuple):
+    """The results of the backward sweep.
+
+    rates: the gradient with respect to the rates that have one, (gradient, row, column); energies:
+    two fields to which the squares of the samples and of the adjoint fields are added, or none;
+    signal: with respect to the signal, (time, source); emitters: with respect to the factors of the
+    emitters.
+    """
+
+    rates: NDArray
+    energies: NDArray
+    signal: NDArray
+    emitters: NDArray
 
 
 class Entries:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -257,6 +259,25 @@ def test_gradient_of_the_wavelet_alone_needs_no_parameter(engine: str) -> None:
     found = simulation.backpropagate(simulation.data)
     assert found.model == {}
     assert bool(found.wavelet.any())
+
+
+# In a process of its own, because other tests import other engines.
+RELEASE = """
+import numpy as np
+from hpcfwi.wave import engines
+from hpcfwi.wave.engines.cpu import staggered
+from hpcfwi.wave.engines.cpu.layout import POOL
+array = POOL.take((1000, 1000), np.dtype(np.float32))
+array[...] = 1
+POOL.put(array)
+assert staggered.idle() > 0
+assert engines.release_buffers()
+assert staggered.idle() == 0
+"""
+
+
+def test_buffers_of_first_order_equations_are_released() -> None:
+    subprocess.run([sys.executable, "-c", RELEASE], check=True)
 
 
 @equations
