@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from itertools import combinations_with_replacement
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,79 @@ class TimeAxis:
         return self.start + self.dt * np.arange(n, dtype=np.float64)
 
 
+# The component that is not a field of waves, but a difference between points along a fibre.
+STRAIN = "strain"
+
+SourceKinds = Mapping[str, NDArray[np.float64]]
+"""The kinds of sources, such as "force-z", each with the factor of the wavelet in that kind.
+
+The factors are those of all sources, (), of each shot, (shot,), or of each source, (shot, source).
+A moment tensor is the sum of kinds such as "moment-zx", see `moment_kinds`.
+"""
+
+EXPLOSIVE: SourceKinds = {"explosive": np.ones(())}
+
+
+def moment_kinds(tensors: NDArray[np.float64], axes: str) -> SourceKinds:
+    """Return the kinds of sources with symmetric moment tensors (..., ndim, ndim).
+
+    axes: "zx" or "zyx", the order of the tensors' axes.
+    """
+    return {
+        f"moment-{axes[row]}{axes[column]}": np.array(tensors[..., row, column])
+        for row, column in combinations_with_replacement(range(len(axes)), 2)
+    }
+
+
+def select_kinds(kinds: SourceKinds, shots: Any) -> SourceKinds:
+    """Return the kinds of the sources of some shots, given by an index of NumPy."""
+    return {name: factors[shots] if factors.ndim else factors for name, factors in kinds.items()}
+
+
+@dataclass(frozen=True)
+class Components:
+    """The components of the waves that traces record.
+
+    names: of the components, such as "pressure", "vz" or "strain"; kinds: (receiver,) or (shot,
+    receiver), the index in `names` of each trace's component, None if all have the first; gauge: of
+    the component strain, the length of fibre over which it is averaged, m; directions: (receiver,
+    ndim) or (shot, receiver, ndim), of unit length along the fibre, 0 for other components.
+    """
+
+    names: tuple[str, ...] = ("pressure",)
+    kinds: NDArray[np.int8] | None = None
+    gauge: float | None = None
+    directions: NDArray[np.float64] | None = None
+
+    def of_traces(self, shape: tuple[int, int]) -> NDArray[np.int8]:
+        """Return the kind of each trace, (shot, receiver), for so many shots and receivers."""
+        kinds = np.zeros(shape, np.int8) if self.kinds is None else self.kinds
+        return np.broadcast_to(kinds, shape)
+
+    def select_shots(self, shots: Any) -> Components:
+        """Return the components of some shots, given by an index of NumPy."""
+        kinds, directions = self.kinds, self.directions
+        return replace(
+            self,
+            kinds=kinds if kinds is None or kinds.ndim == 1 else kinds[shots],
+            directions=(
+                directions if directions is None or directions.ndim == 2 else directions[shots]
+            ),
+        )
+
+    def select_receivers(self, receivers: Any) -> Components:
+        """Return the components of some receivers, given by an index of NumPy."""
+        kinds, directions = self.kinds, self.directions
+        return replace(
+            self,
+            kinds=None if kinds is None else kinds[..., receivers],
+            directions=None if directions is None else directions[..., receivers, :],
+        )
+
+
+PRESSURE = Components()
+
+
 @dataclass(frozen=True)
 class Survey:
     """An acquisition geometry with its wavelets and sampling.
@@ -42,6 +116,8 @@ class Survey:
     dt: sampling interval of wavelets and recorded traces, s; mask: (shot, receiver), True for
     traces that count, None if all do. The other traces also have positions; they pad shots with
     fewer receivers to a common number. start: time of the first sample after the shot, s.
+    components, source_kinds: of its traces and of its sources. A receiver with several components
+    has a position, and a trace, for each of them.
     """
 
     sources: NDArray[np.float64]
@@ -50,6 +126,8 @@ class Survey:
     dt: float
     mask: NDArray[np.bool_] | None = None
     start: float = 0.0
+    components: Components = PRESSURE
+    source_kinds: SourceKinds = field(default_factory=lambda: EXPLOSIVE)
 
     @property
     def n_shots(self) -> int:
@@ -95,6 +173,10 @@ class Survey:
         return replace(
             self,
             sources=np.broadcast_to(self.sources, (count, *self.sources.shape)),
+            source_kinds={
+                name: factors if factors.ndim == 0 else np.broadcast_to(factors, (count, n_shots))
+                for name, factors in self.source_kinds.items()
+            },
             wavelet=signs[:, :, None].astype(np.float32) * wavelet,
         )
 
@@ -110,6 +192,8 @@ class Survey:
             receivers=self.receivers if self.receivers.ndim == 2 else self.receivers[part],
             wavelet=self.wavelet if self.wavelet.ndim == 1 else self.wavelet[part],
             mask=None if self.mask is None else self.mask[part],
+            components=self.components.select_shots(part),
+            source_kinds=select_kinds(self.source_kinds, part),
         )
 
     def blocks(self) -> Iterator[Survey]:
@@ -135,6 +219,8 @@ class Survey:
             receivers=receivers[shots],
             wavelet=wavelet[shots],
             mask=None if self.mask is None else self.mask[shots],
+            components=self.components.select_shots(shots),
+            source_kinds=select_kinds(self.source_kinds, shots),
         )
 
     def receiver_positions(self) -> NDArray[np.float64]:

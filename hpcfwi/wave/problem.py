@@ -6,7 +6,7 @@ Every engine of hpcfwi solves the same `Scheme`; external engines start from the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -15,21 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.survey import EXPLOSIVE, PRESSURE, Components, SourceKinds, select_kinds
 from hpcfwi.wave import numerics
 from hpcfwi.wave.equation import ACOUSTIC, Equation
 from hpcfwi.wave.history import History
 from hpcfwi.wave.numerics import Taps, spread
-
-
-@dataclass(frozen=True)
-class Fibre:
-    """Optical fibres that record strain, averaged over a gauge length (m) at each receiver.
-
-    directions: (receiver, ndim), or (shot, receiver, ndim), of unit length.
-    """
-
-    gauge: float
-    directions: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -41,8 +31,7 @@ class Problem:
     receiver, ndim), from the grid's first point; boundary: cells of CPML; boundary_frequency,
     max_velocity: Hz and m/s that it is tuned to; history: the stored data, with their interval;
     illuminate: True if illuminations are wanted. Of a first-order equation, wanted: the parameters
-    that have a gradient; source: the kind of the sources, or a moment tensor (ndim, ndim);
-    components: the names of those that are recorded; fibre: for the component strain.
+    that have a gradient; source_kinds, components: of the sources and of the traces.
     """
 
     model: Mapping[str, Tensor]
@@ -59,9 +48,8 @@ class Problem:
     illuminate: bool = False
     equation: Equation = ACOUSTIC
     wanted: tuple[str, ...] = ()
-    source: str | NDArray[np.float64] = "explosive"
-    components: tuple[str, ...] = ("pressure",)
-    fibre: Fibre | None = None
+    source_kinds: SourceKinds = field(default_factory=lambda: EXPLOSIVE)
+    components: Components = PRESSURE
 
     @property
     def like(self) -> Tensor:
@@ -100,15 +88,14 @@ class Problem:
 
     def select(self, shot: int, model: Mapping[str, Tensor]) -> Problem:
         """Return the problem of one shot in another model of the same shape."""
-        one, fibre = slice(shot, shot + 1), self.fibre
-        if fibre is not None and fibre.directions.ndim == 3:
-            fibre = replace(fibre, directions=fibre.directions[one])
+        one = slice(shot, shot + 1)
         return replace(
             self,
             model=model,
             sources=self.sources[one],
             receivers=self.receivers[one],
-            fibre=fibre,
+            source_kinds=select_kinds(self.source_kinds, one),
+            components=self.components.select_shots(one),
         )
 
     @cached_property

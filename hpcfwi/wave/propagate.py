@@ -13,14 +13,21 @@ from torch import Tensor
 
 from hpcfwi.model import AXES
 from hpcfwi.registry import EQUATIONS
+from hpcfwi.survey import STRAIN, Components, SourceKinds, moment_kinds
 from hpcfwi.wave import numerics
 from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
 from hpcfwi.wave.engines import FirstOrderEngine
-from hpcfwi.wave.equation import FirstOrderEquation, System, find_equation
+from hpcfwi.wave.equation import FirstOrderEquation, find_equation
 from hpcfwi.wave.history import Auto, History
-from hpcfwi.wave.problem import Fibre, Problem
-from hpcfwi.wave.simulation import Acquisition, Method, check_inside, select_arrays, set_up
-from hpcfwi.wave.staggered import STRAIN, StaggeredScheme, discretize
+from hpcfwi.wave.simulation import (
+    Acquisition,
+    Method,
+    as_positions,
+    check_kinds,
+    select_arrays,
+    set_up,
+)
+from hpcfwi.wave.staggered import discretize
 
 
 def propagate(
@@ -110,13 +117,10 @@ def propagate(
         order, boundary, free_surface, boundary_frequency, max_velocity, engine, history, equation
     )
     asked = find_equation(equation)
+    ndim = next(iter(select_arrays(model, asked).values())).ndim
+    kinds = _find_kinds(source_kind, ndim)
+    check_kinds(names, kinds, asked, ndim)
     if not isinstance(asked, FirstOrderEquation):
-        if not isinstance(source_kind, str) or {source_kind, *names} != {"explosive", "pressure"}:
-            raise ValueError(
-                f"source_kind is {source_kind!r} and components {components!r}; expected explosive "
-                "and pressure for acoustic: acoustic-density has others"
-            )
-        select_arrays(model, asked)
         found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **method.options)
         return found if isinstance(components, str) else torch.stack([found] * len(names))
     if len(sources) == 0:
@@ -124,98 +128,62 @@ def propagate(
         nothing = 0.0 * sum((model[name].sum() for name in asked.parameters), wavelet.sum())
         found = nothing.expand(len(names), 0, np.shape(receivers)[-2], wavelet.shape[-1])
         return found[0] if isinstance(components, str) else found
-    shots = Acquisition(float(dt), wavelet, sources, receivers)
+    places = as_positions(receivers, "receivers", ndim)
+    of_each = np.repeat(np.arange(len(names), dtype=np.int8), places.shape[-2])
+    recorded = Components(names, of_each, gauge)
+    if STRAIN in names:
+        along = np.concatenate([_find_directions(directions, gauge, places)] * len(names), axis=-2)
+        recorded = replace(recorded, directions=along)
+    places = np.concatenate([places] * len(names), axis=-2)
+    shots = Acquisition(float(dt), wavelet, sources, places, recorded, kinds)
     task = set_up(model, spacing, shots, method, illuminate=False)
     problem = replace(task.problem, model={name: model[name] for name in asked.parameters})
     if torch.is_grad_enabled() and any(array.requires_grad for array in problem.model.values()):
         problem = replace(problem, history=task.choose_history())
-    axes = AXES[len(problem.spacing)]
-    system = asked.system(axes)
-    source = _find_source(source_kind, system, axes, equation)
-    _check_components(names, system, equation)
-    fibre = _find_fibre(directions, gauge, problem) if STRAIN in names else None
-    problem = replace(problem, source=source, components=names, fibre=fibre)
-    scheme = discretize(problem)
-    if free_surface:
-        _check_surface(problem, scheme)
     emitted = wavelet[:, None] if wavelet.ndim == 2 else wavelet
     emitted = emitted.expand(*problem.sources.shape[:2], -1)
     fine = numerics.upsample(emitted.to(problem.like), task.substeps)
-    traces = cast(FirstOrderEngine, task.engine).simulate(problem, scheme, fine)
+    traces = cast(FirstOrderEngine, task.engine).simulate(problem, discretize(problem), fine)
     found = numerics.downsample(traces, task.substeps, wavelet.shape[-1])
-    return found[0] if isinstance(components, str) else found
+    if isinstance(components, str):
+        return found
+    return found.unflatten(1, (len(names), -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
 
 
-def _find_source(
-    kind: str | ArrayLike, system: System, axes: str, equation: str
-) -> str | NDArray[np.float64]:
-    """Return the kind of sources, or their moment tensor; raise ValueError if there is none."""
-    named = [name for name in system.sources if not name.startswith("moment")]
-    if isinstance(kind, str) and kind in named:
-        return kind
-    ndim, expected = len(axes), ", ".join(named)
-    if len(named) < len(system.sources):
-        expected += f", or a symmetric moment tensor ({ndim}, {ndim})"
-        try:
-            tensor = np.asarray(kind, dtype=np.float64)
-        except (TypeError, ValueError):  # it is no array of numbers
-            tensor = np.zeros(0)
-        is_square = tensor.shape == (ndim, ndim) and bool(np.isfinite(tensor).all())
-        if is_square and np.allclose(tensor, tensor.T, rtol=1e-6, atol=0.0):
-            return tensor
-    raise ValueError(f"source_kind is {kind!r}; expected {expected} for the equation {equation}")
-
-
-def _check_components(names: Sequence[str], system: System, equation: str) -> None:
-    known = (*system.components, STRAIN)
-    wrong = [name for name in names if name not in known]
-    if wrong or not names:
+def _find_kinds(kind: str | ArrayLike, ndim: int) -> SourceKinds:
+    """Return the kinds of sources of a name or a moment tensor; raise ValueError otherwise."""
+    if isinstance(kind, str):
+        return {kind: np.ones(())}
+    try:
+        tensor = np.asarray(kind, dtype=np.float64)
+    except (TypeError, ValueError):  # it is no array of numbers
+        tensor = np.zeros(0)
+    is_square = tensor.shape == (ndim, ndim) and bool(np.isfinite(tensor).all())
+    if not is_square or not np.allclose(tensor, tensor.T, rtol=1e-6, atol=0.0):
         raise ValueError(
-            f"components has {', '.join(wrong) or 'no names'}; expected some of {', '.join(known)} "
-            f"for the equation {equation}"
+            f"source_kind is {kind!r}; expected the name of a kind, or a symmetric moment tensor "
+            f"({ndim}, {ndim})"
         )
+    return moment_kinds(tensor, AXES[ndim])
 
 
-def _find_fibre(directions: ArrayLike | None, gauge: float | None, problem: Problem) -> Fibre:
-    """Return the fibre for the component strain; raise ValueError if its ends lie outside."""
+def _find_directions(
+    directions: ArrayLike | None, gauge: float | None, receivers: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the direction of the fibre at each receiver; raise ValueError if there is none."""
     if directions is None or gauge is None or not 0.0 < float(gauge) < np.inf:
         raise ValueError(
             f"directions is {directions!r} and gauge {gauge}; expected the directions of the fibre "
             "and a positive length (m) for the component strain"
         )
-    gauge = float(gauge)
     try:
         along = np.asarray(directions, dtype=np.float64)
         length = np.linalg.norm(along, axis=-1, keepdims=True)
         if not (np.isfinite(length) & (length > 0.0)).all():
             raise ValueError
-        along = np.broadcast_to(along / length, problem.receivers.shape)
+        return np.broadcast_to(along / length, np.broadcast_shapes(along.shape, receivers.shape))
     except (TypeError, ValueError):
         raise ValueError(
             f"directions is {directions!r}; expected finite vectors (ndim,), (receiver, ndim) or "
             "(shot, receiver, ndim), none of length 0"
         ) from None
-    for sign in (-0.5, 0.5):
-        ends = problem.receivers + sign * gauge * along
-        check_inside(ends, "gauge end", tuple(problem.like.shape), problem.spacing)
-    return Fibre(gauge, along)
-
-
-def _check_surface(problem: Problem, scheme: StaggeredScheme) -> None:
-    """Raise ValueError for sources on the free surface that add only to fields that are 0."""
-    silent = problem.sources[..., 0] < 1e-6 * problem.spacing[0]
-    for shot, number in np.argwhere(silent):
-        for emission in scheme.emissions:
-            strength = emission.strength.detach().flatten().cpu().double().numpy()
-            cells = emission.points.cells[shot, number]
-            taps = emission.points.weights[shot, number] * strength[cells]
-            # Taps above the surface and their images may cancel
-            emitted = np.abs(np.bincount(cells, taps)).max()
-            if emitted > 1e-6 * np.abs(strength).max():
-                silent[shot, number] = False
-    if silent.any():
-        raise ValueError(
-            f"{silent.sum()} of {silent.size} sources lie on the free surface, z = 0, where they "
-            "emit nothing; expected a depth such as "
-            f"{problem.spacing[0]:g} m, another source_kind, or free_surface=False"
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from numbers import Integral
@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.model import PARAMETERS
+from hpcfwi.model import AXES, PARAMETERS
+from hpcfwi.survey import EXPLOSIVE, PRESSURE, STRAIN, Components, SourceKinds, select_kinds
 from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation, find_equation
@@ -45,13 +46,16 @@ class Acquisition:
 
     dt: of the wavelet and of the traces, s; sources: (shot, ndim), or (shot, source, ndim) where
     several act at once; wavelet: (time,) for all, (shot, time), or (shot, source, time); receivers:
-    (shot, receiver, ndim), or (receiver, ndim) for all shots.
+    (shot, receiver, ndim), or (receiver, ndim) for all shots; components, source_kinds: of the
+    traces and of the sources.
     """
 
     dt: float
     wavelet: Tensor
     sources: Tensor | NDArray[np.float64]
     receivers: Tensor | NDArray[np.float64]
+    components: Components = PRESSURE
+    source_kinds: SourceKinds = field(default_factory=lambda: EXPLOSIVE)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,14 @@ class Task:
             np.repeat(points, shots, axis=0)
             for points in (self.problem.sources, self.problem.receivers)
         )
-        problem = replace(self.problem, sources=sources, receivers=receivers)
+        same = np.zeros(shots, dtype=np.int64)
+        problem = replace(
+            self.problem,
+            sources=sources,
+            receivers=receivers,
+            components=self.problem.components.select_shots(same),
+            source_kinds=select_kinds(self.problem.source_kinds, same),
+        )
         return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1, -1))
 
     def choose_history(self) -> History:
@@ -163,7 +174,7 @@ def set_up(
     chosen = method.choose_engine(like.device)
     steps = _as_spacing(spacing, like.ndim)
     points = [
-        _as_positions(p, name, like.ndim)
+        as_positions(p, name, like.ndim)
         for p, name in ((acquisition.sources, "sources"), (acquisition.receivers, "receivers"))
     ]
     wavelet, source_points, receiver_points = _align(acquisition.wavelet.detach(), *points)
@@ -173,6 +184,8 @@ def set_up(
             f"wavelet has {np.count_nonzero(~np.isfinite(samples))} values that are not finite; "
             "expected numbers"
         )
+    components, source_kinds = acquisition.components, acquisition.source_kinds
+    check_kinds(components.names, source_kinds, equation, like.ndim)
     if method.free_surface and equation is ACOUSTIC:
         _check_surface(source_points, receiver_points, steps)
     _warn_of_cells(receiver_points, like.shape, steps)
@@ -192,6 +205,8 @@ def set_up(
         source_points, receiver_points = source_points - first, receiver_points - first
     shape = next(iter(arrays.values())).shape
     _check_scheme(shape, steps, dt, wavelet, method, (source_points, receiver_points))
+    if STRAIN in components.names:
+        _check_fibre(components, receiver_points, shape, steps)
     if frequency is None:
         frequency = peak_frequency(samples, dt)
     if isinstance(equation, FirstOrderEquation):
@@ -218,7 +233,11 @@ def set_up(
         illuminate=illuminate,
         equation=equation,
         wanted=tuple(n for n in equation.parameters if wanted is None or n in wanted),
+        source_kinds=source_kinds,
+        components=components,
     )
+    if method.free_surface and equation is not ACOUSTIC:
+        _check_emissions(problem)
     wavelet = wavelet.to(like)
     asked = _resolve(method.history, problem, chosen, wavelet, dt, substeps)
     return Task(problem, chosen, wavelet, substeps, asked)
@@ -310,9 +329,10 @@ def _as_spacing(spacing: float | Sequence[float], ndim: int) -> tuple[float, ...
     return steps
 
 
-def _as_positions(
+def as_positions(
     positions: Tensor | NDArray[np.float64], name: str, ndim: int
 ) -> NDArray[np.float64]:
+    """Return positions as an array; raise ValueError with their name if they are wrong."""
     if isinstance(positions, Tensor):
         positions = positions.detach().cpu().numpy()
     given = np.asarray(positions)
@@ -370,6 +390,68 @@ def _check_surface(
             f"{deaf.sum()} of {deaf.size} receivers lie on the free surface, z = 0, where the "
             "pressure is zero: so are their traces",
             stacklevel=2,
+        )
+
+
+def check_kinds(
+    components: Sequence[str], source_kinds: SourceKinds, equation: Equation, ndim: int
+) -> None:
+    """Raise ValueError if an equation with `ndim` axes lacks a component or a kind of sources."""
+    known, kinds = ["pressure"], ["explosive"]
+    if isinstance(equation, FirstOrderEquation):
+        system = equation.system(AXES[ndim])
+        known, kinds = [*system.components, STRAIN], list(system.sources)
+    wrong = [name for name in components if name not in known]
+    if wrong or not components:
+        raise ValueError(
+            f"components has {', '.join(wrong) or 'no names'}; expected some of {', '.join(known)} "
+            f"for the equation {equation.name} in {ndim}-D"
+        )
+    for kind in source_kinds:
+        if kind not in kinds:
+            named = [name for name in kinds if not name.startswith("moment")]
+            tensors = f", or a moment tensor ({ndim}, {ndim})" if len(named) < len(kinds) else ""
+            raise ValueError(
+                f"the kind of sources is {kind}; expected {', '.join(named)}{tensors} for the "
+                f"equation {equation.name} in {ndim}-D"
+            )
+
+
+def _check_fibre(
+    components: Components,
+    receivers: NDArray[np.float64],
+    shape: tuple[int, ...],
+    spacing: tuple[float, ...],
+) -> None:
+    """Raise ValueError if the ends of a gauge lie outside the model."""
+    gauge, directions = components.gauge, components.directions
+    if gauge is None or directions is None:
+        raise ValueError(
+            "the component strain has no gauge or no directions; expected the length of the gauge "
+            "(m) and the direction of the fibre at each receiver"
+        )
+    for sign in (-0.5, 0.5):
+        check_inside(receivers + sign * gauge * directions, "gauge end", shape, spacing)
+
+
+def _check_emissions(problem: Problem) -> None:
+    """Raise ValueError for sources on the free surface that add only to fields that are 0."""
+    silent = problem.sources[..., 0] < 1e-6 * problem.spacing[0]
+    emissions = staggered.discretize(problem).emissions if silent.any() else ()
+    for shot, number in np.argwhere(silent):
+        for emission in emissions:
+            strength = emission.strength.flatten().cpu().double().numpy()
+            cells = emission.points.cells[shot, number]
+            taps = emission.points.weights[shot, number] * strength[cells]
+            # Taps above the surface and their images may cancel
+            emitted = np.abs(np.bincount(cells, taps)).max()
+            if emitted > 1e-6 * np.abs(strength).max():
+                silent[shot, number] = False
+    if silent.any():
+        raise ValueError(
+            f"{silent.sum()} of {silent.size} sources lie on the free surface, z = 0, where they "
+            "emit nothing; expected a depth such as "
+            f"{problem.spacing[0]:g} m, another kind of source, or free_surface=False"
         )
 
 

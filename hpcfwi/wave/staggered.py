@@ -6,10 +6,9 @@ on a free surface, its absorbing boundary, and the points of its sources and rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import AXES
+from hpcfwi.survey import STRAIN, Components
 from hpcfwi.wave.equation import Derivative, FirstOrderEquation, Signal, System, mean
 from hpcfwi.wave.numerics import Profile, absorbing_profile, spread
 from hpcfwi.wave.problem import Problem, extend
-
-# The component that is not a sum of a system's fields, but a difference between points.
-STRAIN = "strain"
 
 _WEIGHTS = {
     2: (1.0,),
@@ -104,11 +101,13 @@ class Emission:
 
 @dataclass(frozen=True)
 class Recording:
-    """A component of the traces: the sum of fields at points, or the integral of that over time.
+    """A component of traces: the sum of fields at points, or the integral of that over time.
 
-    points: of each field, whose weights include the field's factor.
+    traces: mask (shot, receiver) of the traces that record it; points: of each field, whose weights
+    include the field's factor, and are 0 for other traces.
     """
 
+    traces: NDArray[np.bool_]
     points: Mapping[str, Points]
     integrate: bool
 
@@ -129,6 +128,11 @@ class StaggeredScheme:
     profiles: Mapping[str, tuple[Profile, Profile]]
     emissions: tuple[Emission, ...]
     recordings: tuple[Recording, ...]
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """The distinct signals of its emissions."""
+        return tuple(dict.fromkeys(emission.signal for emission in self.emissions))
 
     @property
     def reading_stages(self) -> tuple[int, ...]:
@@ -163,16 +167,15 @@ def discretize(problem: Problem) -> StaggeredScheme:
         for term in terms
     }
     per_cell = problem.dt / float(np.prod(problem.spacing))
-    source = problem.source
-    kinds = {source: 1.0} if isinstance(source, str) else _moments(source, axes)
-    strengths: dict[str, Tensor] = {}
-    for kind, factor in kinds.items():
-        for name, coefficient in system.sources[kind].coefficients.items():
-            strength = factor * per_cell * value(coefficient)
-            strengths[name] = strengths[name] + strength if name in strengths else strength
+    strengths = {
+        kind: {
+            name: per_cell * value(coefficient)
+            for name, coefficient in system.sources[kind].coefficients.items()
+        }
+        for kind in problem.source_kinds
+    }
     if problem.free_surface:
-        _free_surface(system, rates, strengths)
-    signal = system.sources[next(iter(kinds))].signal
+        _free_surface(system, rates, list(strengths.values()))
     return StaggeredScheme(
         system,
         axes,
@@ -180,25 +183,21 @@ def discretize(problem: Problem) -> StaggeredScheme:
         rates,
         _profiles(problem, axes),
         tuple(
-            Emission(name, _points(problem, system, name, problem.sources), strength, signal)
-            for name, strength in strengths.items()
+            Emission(name, _source_points(problem, system, kind, name), strength, signal)
+            for kind in strengths
+            for signal in [system.sources[kind].signal]
+            for name, strength in strengths[kind].items()
         ),
-        tuple(_recording(problem, system, axes, name) for name in problem.components),
+        _make_recordings(problem, system, axes),
     )
 
 
-def _moments(tensor: NDArray[np.float64], axes: str) -> dict[str, float]:
-    """Return the kinds of sources of which a symmetric moment tensor is the sum, with factors."""
-    return {
-        f"moment-{axes[row]}{axes[column]}": float(tensor[row, column])
-        for row, column in combinations_with_replacement(range(len(axes)), 2)
-    }
-
-
 def _free_surface(
-    system: System, rates: dict[tuple[str, Derivative], Tensor], strengths: dict[str, Tensor]
+    system: System,
+    rates: dict[tuple[str, Derivative], Tensor],
+    strengths: Sequence[dict[str, Tensor]],
 ) -> None:
-    """Change the first row of the rates and strengths for a free surface there.
+    """Change the first row of the rates, and of the strengths of sources, for a free surface there.
 
     The field of the surface stays zero. This determines the vertical derivative in its update,
     which is eliminated from the updates of the other fields in the row.
@@ -206,11 +205,12 @@ def _free_surface(
     stage = system.stages[system.stage_of(system.surface)]
     vertical = next(term.derivative for term in stage[system.surface] if term.axis == "z")
     others = [t.derivative for t in stage[system.surface] if t.derivative != vertical]
+    silent = torch.zeros_like(rates[system.surface, vertical][0])
+    pushing = [each for each in strengths if system.surface in each]
 
     def set_row(values: dict[Any, Tensor], key: object, row: Tensor) -> None:
         values[key] = torch.cat([row[None], values[key][1:]])
 
-    silent = torch.zeros_like(rates[system.surface, vertical][0])
     for name in stage:
         if name == system.surface or (name, vertical) not in rates:
             continue
@@ -218,18 +218,19 @@ def _free_surface(
         for derivative in others:
             eliminated = ratio * rates[system.surface, derivative][0]
             set_row(rates, (name, derivative), rates[name, derivative][0] - eliminated)
-        if system.surface in strengths:
-            eliminated = ratio * strengths[system.surface][0]
-            set_row(strengths, name, strengths[name][0] - eliminated)
+        for each in pushing:
+            each.setdefault(name, torch.zeros_like(each[system.surface]))
+            set_row(each, name, each[name][0] - ratio * each[system.surface][0])
         set_row(rates, (name, vertical), silent)
     for derivative in (vertical, *others):
         set_row(rates, (system.surface, derivative), silent)
-    if system.surface in strengths:
-        set_row(strengths, system.surface, silent)
-    for name in strengths:
-        # A cell that the surface halves has half the mass
-        if "z" not in system.fields[name].half:
-            set_row(strengths, name, 2.0 * strengths[name][0])
+    for each in pushing:
+        set_row(each, system.surface, silent)
+    for each in strengths:
+        for name in each:
+            # A cell that the surface halves has half the mass
+            if "z" not in system.fields[name].half:
+                set_row(each, name, 2.0 * each[name][0])
 
 
 def _profiles(problem: Problem, axes: str) -> dict[str, tuple[Profile, Profile]]:
@@ -265,30 +266,79 @@ def _points(problem: Problem, system: System, name: str, positions: NDArray[np.f
     return Points(taps.flat(problem.padded_shape), taps.weights)
 
 
-def _recording(problem: Problem, system: System, axes: str, name: str) -> Recording:
-    """Return the recording of a component at the problem's receivers."""
-    if name != STRAIN:
-        fields = system.components[name]
-        at = {key: _points(problem, system, key, problem.receivers) for key in fields}
-        weighted = {k: Points(at[k].cells, factor * at[k].weights) for k, factor in fields.items()}
-        return Recording(weighted, integrate=False)
-    fibre = problem.fibre
-    assert fibre is not None, "checked by propagate"
-    # The strain along the fibre is the difference of the displacement along it between the ends of
-    # the gauge, divided by the gauge.
-    half = 0.5 * fibre.gauge * fibre.directions
+def _source_points(problem: Problem, system: System, kind: str, name: str) -> Points:
+    """Return the points at which sources of a kind add to a field, weighted by their factors."""
+    points = _points(problem, system, name, problem.sources)
+    factors = problem.source_kinds[kind]
+    factors = factors.reshape(factors.shape + (1,) * (3 - factors.ndim))
+    return Points(points.cells, factors * points.weights)
+
+
+def _make_recordings(problem: Problem, system: System, axes: str) -> tuple[Recording, ...]:
+    """Return the recordings of the components that traces of the problem have."""
+    components, shape = problem.components, problem.receivers.shape[:2]
+    found, kinds = [], components.of_traces(shape)
+    for number, name in enumerate(components.names):
+        traces = kinds == number
+        if not traces.any():
+            continue
+        if name == STRAIN:
+            points = _strain_points(problem, system, axes, components)
+        else:
+            each = system.components[name]
+            at = {key: _points(problem, system, key, problem.receivers) for key in each}
+            points = {k: Points(at[k].cells, factor * at[k].weights) for k, factor in each.items()}
+        if not traces.all():
+            points = {
+                k: Points(each.cells, np.where(traces[..., None], each.weights, 0.0))
+                for k, each in points.items()
+            }
+        found.append(Recording(traces, points, integrate=name == STRAIN))
+    return tuple(found)
+
+
+def _strain_points(
+    problem: Problem, system: System, axes: str, components: Components
+) -> dict[str, Points]:
+    """Return the points of the particle velocities for the strain along a fibre.
+
+    It is the difference of the displacement along the fibre between the ends of the gauge, divided
+    by the gauge.
+    """
+    assert components.gauge is not None, "checked by simulation.set_up"
+    assert components.directions is not None, "checked by simulation.set_up"
+    directions = np.broadcast_to(components.directions, problem.receivers.shape)
+    half = 0.5 * components.gauge * directions
     found = {}
     for axis, letter in enumerate(axes):
         ends = [
             (_points(problem, system, f"v{letter}", problem.receivers + sign * half), sign)
             for sign in (-1.0, 1.0)
         ]
-        along = fibre.directions[..., axis, None] / fibre.gauge
+        along = directions[..., axis, None] / components.gauge
         found[f"v{letter}"] = Points(
             np.concatenate([points.cells for points, _ in ends], axis=-1),
             np.concatenate([sign * along * points.weights for points, sign in ends], axis=-1),
         )
-    return Recording(found, integrate=True)
+    return found
+
+
+def combine(found: Sequence[Tensor], scheme: StaggeredScheme, dt: float) -> Tensor:
+    """Return traces (shot, receiver, time) at the times of the samples.
+
+    found: for each recording, the sums of fields that its traces have read.
+    """
+    each = [
+        at_samples(one, when, recording, dt)
+        for one, when, recording in zip(
+            found, scheme.reading_stages, scheme.recordings, strict=True
+        )
+    ]
+    traces = each[0]
+    for one, recording in zip(each[1:], scheme.recordings[1:], strict=True):
+        mask = torch.from_numpy(recording.traces)[..., None].to(one.device)
+        traces = torch.where(mask, one, traces)
+    return traces
 
 
 def at_samples(found: Tensor, when: int, recording: Recording, dt: float) -> Tensor:

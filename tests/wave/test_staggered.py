@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.registry import EQUATIONS, find
+from hpcfwi.survey import Components
 from hpcfwi.wave import staggered
 from hpcfwi.wave.engines import eager_staggered
 from hpcfwi.wave.equation import FirstOrderEquation
@@ -54,8 +55,8 @@ def growth(equation: str, model: dict[str, Tensor], order: int, share: float) ->
         max_velocity=equivalent,
         history=Snapshots(1),
         equation=asked,
-        source="force-z",
-        components=("vz",),
+        source_kinds={"force-z": np.ones(())},
+        components=Components(("vz",)),
     )
     wavelet = torch.zeros(1, 1, 900, dtype=torch.float64)
     wavelet[..., :20] = torch.tensor(np.random.default_rng(2).standard_normal(20))

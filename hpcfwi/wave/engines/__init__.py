@@ -65,7 +65,7 @@ class FirstOrderEngine(Engine, Protocol):
     """The interface of an engine's module for first-order equations."""
 
     def simulate(self, problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
-        """Return the traces (component, shot, receiver, time) of wavelets (shot, source, time).
+        """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
 
         They are differentiable in the wavelet and in the model of the problem, of which the scheme
         is made.

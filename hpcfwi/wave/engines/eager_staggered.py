@@ -25,7 +25,7 @@ from hpcfwi.wave.problem import Gradients, Problem
 from hpcfwi.wave.staggered import (
     Points,
     StaggeredScheme,
-    at_samples,
+    combine,
     discretize,
     sample_signal,
     staggered_difference,
@@ -102,13 +102,13 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
 def _simulate_one(
     problem: Problem, shot: int, model: Mapping[str, Tensor], wavelet: Tensor
 ) -> Tensor:
-    """Return the traces (1, component times receiver, time) of a shot."""
+    """Return the traces (1, receiver, time) of a shot."""
     one = problem.select(shot, model)
-    return simulate(one, discretize(one), wavelet).transpose(0, 1).flatten(1, 2)
+    return simulate(one, discretize(one), wavelet)
 
 
 def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
-    """Return the traces (component, shot, receiver, time) of wavelets (shot, source, time).
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
 
     They are differentiable in the wavelet and in the arrays of the problem's model.
     """
@@ -146,11 +146,7 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
                 if emission.field in stage:
                     added = stencil.spread(signal[..., n])
                     fields[emission.field] = fields[emission.field] + emission.strength * added
-    traces = [
-        at_samples(torch.stack(found, dim=-1), when, recording, problem.dt)
-        for found, when, recording in zip(samples, read_in, scheme.recordings, strict=True)
-    ]
-    return torch.stack(traces)
+    return combine([torch.stack(found, dim=-1) for found in samples], scheme, problem.dt)
 
 
 class _Differences:

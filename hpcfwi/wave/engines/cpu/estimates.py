@@ -156,7 +156,7 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int) -> int:
     dtype = np.dtype(np.float32 if size == 4 else np.float64)
     samples = kept * _count_cells(problem, sampled) * count_bytes(history.format, dtype)
     samples += kept * len(sampled) * count_scales(history.format, rows) * np.float32().itemsize
-    points = len(problem.components) * problem.receivers.shape[1] + problem.sources.shape[1]
+    points = problem.receivers.shape[1] + problem.sources.shape[1]
     # Models on the padded grid and their graph, the rates, and the gradients of one shot
     fields = 6.0 * rates + min(shots, threads) * running + shots * waiting
     return int(fields * rows * columns * size + shots * (samples + 6 * steps * points * size))

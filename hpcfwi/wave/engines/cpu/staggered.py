@@ -59,7 +59,7 @@ from hpcfwi.wave.engines.cpu.windows import (
 )
 from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Gradients, Problem, crop
-from hpcfwi.wave.staggered import StaggeredScheme, at_samples, discretize, sample_signal
+from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
 
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
@@ -74,7 +74,7 @@ class _Discrete:
     """The numbers of a simulation, differentiable in the model and the wavelet of its problem.
 
     rates: the distinct ones of the scheme; factors: of each emission, (shot, source, tap); signal:
-    (shot, source, time).
+    (shot, signal times source, time), for the signals of `StaggeredScheme.signals`.
     """
 
     scheme: StaggeredScheme
@@ -99,19 +99,12 @@ def _discretize(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> _
         torch.as_tensor(e.points.weights).to(wavelet) * e.strength.flatten()[e.points.cells]
         for e in scheme.emissions
     ]
-    signal = sample_signal(scheme.emissions[0].signal, wavelet, problem.dt)
-    return _Discrete(scheme, rates, factors, signal)
-
-
-def _as_traces(problem: Problem, scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
-    """Return traces (component, shot, receiver, time), from recorded fields (shot, trace, time)."""
-    each = recorded.unflatten(1, (len(scheme.recordings), -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
-    parts = zip(each, scheme.reading_stages, scheme.recordings, strict=True)
-    return torch.stack([at_samples(*part, problem.dt) for part in parts])
+    signals = [sample_signal(kind, wavelet, problem.dt) for kind in scheme.signals]
+    return _Discrete(scheme, rates, factors, torch.cat(signals, dim=1))
 
 
 def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
-    """Return the traces (component, shot, receiver, time) of wavelets (shot, source, time).
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
 
     They are differentiable in the wavelet and in the arrays of the problem's model.
     """
@@ -123,8 +116,13 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
     return _as_traces(problem, scheme, recorded)
 
 
+def _as_traces(problem: Problem, scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
+    """Return traces (shot, receiver, time), given the fields that they have recorded."""
+    return combine([recorded] * len(scheme.recordings), scheme, problem.dt)
+
+
 class _Recorded(torch.autograd.Function):
-    """The recorded fields as a function of the signal, the rates and the factors of sources."""
+    """The recorded fields as a function of the signals, the rates and the factors of sources."""
 
     @staticmethod
     def forward(shots: _Shots, *tensors: Tensor) -> Tensor:
@@ -152,7 +150,7 @@ class State:
     """The simulated shots, and the graphs from their parameters to their traces.
 
     model: leaves of the graph, by name; wavelet: another leaf, and recorded: the leaf of `traces`,
-    (shot, component times receiver, time).
+    (shot, receiver, time).
     """
 
     shots: _Shots
@@ -164,7 +162,7 @@ class State:
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Return traces (shot, component times receiver, time), and a state; see `Engine.forward`."""
+    """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
     keep_loops()
     with torch.set_grad_enabled(keep):
         model = {
@@ -177,7 +175,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
         shots = _Shots(problem, discrete, keep)
         found = shots.simulate(discrete.signal, discrete.rates, discrete.factors)
         recorded = found.requires_grad_(keep)
-        traces = _as_traces(problem, scheme, recorded).transpose(0, 1).flatten(1, 2)
+        traces = _as_traces(problem, scheme, recorded)
     state = State(shots, discrete, model, wavelet, recorded, traces) if keep else None
     return traces.detach(), state
 
@@ -237,15 +235,15 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
             for some in (discrete.rates, discrete.factors)
         )
     recorded = state.shots.scatter(None, rates, factors)
-    return _as_traces(problem, scheme, recorded).transpose(0, 1).flatten(1, 2)
+    return _as_traces(problem, scheme, recorded)
 
 
 class _Derivatives(NamedTuple):
     """The gradients of a function of the recorded fields, shot by shot.
 
-    signal: (shot, source, time); rates: (shot, ...) on the padded grid, None if none is wanted;
-    factors: (shot, source, tap); energies: the time sums of the squared samples and of the squared
-    adjoint fields, (shot, ...), or none.
+    signal: (shot, signal times source, time); rates: (shot, ...) on the padded grid, None if none
+    is wanted; factors: (shot, source, tap); energies: the time sums of the squared samples and of
+    the squared adjoint fields, (shot, ...), or none.
     """
 
     signal: Tensor
@@ -338,7 +336,8 @@ class _Shots:
             some = np.zeros(entries.tap.size, EMISSION)
             some["field"] = names.index(emission.field)
             some["row"], some["column"] = entries.row, entries.column
-            some["source"] = entries.point
+            number = self._scheme.signals.index(emission.signal)
+            some["source"] = number * self._problem.sources.shape[1] + entries.point
             cells.append(some)
             weights.append(entries.take(factor.detach()[shot].numpy()))
         stages = self._stages_of(shot)
@@ -364,8 +363,7 @@ class _Shots:
         self, shots: Sequence[tuple[StaggeredShot, StaggeredTape]], change: NDArray | None
     ) -> Tensor:
         steps = shots[0][0].signal.shape[0]
-        count = len(self._scheme.recordings) * self._problem.receivers.shape[1]
-        traces = np.empty((len(shots), steps, count), self._dtype)
+        traces = np.empty((len(shots), steps, self._problem.receivers.shape[1]), self._dtype)
 
         def run(k: int, threads: int) -> None:
             state = self._make_state(threads, forward=True)
@@ -423,7 +421,8 @@ class _Shots:
         heard, problem, dtype = _by_time(arriving), self._problem, self._dtype
         shots, steps = heard.shape[:2]
         shape = field_shape(problem.padded_shape)
-        signal = np.zeros((shots, steps, problem.sources.shape[1]), dtype)
+        sources = len(self._scheme.signals) * problem.sources.shape[1]
+        signal = np.zeros((shots, steps, sources), dtype)
         sums = make_zeros((shots, len(self._varying), *shape), dtype)
         energies = make_zeros((shots, 2 if problem.illuminate else 0, *shape), dtype)
         emitters = [np.zeros_like(shot.emitters.weights) for shot, _ in self._kept]
@@ -475,6 +474,8 @@ def _first_window(shot: StaggeredShot) -> Box:
     tables, grid = shot.tables, shot.tables.grid
     reach = 2 * len(tables.weights[0]) * STEPS_PER_WINDOW
     cells = shot.emitters.cells
+    if not cells.size:
+        return whole_of.py_func(grid)
     planes, rows = np.divmod(cells["row"] - grid.base, grid.stride)
     columns = cells["column"] - MARGIN
     edges = [

@@ -180,14 +180,12 @@ def _locate(cells: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray, 
 
 
 def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype) -> Recorders:
-    """Return the recorders of a shot; receiver r of component c is trace c * receivers + r."""
-    names = list(scheme.system.fields)
+    """Return the recorders of a shot, with its traces in the order of their stages."""
+    names, count = list(scheme.system.fields), scheme.recordings[0].traces.shape[1]
     cells, weights, keys = [], [], []
-    receivers = next(iter(scheme.recordings[0].points.values())).weights.shape[1]
-    count = receivers * len(scheme.recordings)
-    for component, (stage, recording) in enumerate(
-        zip(scheme.reading_stages, scheme.recordings, strict=True)
-    ):
+    read = np.arange(count)
+    for stage, recording in zip(scheme.reading_stages, scheme.recordings, strict=True):
+        read += stage * count * recording.traces[shot]
         for name, points in recording.points.items():
             entries = Entries(points, scheme.shape, shot)
             some = np.zeros(entries.tap.size, TAP)
@@ -195,8 +193,7 @@ def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype) -> Recor
             some["row"], some["column"] = entries.row, entries.column
             cells.append(some)
             weights.append(entries.take(points.weights[shot]))
-            keys.append(stage * count + component * receivers + entries.point)
-    read = np.repeat(np.array(scheme.reading_stages) * count, receivers) + np.arange(count)
+            keys.append(stage * count + entries.point)
     traces, key = np.sort(read), np.concatenate(keys)
     order = np.argsort(key, kind="stable")
     return Recorders(

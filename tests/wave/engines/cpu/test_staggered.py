@@ -8,11 +8,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hpcfwi.survey import Components, SourceKinds
 from hpcfwi.wave import Acquisition, Method, Simulation
 from hpcfwi.wave.engines.cpu import staggered
 from hpcfwi.wave.engines.cpu.estimates import count_kept
@@ -90,6 +92,58 @@ def test_moment_tensors_are_those_of_the_reference_engine() -> None:
     expected = traces_and_gradients("elastic", model, survey, engine="eager")
     found = traces_and_gradients("elastic", model, survey, engine="cpu")
     assert all(relative(*pair) < 1e-12 for pair in zip(found, expected, strict=True))
+
+
+MIXED = Components(
+    ("pressure", "vz", "strain"),
+    np.array([[0, 1, 2, 1], [2, 2, 1, 1]], dtype=np.int8),
+    gauge=6.0,
+    directions=np.array([[0.6, 0.8], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]),
+)
+KINDS = {
+    "explosive": np.array([[1.0, 0.0], [0.0, 0.0]]),
+    "force-z": np.array([[0.0, 1.0], [0.5, 1.0]]),
+    "moment-zx": np.array([[0.0, 0.0], [2.0, 0.0]]),
+    "moment-zz": np.array([[0.0, 0.0], [1.0, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("engine", ["cpu", "eager"])
+def test_traces_of_mixed_kinds_are_those_of_each_kind_alone(engine: str) -> None:
+    generator = torch.Generator().manual_seed(6)
+    model = random_medium("elastic", (30, 33))
+    wavelet = torch.randn((2, 2, 40), generator=generator, dtype=torch.float64)
+    sources, receivers = (
+        60.0 + 150.0 * torch.rand((2, n, 2), generator=generator, dtype=torch.float64)
+        for n in (2, 4)
+    )
+    method = Method(order=4, equation="elastic", free_surface=True, engine=engine, history=EXACT)
+
+    def simulate(components: Components, kinds: SourceKinds) -> Simulation:
+        shots = Acquisition(1e-3, wavelet, sources, receivers, components, kinds)
+        return Simulation(set_up(model, 9.0, shots, method), keep=True)
+
+    mixed = simulate(MIXED, KINDS)
+    residual = torch.randn(mixed.data.shape, generator=generator, dtype=torch.float64)
+    gradients = mixed.backpropagate(residual)
+    change = {n: torch.randn(a.shape, generator=generator) for n, a in model.items()}
+    data, scattered = torch.zeros(2, *mixed.data.shape, dtype=torch.float64).unbind()
+    of_wavelet = torch.zeros_like(wavelet)
+    of_model = {name: torch.zeros_like(array).expand(2, -1, -1) for name, array in model.items()}
+    for number, name in enumerate(MIXED.names):
+        mask = torch.from_numpy(MIXED.kinds == number)[..., None]
+        for kind, factors in KINDS.items():
+            alone = replace(MIXED, names=(name,), kinds=None)
+            found = simulate(alone, {kind: factors})
+            data += mask * found.data
+            scattered += mask * found.scatter(change)
+            some = found.backpropagate(mask * residual)
+            of_wavelet += some.wavelet
+            of_model = {name: of_model[name] + some.model[name] for name in model}
+    assert relative(mixed.data, data) < 1e-12
+    assert relative(mixed.scatter(change), scattered) < 1e-12
+    assert relative(gradients.wavelet, of_wavelet) < 1e-12
+    assert all(relative(gradients.model[name], of_model[name]) < 1e-12 for name in model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
