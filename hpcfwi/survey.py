@@ -35,6 +35,9 @@ class TimeAxis:
 
 # The component that is not a field of waves, but a difference between points along a fibre.
 STRAIN = "strain"
+# Components and kinds of sources that some equation has; moment tensors are further kinds.
+COMPONENTS = ("pressure", "vz", "vy", "vx", STRAIN)
+SOURCE_KINDS = ("explosive", "force-z", "force-y", "force-x")
 
 SourceKinds = Mapping[str, NDArray[np.float64]]
 """The kinds of sources, such as "force-z", each with the factor of the wavelet in that kind.

@@ -40,6 +40,7 @@ from hpcfwi.registry import (
     HistoryName,
     Order,
 )
+from hpcfwi.survey import COMPONENTS, SOURCE_KINDS, STRAIN
 
 
 class NetworkSection(Choice):
@@ -158,6 +159,13 @@ class ModelSection(Section):
     _one_of_both = exactly_one("dataset", "file")
 
 
+if TYPE_CHECKING:
+    SourceKind = str
+    ComponentName = str
+else:
+    SourceKind = Literal[*SOURCE_KINDS]
+    ComponentName = Literal[*COMPONENTS]
+
 # Largest number of samples in a trace; no recorder has as many
 MOST_SAMPLES = 10**6
 # s; a `dt` that is too long for the wavelet may have been given in ms if it is at least this long
@@ -194,6 +202,47 @@ class Points(Section):
         return self
 
 
+Moment = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Sources(Points):
+    """Points that are one shot each, and what their sources do.
+
+    `{ count = 20, depth = 5.0, kind = "force-z" }` are vertical forces. With a `moment`, the
+    wavelet is the rate of the moment.
+    """
+
+    kind: SourceKind = "explosive"
+    """The kind of the sources.
+
+    `"force-z"`, `"force-y"` and `"force-x"` are forces, which the equations except `"acoustic"`
+    have. The wavelet is then in N (N/m in 2-D), positive downwards and towards larger y and x.
+    """
+    moment: (
+        Annotated[
+            tuple[Annotated[tuple[Moment, ...], Field(strict=False)], ...], Field(strict=False)
+        ]
+        | None
+    ) = None
+    """A symmetric moment tensor, in place of `kind`, in the order z, x or z, y, x of the axes.
+
+    `[[1.0, 0.0], [0.0, -1.0]]` is an example for a 2-D model. Only `"elastic"` has these sources.
+    """
+
+    @model_validator(mode="after")
+    def _kind_or_moment(self) -> Self:
+        if self.moment is None:
+            return self
+        if self.kind != "explosive":
+            raise ValueError("kind and moment exclude each other")
+        rows, ndim = self.moment, 3 if isinstance(self.count, tuple) else 2
+        if len(rows) != ndim or any(len(row) != ndim for row in rows):
+            raise ValueError(f"moment is {rows}; expected {ndim} rows of {ndim} numbers")
+        if any(rows[i][j] != rows[j][i] for i in range(ndim) for j in range(i)):
+            raise ValueError(f"moment is {rows}; expected a symmetric tensor")
+        return self
+
+
 class Receivers(Points):
     """Points that are the same for all shots or, with `offset` and `spacing`, a moving spread.
 
@@ -207,6 +256,39 @@ class Receivers(Points):
     """Distance along x from the source to the first receiver; negative towards smaller x."""
     spacing: Position | None = None
     """Distance along x from one receiver to the next; negative towards smaller x."""
+    components: Annotated[tuple[ComponentName, ...], Field(strict=False, min_length=1)] = (
+        "pressure",
+    )
+    """The components of the waves that each receiver records, as one trace each.
+
+    `"vz"`, `"vy"` and `"vx"` are particle velocities, positive downwards and towards larger y and
+    x. `"strain"` is the strain along a fibre (DAS), averaged over `gauge`. The equation
+    `"acoustic"` has only `"pressure"`.
+    """
+    direction: Annotated[tuple[Moment, ...], Field(strict=False)] | None = None
+    """Direction of the fibre in the order z, x or z, y, x: `[0.0, 1.0]` is horizontal in 2-D."""
+    gauge: Length | None = None
+    """Length of fibre over which the strain is averaged."""
+
+    @model_validator(mode="after")
+    def _each_component_once(self) -> Self:
+        if len(set(self.components)) < len(self.components):
+            raise ValueError(f"components are {list(self.components)}; expected each of them once")
+        records = STRAIN in self.components
+        for key in ("direction", "gauge"):
+            if (getattr(self, key) is not None) != records:
+                raise ValueError(
+                    f'{key} is {"missing" if records else "given"}: the component "strain", '
+                    "direction and gauge belong together"
+                )
+        if self.direction is not None:
+            ndim = 3 if isinstance(self.count, tuple) else 2
+            if len(self.direction) not in {ndim, ndim + self.moves} or not any(self.direction):
+                raise ValueError(
+                    f"direction is {list(self.direction)}; expected a number for each axis, not "
+                    "all of them 0"
+                )
+        return self
 
     @property
     def moves(self) -> bool:
@@ -256,7 +338,7 @@ class SurveySection(Section):
 
     file: FileName | None = None
     """A gathers file with observed data; `hpcfwi convert` creates one from SEG-Y files."""
-    sources: Points | None = None
+    sources: Sources | None = None
     """Points along a line or in an area; each point is one shot."""
     receivers: Receivers | None = None
     """Points that are the same for all shots, or a spread that moves with the source."""
@@ -559,6 +641,14 @@ class DataSection(Section):
     """Parts of the traces that are silenced: one table or a list of tables."""
     weight: Weight | None = None
     """Factors of whole traces, which depend on offset or amplitude."""
+    components: dict[ComponentName, Annotated[float, Field(ge=0.0, le=1e9)]] = Field(
+        default_factory=dict
+    )
+    """Weights of components in the misfit, such as `{ vz = 0.5 }`; 1 by default, 0 leaves one out.
+
+    The traces of each component are first scaled so that all components have the same observed
+    energy, in the unit of the first component.
+    """
     gain: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Power of the time (s) by which samples are multiplied; 1 or 2 amplifies late arrivals."""
     edit: Edit | None = None

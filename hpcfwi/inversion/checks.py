@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
@@ -22,10 +23,18 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
-from hpcfwi.survey import Survey, divide, find_amplitudes, find_frequencies
+from hpcfwi.survey import (
+    EXPLOSIVE,
+    PRESSURE,
+    Survey,
+    divide,
+    find_amplitudes,
+    find_frequencies,
+)
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.equation import find_equation
+from hpcfwi.wave.equation import ACOUSTIC, FirstOrderEquation, find_equation
 from hpcfwi.wave.numerics import longest_step
+from hpcfwi.wave.simulation import check_kinds
 
 # Smallest number of wavelengths in the longest side of a model. Waves do not see smaller models.
 FEWEST_WAVELENGTHS = 1.0 / 3.0
@@ -43,6 +52,7 @@ MOST_PASSAGES = 50.0
 
 def check_units(experiment: Experiment) -> Iterator[Finding]:
     """Yield the errors of the survey and the model, such as numbers in another unit."""
+    yield from _check_kinds(experiment)
     yield from _check_positions(experiment)
     yield from _check_step(experiment)
     yield from _check_wavelength(experiment)
@@ -52,10 +62,40 @@ def check_units(experiment: Experiment) -> Iterator[Finding]:
     yield from _check_silence(experiment.config, experiment.survey)
 
 
+def _check_kinds(experiment: Experiment) -> Iterator[Finding]:
+    """Yield an error if the equation lacks a component, or a kind of sources."""
+    survey, equation, ndim = experiment.survey, experiment.equation, experiment.initial.grid.ndim
+    file = experiment.config.survey.file
+    components, kinds = survey.components.names, survey.source_kinds
+    remedy = 'Choose another wave.equation, such as "elastic", or leave these traces out.'
+    for asked, key, attribute in (
+        ((components, EXPLOSIVE), "survey.receivers.components", "kind_names"),
+        ((PRESSURE.names, kinds), "survey.sources.kind", "source_kind_names"),
+    ):
+        try:
+            check_kinds(*asked, equation, ndim)
+        except ValueError as error:
+            where = f"{file}, attribute {attribute}" if file else key
+            yield Finding("error", where, str(error), remedy)
+    for name in experiment.config.data.components:
+        if name not in components:
+            yield Finding(
+                "error",
+                "data.components",
+                f"found {name}, but the survey has {', '.join(components)}",
+                "Give weights of components of the survey.",
+            )
+
+
 def _check_positions(experiment: Experiment) -> Iterator[Finding]:
     config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
-    where = config.survey.file or "survey"
-    for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
+    where, components = config.survey.file or "survey", survey.components
+    places = {"sources": survey.sources, "receivers": survey.receivers}
+    if components.directions is not None and components.gauge is not None:
+        half = 0.5 * components.gauge * components.directions
+        places["first ends of gauges"] = survey.receivers - half
+        places["last ends of gauges"] = survey.receivers + half
+    for name, points in places.items():
         outside = ~grid.contains(points)
         if outside.any():
             yield Finding(
@@ -182,21 +222,44 @@ def _check_spread(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _check_free_surface(experiment: Experiment) -> Iterator[Finding]:
-    """Yield an error for sources and receivers on a free surface, where p = 0."""
+    """Yield an error for sources and receivers on a free surface that emit or record nothing."""
     if not experiment.config.wave.free_surface:
         return
     grid, survey, file = experiment.initial.grid, experiment.survey, experiment.config.survey.file
-    for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
-        on_surface = _on_surface(points, grid.origin[0], grid.spacing[0])
+    top, spacing = grid.origin[0], grid.spacing[0]
+    equation, components = experiment.equation, survey.components
+    places = {"receivers": _on_surface(survey.receivers, top, spacing)}
+    if isinstance(equation, FirstOrderEquation):
+        system = equation.system(grid.axes)
+        zero = [
+            name in system.components
+            and all(system.fields[field].odd for field in system.components[name])
+            for name in components.names
+        ]
+        places["receivers"] = (
+            places["receivers"] & np.array(zero)[components.of_traces(survey.shape[:2])]
+        )
+    else:
+        places["sources"] = _on_surface(survey.sources, top, spacing)
+    for name, on_surface in places.items():
         if on_surface.any():
             yield Finding(
                 "error",
                 f"{file}: {name}" if file else f"survey.{name}.depth",
                 f"{on_surface.sum()} of {on_surface.size} lie on the free surface at "
-                f"{grid.origin[0]:g} m, where the pressure, and so their traces, are zero",
-                f"Give a depth below it, such as {grid.origin[0] + grid.spacing[0]:g} m, or "
+                f"{top:g} m, where the pressure, and so their traces, are zero",
+                f"Give a depth below it, such as {top + spacing:g} m, or "
                 "wave.free_surface = false.",
             )
+    shots = np.flatnonzero(_on_surface(survey.sources, top, spacing))
+    if shots.size and equation is not ACOUSTIC:
+        simulator = experiment.simulator(experiment.initial)
+        model = experiment.initial.as_tensors(torch.device("cpu"))
+        try:
+            simulator.set_up(simulator.restrict(model), survey.select(shots), None)
+        except ValueError as error:
+            key = f"{file}: sources" if file else "survey.sources.depth"
+            yield Finding("error", key, str(error), "Move them, or change their kind.")
 
 
 def _on_surface(points: NDArray[np.float64], top: float, spacing: float) -> NDArray[np.bool_]:
@@ -294,7 +357,9 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
 def _check_encoding(experiment: Experiment, where: str) -> Iterator[Finding]:
     """Yield an error if shots cannot be encoded, because receivers differ between them."""
     config, reason = experiment.config, None
-    if experiment.survey.receivers.ndim == 3:
+    survey = experiment.survey
+    kinds = survey.components.kinds
+    if survey.receivers.ndim == 3 or (kinds is not None and kinds.ndim == 2):
         reason = "each shot of the survey has different receivers"
     elif experiment.survey.mask is not None:
         reason = "the survey has masked traces"

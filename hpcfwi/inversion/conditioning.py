@@ -16,7 +16,7 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -381,12 +381,14 @@ class Conditioned:
     """Observed traces of some shots, with the factors of observed and simulated traces.
 
     observed: (shot, receiver, time); counts: mask (shot, receiver) of the traces that count;
-    factors: in the shape of observed, None if all are 1.
+    factors: in the shape of observed, None if all are 1; gains: (shot, receiver, 1), further
+    factors of whole traces, None if all are 1.
     """
 
     observed: NDArray[np.float32]
     counts: NDArray[np.bool_]
     factors: NDArray[np.float32] | None
+    gains: NDArray[np.float32] | None = None
 
     def pair_traces(self, simulated: Tensor) -> tuple[Tensor, Tensor]:
         """Return simulated and observed traces (shot, receiver, time) for a misfit.
@@ -398,10 +400,11 @@ class Conditioned:
         return self.weigh(simulated), self.weigh(observed)
 
     def weigh(self, traces: Tensor) -> Tensor:
-        """Multiply traces by the factors; the operator is its own transpose."""
-        if self.factors is None:
-            return traces
-        return torch.from_numpy(self.factors).to(traces) * traces
+        """Multiply traces by the factors and gains; the operator is its own transpose."""
+        for factors in (self.factors, self.gains):
+            if factors is not None:
+                traces = torch.from_numpy(factors).to(traces) * traces
+        return traces
 
 
 @dataclass(frozen=True)
@@ -409,12 +412,14 @@ class Conditioning:
     """The treatment of traces that the section [data] describes.
 
     speed: at the sources, for `correct_point_source`, m/s; picks: for mutes, by the names of their
-    files.
+    files; gains: factors of the traces of each of the survey's components, in their order, see
+    `find_gains`; empty if all are 1.
     """
 
     section: DataSection
     speed: float
     picks: Mapping[str, Picks] = field(default_factory=dict)
+    gains: tuple[float, ...] = ()
 
     def apply(self, observed: NDArray[np.float32], survey: Survey) -> Conditioned:
         """Condition the traces (shot, receiver, time) of a survey with receivers for each shot."""
@@ -429,13 +434,19 @@ class Conditioning:
             # For encoded shots, any source will do: `checks` refuses keys that depend on offsets.
             sources = survey.sources if survey.sources.ndim == 2 else survey.sources[:, 0]
             offsets = find_offsets(sources, survey.receivers)
-            factors = np.stack(
-                [
-                    find_factors(traces, offsets[k], times, section, self._find_times(survey, k))
-                    for k, traces in enumerate(observed)
-                ]
-            )
-        return Conditioned(observed, self.select(observed, survey), factors)
+            factors = np.ones(observed.shape, np.float32)
+            for k, alike in _list_alike(survey):
+                picked = {f: at[alike] for f, at in self._find_times(survey, k).items()}
+                factors[k, alike] = find_factors(
+                    observed[k, alike], offsets[k, alike], times, section, picked
+                )
+        counts, gains = self.select(observed, survey), None
+        if self.gains:
+            gains = np.array(self.gains, np.float32)[survey.components.of_traces(counts.shape)][
+                ..., None
+            ]
+            counts &= gains[..., 0] > 0.0
+        return Conditioned(observed, counts, factors, gains)
 
     def _find_times(self, survey: Survey, shot: int) -> dict[str, NDArray[np.float64]]:
         """Return the times of first breaks of a shot (receiver,), s, by the names of the files."""
@@ -445,9 +456,56 @@ class Conditioning:
     def select(self, observed: NDArray[np.float32], survey: Survey) -> NDArray[np.bool_]:
         """Return a mask (shot, receiver) of the traces that `edit` does not leave out."""
         edit = self.section.edit
+        mask = np.ones(observed.shape[:2], dtype=bool)
         if edit is None:
-            return np.ones(observed.shape[:2], dtype=bool)
-        return find_alike(observed, find_offsets(survey.sources, survey.receivers), edit)
+            return mask
+        offsets = find_offsets(survey.sources, survey.receivers)
+        for k, alike in _list_alike(survey):
+            mask[k, alike] = find_alike(observed[k, alike], offsets[k, alike], edit)
+        return mask
+
+
+def _list_alike(survey: Survey) -> Iterator[tuple[int, slice | NDArray[np.bool_]]]:
+    """Yield each shot with an index of its traces, or one for each of its components."""
+    components = survey.components
+    kinds = components.of_traces((survey.n_shots, survey.n_receivers))
+    for shot in range(survey.n_shots):
+        if len(components.names) == 1:
+            yield shot, slice(None)
+        else:
+            yield from ((shot, kinds[shot] == kind) for kind in np.unique(kinds[shot]))
+
+
+def measure_energies(given: Conditioned, survey: Survey) -> NDArray[np.float64]:
+    """Return the energy (shot, component) of the finite traces that count, times their factors."""
+    traces = given.observed if given.factors is None else given.factors * given.observed
+    energies = np.square(root_mean_square(traces)) * traces.shape[-1]
+    counts = given.counts & np.isfinite(energies)
+    kinds = survey.components.of_traces(counts.shape)
+    return np.stack(
+        [
+            np.sum(energies, axis=1, where=counts & (kinds == number))
+            for number in range(len(survey.components.names))
+        ],
+        axis=1,
+    )
+
+
+def find_gains(
+    energies: NDArray[np.float64], names: Sequence[str], weights: Mapping[str, float]
+) -> tuple[float, ...]:
+    """Return the factors of components, whose energies (component,) are then those of the first.
+
+    weights: by name, by which these energies are then multiplied; 1 for others. A component without
+    energy is multiplied by its weight only.
+    """
+    loud = energies > 0.0
+    reference = energies[loud][0] if loud.any() else 1.0
+    ratios = np.divide(reference, energies, out=np.ones_like(energies), where=loud)
+    return tuple(
+        float(np.sqrt(weights.get(name, 1.0) * ratio))
+        for name, ratio in zip(names, ratios, strict=True)
+    )
 
 
 NO_CONDITIONING = Conditioning(DataSection(), 0.0)

@@ -14,14 +14,14 @@ from functools import cached_property, partial
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.sections import HistorySection, Points, Receivers
+from hpcfwi.config.sections import HistorySection, Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
@@ -34,7 +34,17 @@ from hpcfwi.operators.simulator import Aperture, Simulator
 from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
-from hpcfwi.survey import Spectrum, Survey
+from hpcfwi.storage.kinds import describe_kinds
+from hpcfwi.survey import (
+    EXPLOSIVE,
+    PRESSURE,
+    STRAIN,
+    Components,
+    SourceKinds,
+    Spectrum,
+    Survey,
+    moment_kinds,
+)
 from hpcfwi.wave import Auto, Method
 from hpcfwi.wave.equation import Equation, find_equation
 from hpcfwi.wave.history import History, from_table, parse
@@ -109,6 +119,47 @@ def place_spread(
     return positions, None if mask.all() else mask
 
 
+def find_source_kinds(sources: Sources, grid: Grid) -> SourceKinds:
+    """Return the kinds of the sources that the input describes."""
+    if sources.moment is not None:
+        return moment_kinds(np.array(sources.moment), grid.axes)
+    return EXPLOSIVE if sources.kind == "explosive" else {sources.kind: np.ones(())}
+
+
+def record_components(survey: Survey, receivers: Receivers) -> Survey:
+    """Return a survey of pressure with traces of all components of its receivers.
+
+    Its traces are those of all receivers for the first component, then those for the next one.
+    """
+    names, count, ndim = receivers.components, survey.n_receivers, survey.sources.shape[-1]
+    if names == PRESSURE.names:
+        return survey
+    kinds = np.repeat(np.arange(len(names), dtype=np.int8), count)
+    directions = None
+    if receivers.direction is not None:
+        direction = np.array(receivers.direction)
+        if direction.size != ndim:
+            raise InputError(
+                "survey.receivers.direction",
+                f"found {direction.tolist()}, but the model has {ndim} axes",
+                "Give a number for each axis, in the order z, y, x.",
+            )
+        along = direction / np.linalg.norm(direction)
+        directions = np.where(kinds[:, None] == names.index(STRAIN), along, 0.0)
+
+    def repeat(values: NDArray[Any], axis: int) -> NDArray[Any]:
+        return np.concatenate([values] * len(names), axis=axis)
+
+    return replace(
+        survey,
+        receivers=repeat(survey.receivers, -2),
+        mask=None if survey.mask is None else repeat(survey.mask, -1),
+        components=Components(
+            names, kinds if len(names) > 1 else None, receivers.gauge, directions
+        ),
+    )
+
+
 def know_spectrum(survey: Survey, context: Context) -> Survey:
     """Return the survey with the spectrum of its wavelets, on every rank; collective."""
     if survey.wavelet.ndim == 1:
@@ -163,7 +214,7 @@ class Experiment:
     is_synthetic: True if hpcfwi simulates that file; band: frequency band of the survey and the
     observed traces, None if they are not filtered; coarsening: to the grid of the waves, None if it
     is that of the models; costs: cost of each shot, see `Simulator.costs`, if known; picks: first
-    breaks, by the names of their files.
+    breaks, by the names of their files; gains: of the components, see `Conditioning`.
     """
 
     config: Config
@@ -177,6 +228,7 @@ class Experiment:
     coarsening: Coarsening | None = None
     costs: NDArray[np.float64] | None = None
     picks: Mapping[str, Picks] = field(default_factory=dict)
+    gains: tuple[float, ...] = ()
 
     @property
     def equation(self) -> Equation:
@@ -315,7 +367,7 @@ class Experiment:
         """Return the conditioning of traces before they are compared."""
         grid = self.initial.grid
         speeds = self.initial.p_velocity[grid.cells_of(self.survey.sources)]
-        return Conditioning(self.config.data, float(np.median(speeds)), self.picks)
+        return Conditioning(self.config.data, float(np.median(speeds)), self.picks, self.gains)
 
     def fastest(self) -> float:
         """Return the speed of the fastest waves in any model of the experiment, m/s."""
@@ -353,12 +405,16 @@ class Experiment:
         digest = hashlib.sha256(repr(sorted(scheme.items())).encode())
         grid, survey = self.true.grid, self.survey
         digest.update(repr((grid.spacing, grid.origin, survey.dt)).encode())
+        kinds, names = describe_kinds(survey)
+        if names:
+            digest.update(repr(sorted(names.items())).encode())
         for array in (
             *self.true.arrays.values(),
             survey.sources,
             survey.receivers,
             survey.wavelet,
             *(() if survey.mask is None else (survey.mask,)),
+            *kinds.values(),
         ):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()

@@ -172,8 +172,10 @@ def _find_given(experiment: Experiment) -> Iterator[NDArray[Any]]:
             yield from model.arrays.values()
     yield from (*known.surfaces.values(), *known.masks.values(), *known.weights.values())
     yield from (survey.sources, survey.receivers, survey.wavelet)
-    if survey.mask is not None:
-        yield survey.mask
+    components = survey.components
+    for array in (survey.mask, components.kinds, components.directions):
+        if array is not None:
+            yield array
 
 
 def estimate_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:

@@ -448,7 +448,12 @@ def condition(
     """Return the observed traces of shots in their window, conditioned for the comparison."""
     chosen = window.trace_mask
     mask = None if survey.mask is None else survey.mask[:, chosen]
-    shots = replace(survey, receivers=survey.receivers[:, chosen], mask=mask)
+    shots = replace(
+        survey,
+        receivers=survey.receivers[:, chosen],
+        mask=mask,
+        components=survey.components.select_receivers(chosen),
+    )
     given = conditioning.apply(read_traces()[:, chosen], shots)
     counts = simulator.aperture.within_offsets(shots.sources, shots.receivers) & given.counts
     if mask is not None:
@@ -489,18 +494,20 @@ def cross_spectra_of_shots(
 ) -> list[CrossSpectra]:
     """Simulate shots, and return the cross-spectra of their traces.
 
-    The parameters are those of `evaluate_shots`. Traces are not multiplied by factors, because a
-    filter does not map muted traces to muted traces. furthest: largest offset of the traces, m;
-    None for all.
+    The parameters are those of `evaluate_shots`. Traces are multiplied by their gains, but not by
+    factors, because a filter does not map muted traces to muted traces. furthest: largest offset of
+    the traces, m; None for all.
     """
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
     given = condition(survey, window, read_traces, simulator, conditioning)
-    counts = given.counts
+    counts, observed = given.counts, given.observed
+    if given.gains is not None:
+        simulated, observed = given.gains * simulated, given.gains * observed
     if furthest is not None:
         receivers = survey.receivers[:, window.trace_mask]
         counts = counts & Aperture(max_offset=furthest).within_offsets(survey.sources, receivers)
     return [
-        CrossSpectra.of(simulated[shot][counts[shot]], given.observed[shot][counts[shot]])
+        CrossSpectra.of(simulated[shot][counts[shot]], observed[shot][counts[shot]])
         for shot in range(survey.n_shots)
     ]
 

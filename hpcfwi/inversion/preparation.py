@@ -26,7 +26,14 @@ from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError, quote, refuse
 from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine
 from hpcfwi.inversion.conditioning import read_picks
-from hpcfwi.inversion.experiment import Experiment, know_spectrum, place_points, place_spread
+from hpcfwi.inversion.experiment import (
+    Experiment,
+    find_source_kinds,
+    know_spectrum,
+    place_points,
+    place_spread,
+    record_components,
+)
 from hpcfwi.inversion.parameters import Known, lay_surface
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
@@ -413,7 +420,15 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
         receivers, mask = once_per_host(spread, context)
     else:
         receivers, mask = place_points(section.receivers, grid, "survey.receivers.count"), None
-    survey = Survey(sources, receivers, wavelet.astype(np.float32), section.dt, mask)
+    survey = Survey(
+        sources,
+        receivers,
+        wavelet.astype(np.float32),
+        section.dt,
+        mask,
+        source_kinds=find_source_kinds(section.sources, grid),
+    )
+    survey = record_components(survey, section.receivers)
     return survey, Path(config.output.directory) / "observed.h5"
 
 

@@ -7,15 +7,20 @@ The figures are in `report.fit`; `plan.comparison` compares the same traces befo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from math import isclose
+from math import fsum, isclose
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.inversion.conditioning import Conditioning, sign_offsets
+from hpcfwi.inversion.conditioning import (
+    Conditioning,
+    find_gains,
+    measure_energies,
+    sign_offsets,
+)
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.misfits.traces import SILENT
@@ -258,6 +263,38 @@ def limit(experiment: Experiment, recorded: NDArray[np.float32]) -> NDArray[np.f
     if experiment.band is None or not len(recorded):
         return recorded
     return np.stack([experiment.band.filter(gather) for gather in recorded])
+
+
+def balance(
+    experiment: Experiment, shots: NDArray[np.int64], traces: Traces, context: Context
+) -> Experiment:
+    """Return the experiment with gains that balance the components of its traces; collective.
+
+    shots: numbers of this rank's part of the shots whose energies are compared; traces: returns
+    their observed traces (shot, receiver, time) in the experiment's band.
+    """
+    survey = experiment.survey
+    names = survey.components.names
+    if len(names) == 1:
+        return experiment
+    found = np.zeros((0, len(names)))
+    if shots.size:
+        some = survey.select(shots)
+        given = experiment.conditioning().apply(traces(), some)
+        counts = given.counts & experiment.aperture.within_offsets(some.sources, some.receivers)
+        if some.mask is not None:
+            counts &= some.mask
+        found = measure_energies(replace(given, counts=counts), some)
+    # The sums are exact, so that they do not depend on the number of ranks.
+    energies = [fsum(each) for each in np.concatenate(context.all_gather(found)).T]
+    weights = experiment.config.data.components
+    return replace(experiment, gains=find_gains(np.array(energies), names, weights))
+
+
+def balance_recorded(experiment: Experiment, reader: GatherReader, context: Context) -> Experiment:
+    """Return the result of `balance` for some shots that are spread over the survey; collective."""
+    mine = choose_shots(experiment.survey.n_shots, SHOTS)[context.rank :: context.size]
+    return balance(experiment, mine, partial(read_observed, experiment, reader, mine), context)
 
 
 def see_shots(

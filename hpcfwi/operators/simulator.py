@@ -254,8 +254,10 @@ class Simulator:
     ) -> Task:
         """Return the task of the wave engines for `simulate`."""
         origin, receivers = np.asarray(self.grid.origin), survey.receivers
+        components = survey.components
         if window is not None:
             receivers = receivers[..., window.trace_mask, :]
+            components = components.select_receivers(window.trace_mask)
         wavelet = torch.as_tensor(np.ascontiguousarray(survey.wavelet), device=model.any.device)
         arrays = model.arrays
         if self.constants is not None:
@@ -263,7 +265,14 @@ class Simulator:
         return set_up(
             arrays,
             self.grid.spacing,
-            Acquisition(survey.dt, wavelet, survey.sources - origin, receivers - origin),
+            Acquisition(
+                survey.dt,
+                wavelet,
+                survey.sources - origin,
+                receivers - origin,
+                components,
+                survey.source_kinds,
+            ),
             self.method,
             window=None if window is None else window.slices,
             illuminate=illuminate,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import Finding
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.shot_qc import View, limit, see_shots
+from hpcfwi.inversion.shot_qc import View, balance, limit, see_shots
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
@@ -387,7 +387,8 @@ def _compare_picks(
     mine = _choose_shots(survey, context)
     recorded = None if reader is None else reader.read(mine)
     traces = cache(partial(_observe, experiment, mine, recorded, context))
-    views = _see(replace(experiment, config=config), mine, traces, context)
+    unmuted = balance(replace(experiment, config=config), mine, traces, context)
+    views = _see(unmuted, mine, traces, context)
     times = survey.start + survey.dt * np.arange(survey.n_samples)
 
     def compare_all() -> PickedArrivals:
@@ -431,7 +432,7 @@ def _compare(
     survey, mine = experiment.survey, _choose_shots(experiment.survey, context)
     recorded = None if reader is None else reader.read(mine)
     traces = cache(partial(_observe, experiment, mine, recorded, context))
-    views = _see(experiment, mine, traces, context)
+    views = _see(balance(experiment, mine, traces, context), mine, traces, context)
     heads: dict[int, NDArray[np.float64]] | None = None
     conventions: tuple[Convention, ...] = ()
     if recorded is not None and not whole.is_synthetic:

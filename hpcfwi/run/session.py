@@ -43,6 +43,7 @@ from hpcfwi.inversion.shot_qc import (
     Fit,
     ShotFit,
     View,
+    balance_recorded,
     choose_shots,
     choose_views,
     describe_fit,
@@ -153,6 +154,10 @@ def _begin_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, En
     context, state = recorder.context, recorder.state
     # This comes first, so that the free memory is measured afterwards.
     stage = stage.ready(context)
+    if len(stage.experiment.survey.components.names) > 1:
+        with open_observed(recorder.experiment, context) as reader:
+            balanced = balance_recorded(stage.experiment, reader, context)
+        stage = replace(stage, experiment=balanced)
     experiment, section = stage.experiment, stage.section
     known = state.engine if state.stage == stage.number else None
     if known is None:
@@ -462,7 +467,8 @@ def _find_fit(
     no history. Raises `InputError` and `InversionFailure` on all ranks if memory does not suffice
     for one shot.
     """
-    experiment, context, state = stage.experiment, recorder.context, recorder.state
+    context, state = recorder.context, recorder.state
+    experiment = balance_recorded(stage.experiment, reader, context)
     config, survey = experiment.config, experiment.survey
     simulator = experiment.make_simulator()
     plan = plan_memory_of_ranks(simulator, state.model, survey, experiment, context, has_state=True)

@@ -4,6 +4,7 @@ Layout: /data float32 (shot, receiver, time), with one chunk for each shot, or m
 it; /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
 /wavelet float32 (time) or (shot, time); /mask (shot, receiver), bool or numbers 0 and 1, if some
 traces do not count; root attributes format = "hpcfwi-gathers", version, dt (s). Positions are in m.
+`kinds` describes further parts, for traces of other components and for other kinds of sources.
 
 Labels are optional: numbers and coordinates of shots and traces from the headers of field data. An
 inversion does not need them; they are included when SEG-Y is written from the file. `unfinished`
@@ -44,6 +45,7 @@ from hpcfwi.storage.hdf5 import (
     real_dataset,
     unclosed,
 )
+from hpcfwi.storage.kinds import read_components, read_source_kinds
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.storage.unfinished import (
     FORMAT,
@@ -174,7 +176,7 @@ def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np
     return mask
 
 
-_OWN_ATTRIBUTES = ("format", "version", "dt")
+_OWN_ATTRIBUTES = ("format", "version", "dt", "kind_names", "gauge", "source_kind_names")
 
 
 def create_gathers(
@@ -430,7 +432,15 @@ def _read_survey(path: Path) -> Survey:
                 )
         sources, receivers, wavelet = arrays.values()
         mask = read_mask(file, path, (n_shots, n_receivers))
-        return Survey(sources, receivers, wavelet.astype(np.float32), _read_dt(file, path), mask)
+        return Survey(
+            sources,
+            receivers,
+            wavelet.astype(np.float32),
+            _read_dt(file, path),
+            mask,
+            components=read_components(file, path, (n_shots, n_receivers), *ndim),
+            source_kinds=read_source_kinds(file, path, n_shots, *ndim),
+        )
 
 
 def _check_written(path: Path, data: h5py.Dataset) -> None:

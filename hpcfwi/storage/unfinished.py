@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
 from hpcfwi.storage.hdf5 import open_alone, plain
+from hpcfwi.storage.kinds import describe_kinds
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.survey import Survey
 from hpcfwi.system import beside, check_disk, is_there, make_directory, open_own, reserve
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
 FORMAT = "hpcfwi-gathers"
-VERSION = 1
+# The newest version; files are of version 1 if all traces are of pressure and sources explosive.
+VERSION = 2
 _LARGEST_HEADERS = 2**20  # bytes of a file's attributes and tables
 _LARGEST_ENTRY = 128  # bytes for a chunk in the file's index
 _LARGEST_CHUNK = 2**32 - 1  # bytes, limit of HDF5
@@ -239,11 +241,13 @@ def _arrays(survey: Survey, extras: Mapping[str, Any]) -> dict[str, NDArray[Any]
         "receivers": survey.receivers.astype(np.float64, copy=False),
         "wavelet": survey.wavelet.astype(np.float32, copy=False),
         **({} if survey.mask is None else {"mask": survey.mask}),
+        **describe_kinds(survey)[0],
         **{name: value for name, value in extras.items() if isinstance(value, np.ndarray)},
     }
 
 
 def _root(survey: Survey, extras: Mapping[str, Any]) -> dict[str, Any]:
     """Return all root attributes, by name."""
-    own = {"format": FORMAT, "version": VERSION, "dt": survey.dt}
+    _, kinds = describe_kinds(survey)
+    own = {"format": FORMAT, "version": VERSION if kinds else 1, "dt": survey.dt, **kinds}
     return {name: v for name, v in extras.items() if not isinstance(v, np.ndarray)} | own
