@@ -6,7 +6,7 @@ The figures are in `report.fit`; `plan.comparison` compares the same traces befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum, isclose
@@ -31,7 +31,7 @@ from hpcfwi.operators.simulator import Chunks, Simulator, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.survey import Survey, TimeAxis
+from hpcfwi.survey import PRESSURE, Components, Survey, TimeAxis
 
 # Smaller amplitudes at a frequency, as a share of the largest in a shot, have no reliable phase.
 FAINT = 1e-3
@@ -230,6 +230,7 @@ def choose_views(shots: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 
 MOST_TRACES = 400  # of a shot in a view
+MOST_ROWS = 4  # of a figure, each for the traces of a shot or of one of its components
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class View:
 
     number: of the shot; offsets: (trace,), m, negative on the side of smaller x; observed,
     simulated: (trace, time); receivers: numbers (trace,) of the shot's receivers, None if they are
-    not known.
+    not known; components: of these traces.
     """
 
     number: int
@@ -246,6 +247,27 @@ class View:
     observed: NDArray[np.float32]
     simulated: NDArray[np.float32]
     receivers: NDArray[np.int64] | None = None
+    components: Components = PRESSURE
+
+    def split(self) -> Iterator[tuple[str, View]]:
+        """Yield the view of each component, with a title."""
+        names = self.components.names
+        kinds = self.components.of_traces((1, self.offsets.size))[0]
+        for number, name in enumerate(names):
+            some = kinds == number
+            title = f"Shot {self.number}" + f", {name}" * (len(names) > 1)
+            yield (
+                title,
+                View(self.number, self.offsets[some], self.observed[some], self.simulated[some]),
+            )
+
+
+def choose_drawn(views: Sequence[View]) -> list[tuple[str, View]]:
+    """Return the views of all components, with titles, of as many shots as a figure can show."""
+    components = max((len(view.components.names) for view in views), default=1)
+    count = min(len(views), max(1, MOST_ROWS // components))
+    first = (len(views) - count) // 2
+    return [pair for view in views[first : first + count] for pair in view.split()]
 
 
 def read_observed(
@@ -335,7 +357,7 @@ def _see(
     simulator: Simulator,
     conditioning: Conditioning,
     misfit: Misfit,
-) -> list[tuple[tuple[NDArray, NDArray, NDArray, NDArray], float]]:
+) -> list[tuple[tuple[NDArray, NDArray, NDArray, NDArray, Components], float]]:
     """Return the contents of views, and the misfits, of shots with the same window."""
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu()
     given = condition(survey, window, read_traces, simulator, conditioning)
@@ -350,6 +372,7 @@ def _see(
         numbers = np.arange(survey.n_receivers)[window.trace_mask][places]
         source, receivers = survey.sources[shot], survey.receivers[shot][numbers]
         signed = sign_offsets(source, receivers)
-        arrays = signed, theirs[shot, places], ours[shot, places], numbers
+        components = survey.components.select_shots(shot).select_receivers(numbers)
+        arrays = signed, theirs[shot, places], ours[shot, places], numbers, components
         views.append((arrays, float(misfits[shot])))
     return views

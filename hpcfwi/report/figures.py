@@ -345,16 +345,39 @@ def gathers_figure(
     sources: NDArray[np.float64],
     axis: TimeAxis,
     names: Sequence[str],
+    components: Sequence[str] = ("pressure",),
 ) -> Figure:
     """Draw the gathers (receiver, time) of n shots side by side, on a common grey scale.
 
-    receivers: (receiver, ndim) of each, m; sources: (n, ndim), m, marked at time 0; axis: time axis
-    of the gathers; names: n titles. The horizontal axis is the direction in which the receivers
-    extend the furthest. If receivers cover an area, those on the line nearest to the source are
-    shown.
+    Each component has a row with its own scale. data, receivers: the gathers and positions
+    (receiver, ndim), m, of the n shots for each component in turn; sources: (n, ndim), m, marked at
+    time 0; axis: time axis of the gathers; names: n titles. The horizontal axis is the direction in
+    which the receivers extend the furthest. If receivers cover an area, those on the line nearest
+    to the source are shown.
     """
-    figure = style.new_figure(max(1.2 + 2.2 * len(data), 4.0), 4.4)
-    panels = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
+    rows, n = len(components), len(sources)
+    figure = style.new_figure(max(1.2 + 2.2 * n, 4.0), 0.8 + 3.6 * rows)
+    panels = figure.subplots(rows, n, sharey=True, squeeze=False)
+    for row, component in enumerate(components):
+        part = slice(row * n, (row + 1) * n)
+        titles = names if rows == 1 else [f"{name}, {component}" for name in names]
+        _draw_gathers(panels[row], data[part], receivers[part], sources, axis, titles, component)
+        for axes in panels[row]:
+            if row < rows - 1:
+                axes.set_xlabel("")
+    return figure
+
+
+def _draw_gathers(
+    panels: NDArray[Any],
+    data: Sequence[NDArray[np.float32]],
+    receivers: Sequence[NDArray[np.float64]],
+    sources: NDArray[np.float64],
+    axis: TimeAxis,
+    names: Sequence[str],
+    component: str,
+) -> None:
+    """Draw the gathers of a component, see `gathers_figure`."""
     lines = [find_line(*at) for at in zip(receivers, sources, strict=True)]
     shown = np.concatenate([g[line].ravel() for g, (_, line) in zip(data, lines, strict=True)])
     limit = clip_limit(shown, GATHER_CLIP)
@@ -367,9 +390,8 @@ def gathers_figure(
         style.title(axes, name + _place_of_line(places[line], along))
         direction = DIRECTIONS[places.shape[1]][along]
         style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is panels[0] else "")
-    extend = exceeded(shown, (-limit, limit))
-    style.add_colour_bar(panels[-1], image, f"pressure, clipped at {GATHER_CLIP:g} %", extend, 0.03)
-    return figure
+    extend, label = exceeded(shown, (-limit, limit)), f"{component}, clipped at {GATHER_CLIP:g} %"
+    style.add_colour_bar(panels[-1], image, label, extend, 0.03)
 
 
 def _place_of_line(places: NDArray[np.float64], along: int) -> str:

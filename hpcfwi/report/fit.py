@@ -26,14 +26,14 @@ CYCLIC = "twilight_shifted"  # pale at 0, dark at both ends
 NOTHING = "0.75"
 LEAST = 0.05  # least amplitude of frequencies that are shown, relative to the largest amplitude
 
-Gather = tuple[int, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]
-"""A shot's number, offsets (trace,) in m, observed and simulated traces (trace, time)."""
+Gather = tuple[str, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]
+"""A title, offsets (trace,) in m, observed and simulated traces (trace, time) of a shot."""
 
 
 def traces_figure(
     gathers: Sequence[Gather], axis: TimeAxis, epoch: int, scaled: bool = False
 ) -> Figure:
-    """Return a figure with a row for each shot: observed, interleaved and residual traces.
+    """Return a figure with a row for each gather: observed, interleaved and residual traces.
 
     Each row has one grey scale. axis: time axis of the traces; epoch: number of the epoch after
     which they were simulated; scaled: True if each simulated trace has the norm of the observed
@@ -42,7 +42,7 @@ def traces_figure(
     rows = len(gathers)
     figure = style.new_figure(9.0, ROW * rows + 0.3)
     panels = figure.subplots(rows, 3, squeeze=False)
-    for number, (shot, places, observed, simulated) in enumerate(gathers, start=1):
+    for number, (title, places, observed, simulated) in enumerate(gathers, start=1):
         row = panels[number - 1]
         limit = clip_limit(observed, CLIP)
         turns = take_turns(places, min(GROUPS, places.size))
@@ -50,7 +50,7 @@ def traces_figure(
         for axes, (name, traces) in zip(
             row,
             (
-                (f"Shot {shot}, observed", observed),
+                (f"{title}, observed", observed),
                 (f"interleaved, red: simulated{', scaled' * scaled}", mixed),
                 (f"observed - simulated, epoch {epoch}", observed - simulated),
             ),
@@ -195,7 +195,7 @@ CHECK_ROW, LAGS = 2.6, 2.4  # inches
 
 
 def comparison_figure(
-    gathers: Sequence[tuple[int, NDArray[np.float64], NDArray, NDArray, NDArray[np.float64]]],
+    gathers: Sequence[tuple[str, NDArray[np.float64], NDArray, NDArray, NDArray[np.float64]]],
     axis: TimeAxis,
     ratio: float,
     offsets: NDArray[np.float64],
@@ -207,8 +207,8 @@ def comparison_figure(
     Parameters
     ----------
     gathers
-        For each shot its number, offsets (trace,) in m, observed and simulated traces (trace,
-        time), and picks (line, trace) in s, which are marked; NaN for no pick.
+        For each shot and component, a title, offsets (trace,) in m, observed and simulated traces
+        (trace, time), and picks (line, trace) in s, which are marked; NaN for no pick.
     axis
         Time axis of the traces.
     ratio
@@ -226,12 +226,12 @@ def comparison_figure(
     grid = figure.add_gridspec(rows + 1, 3, height_ratios=[CHECK_ROW] * rows + [LAGS])
     is_like = 0.5 <= ratio <= 2.0 or not abs(ratio) > 0.0
     factor = "" if is_like else f", times {tell_factor(ratio)}"
-    for row, (shot, places, observed, simulated, picks) in enumerate(gathers):
+    for row, (title, places, observed, simulated, picks) in enumerate(gathers):
         limit = clip_limit(observed, CLIP)
         scaled = simulated * ratio if factor else simulated
         for column, (name, traces) in enumerate(
             (
-                (f"Shot {shot}, observed", observed),
+                (f"{title}, observed", observed),
                 (f"simulated{factor}", scaled),
                 ("observed - simulated" + ", scaled" * bool(factor), observed - scaled),
             )

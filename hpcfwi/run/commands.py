@@ -24,7 +24,7 @@ from hpcfwi.errors import Finding, InputError, WriteFailure, refuse
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.memory import estimate_overhead
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.shot_qc import View, describe_fit
+from hpcfwi.inversion.shot_qc import View, choose_drawn, describe_fit
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
@@ -178,8 +178,8 @@ def draw(compared: DataComparison, directory: RunDirectory) -> Path:
 
     figure = comparison_figure(
         [
-            (view.number, view.offsets, view.observed, view.simulated, find_picks(view))
-            for view in comparison.views
+            (title, view.offsets, view.observed, view.simulated, find_picks(view))
+            for title, view in choose_drawn(comparison.views)
         ],
         comparison.axis,
         comparison.factor,

@@ -24,7 +24,7 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import level_floor
 from hpcfwi.inversion.preparation import emit
 from hpcfwi.inversion.resolution import reflectivity
-from hpcfwi.inversion.shot_qc import Fit, ShotFit, View, judge_fit, to_unit_norm
+from hpcfwi.inversion.shot_qc import Fit, ShotFit, View, choose_drawn, judge_fit, to_unit_norm
 from hpcfwi.inversion.state import State
 from hpcfwi.inversion.wavelets import Wavelet, WaveletEstimate
 from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
@@ -54,7 +54,7 @@ from hpcfwi.storage.hdf5 import (
     read_real,
 )
 from hpcfwi.storage.models import read_image, read_model
-from hpcfwi.survey import Survey, TimeAxis, spread_shots
+from hpcfwi.survey import PRESSURE, Components, Survey, TimeAxis, spread_shots
 from hpcfwi.system import check_link, check_regular, exists
 from hpcfwi.wave.equation import find_equation
 
@@ -72,12 +72,12 @@ def draw_fit(
 
     gathers = [
         (
-            view.number,
+            title,
             view.offsets,
             view.observed,
             _scale(view) if fit.normalized else view.simulated,
         )
-        for view in fit.views
+        for title, view in choose_drawn(fit.views)
     ]
     draw(traces_figure, directory.figure("traces", label), gathers, fit.axis, epoch, fit.normalized)
     shots = [(shot.number, shot.misfit, shot.offsets, shot.phases) for shot in fit.shots]
@@ -127,6 +127,9 @@ def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
             if shot.number in views:
                 view = views[shot.number]
                 group["observed"], group["simulated"] = view.observed, view.simulated
+                if view.components.kinds is not None:
+                    group["kinds"] = view.components.kinds.astype(np.float32)
+                    group.attrs["kind_names"] = view.components.names
 
 
 def read_fit(path: Path) -> tuple[Fit, int]:
@@ -160,7 +163,11 @@ def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[
     if holds(group, "observed"):
         traces = [read_real(file, path, f"{number}/{name}") for name in ("observed", "simulated")]
         pair = [array.astype(np.float32) for array in traces]
-        views.append(View(number, offsets, pair[0], pair[1]))
+        components = PRESSURE
+        if holds(group, "kinds"):
+            kinds = read_real(file, path, f"{number}/kinds").astype(np.int8)
+            components = Components(tuple(plain(group.attrs["kind_names"])), kinds)
+        views.append(View(number, offsets, pair[0], pair[1], components=components))
         if traces[0].shape != traces[1].shape or traces[0].shape[:-1] != offsets.shape:
             raise _damaged(path)
     if not is_number(misfit) or offsets.ndim != 1 or phases.shape != offsets.shape:
@@ -318,14 +325,22 @@ def draw_survey(
     if config.survey.wavelet is not None:  # the only kind of wavelet is Ricker's
         draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.axis)
     there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
+    names, kinds = survey.components.names, shown.components.of_traces(there.shape)
+    traces = reader.read(shots)
+    heard = [
+        (shot, there[shot] & (kinds[shot] == number))
+        for number in range(len(names))
+        for shot in range(count)
+    ]
     draw(
         gathers_figure,
         directory.figure("observed_data"),
-        [gather[heard] for gather, heard in zip(reader.read(shots), there, strict=True)],
-        [places[heard] for places, heard in zip(shown.receivers, there, strict=True)],
+        [traces[shot, some] for shot, some in heard],
+        [shown.receivers[shot, some] for shot, some in heard],
         shown.sources,
         survey.axis,
         [f"Shot {shot}" for shot in shots],
+        names,
     )
 
 

@@ -17,6 +17,8 @@ from hpcfwi.inversion.conditioning import (
     Conditioning,
     find_alike,
     find_factors,
+    find_gains,
+    measure_energies,
     median_of_neighbours,
 )
 from hpcfwi.inversion.misfits.least_squares import least_squares
@@ -25,7 +27,7 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Chunks
 from hpcfwi.parallel.context import Context
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Components, Survey
 from hpcfwi.wave import Snapshots
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
 from tests.inversion.test_objective import batch_of
@@ -51,6 +53,55 @@ def test_no_conditioning_changes_nothing():
     assert found.observed.base is TRACES
     assert found.counts.all()
     assert found.factors is None
+
+
+def of_components(names=("pressure", "vz")):
+    """Return traces of two components, the second much weaker, and their survey."""
+    kinds = np.array([0, 1, 1, 0, 1, 0], np.int8)
+    traces = np.random.default_rng(4).normal(size=(1, 6, 200)).astype(np.float32)
+    traces *= np.float32(1e-6) ** kinds[:, None]
+    components = Components(names, kinds)
+    receivers = np.zeros((1, 6, 2))
+    receivers[..., 1] = 100.0 * np.arange(6)
+    return traces, Survey(np.zeros((1, 2)), receivers, np.ones((1, 200)), DT, components=components)
+
+
+@pytest.mark.parametrize("weights", [{}, {"vz": 0.25}, {"pressure": 4.0, "vz": 9.0}])
+def test_gains_give_components_equal_energies_times_their_weights(weights):
+    traces, survey = of_components()
+    plain = NO_CONDITIONING.apply(traces, survey)
+    names = survey.components.names
+    gains = find_gains(measure_energies(plain, survey)[0], names, weights)
+    balanced = Conditioning(DataSection(), 0.0, gains=gains).apply(traces, survey)
+    _, weighed = balanced.pair_traces(torch.from_numpy(traces))
+    energies = [
+        float(weighed[0, survey.components.kinds == k].double().square().sum()) for k in (0, 1)
+    ]
+    first = np.square(traces[0, survey.components.kinds == 0], dtype=np.float64).sum()
+    expected = [weights.get(name, 1.0) * first for name in names]
+    assert energies == pytest.approx(expected, rel=1e-5)
+
+
+def test_component_with_weight_0_does_not_count():
+    traces, survey = of_components()
+    gains = find_gains(np.ones(2), survey.components.names, {"pressure": 0.0})
+    counts = Conditioning(DataSection(), 0.0, gains=gains).apply(traces, survey).counts
+    np.testing.assert_array_equal(counts[0], survey.components.kinds == 1)
+
+
+def test_silent_component_has_a_finite_gain():
+    assert find_gains(np.array([0.0, 4.0]), ("pressure", "vz"), {}) == (1.0, 1.0)
+
+
+def test_traces_are_edited_and_weighted_among_those_of_their_component():
+    traces, survey = of_components()
+    section = DataSection(edit=Edit(), weight={"amplitude": -1.0})
+    given = Conditioning(section, 0.0).apply(traces, survey)
+    assert given.counts.all()
+    for kind in (0, 1):
+        some = survey.components.kinds == kind
+        alone = find_factors(traces[0, some], np.zeros(3), TIMES, section)
+        np.testing.assert_array_equal(given.factors[0, some], alone)
 
 
 def test_mute_zeros_one_side_of_a_line_with_a_taper():

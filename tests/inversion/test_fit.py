@@ -8,6 +8,7 @@ import pytest
 from hpcfwi.inversion.shot_qc import (
     Fit,
     View,
+    choose_drawn,
     choose_shots,
     choose_views,
     describe_fit,
@@ -19,7 +20,7 @@ from hpcfwi.inversion.shot_qc import (
     measure_fit,
 )
 from hpcfwi.registry import MISFITS, find
-from hpcfwi.survey import TimeAxis
+from hpcfwi.survey import Components, TimeAxis
 from hpcfwi.wave.numerics import ricker
 
 DT, N, FREQUENCY = 0.004, 1000, 6.0
@@ -76,6 +77,24 @@ def test_ratio_of_fit_is_residual_relative_to_observed(part):
     assert find_ratio(*fit.amplitudes) == pytest.approx(part, rel=1e-5, abs=1e-6)
     assert fit.frequencies.shape == fit.amplitudes[0].shape
     assert f"the residual of 2 shots is {100 * part:.0f} %" in describe_fit(fit)
+
+
+@pytest.mark.parametrize(
+    ("names", "titles"),
+    [
+        (("pressure",), ["Shot 0", "Shot 1", "Shot 2"]),
+        (("pressure", "vz", "vx"), ["Shot 1, pressure", "Shot 1, vz", "Shot 1, vx"]),
+    ],
+)
+def test_drawn_views_have_a_gather_per_component(names, titles):
+    kinds = np.arange(6, dtype=np.int8) % len(names)
+    traces = kinds[:, None] + np.zeros((6, 8), np.float32)
+    components = Components(names, kinds)
+    views = [View(k, np.arange(6.0), traces, traces, components=components) for k in range(3)]
+    drawn = choose_drawn(views)
+    assert [title for title, _ in drawn] == titles
+    for number, (_, view) in enumerate(drawn):
+        assert (view.observed == number % len(names)).all()
 
 
 def test_fit_of_zero_traces_is_described_as_nan():

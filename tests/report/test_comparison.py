@@ -16,7 +16,7 @@ def test_comparison_has_a_row_per_shot_and_a_panel_of_first_arrivals(shots, rati
     offsets = np.linspace(-1000.0, 2000.0, 31)
     observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
     observed[3] = np.nan
-    gathers = [(k, offsets, observed, simulated, np.zeros((0, 31))) for k in range(shots)]
+    gathers = [(f"Shot {k}", offsets, observed, simulated, np.zeros((0, 31))) for k in range(shots)]
     lags = np.linspace(-0.2, 0.3, 31)
     figure = comparison_figure(gathers, TimeAxis(0.004, -0.4), ratio, np.abs(offsets), lags, 0.125)
     figure.canvas.draw()
@@ -39,7 +39,7 @@ def test_comparison_has_a_row_per_shot_and_a_panel_of_first_arrivals(shots, rati
 def test_comparison_of_silent_traces_is_drawn():
     silent, none = np.zeros((5, 20), np.float32), np.array([])
     figure = comparison_figure(
-        [(0, np.arange(5.0), silent, silent, np.zeros((0, 5)))],
+        [("Shot 0", np.arange(5.0), silent, silent, np.zeros((0, 5)))],
         TimeAxis(0.01, 0.0),
         0.0,
         none,
@@ -53,7 +53,7 @@ def test_comparison_of_silent_traces_is_drawn():
 @pytest.mark.parametrize(("ratio", "told"), [(-1.0, ", times -1"), (-30.0, ", times -30")])
 def test_simulated_traces_are_scaled_by_the_factor_in_the_title(ratio, told):
     simulated = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
-    gathers = [(0, np.arange(5.0), ratio * simulated, simulated, np.zeros((0, 5)))]
+    gathers = [("Shot 0", np.arange(5.0), ratio * simulated, simulated, np.zeros((0, 5)))]
     none = np.array([])
     figure = comparison_figure(gathers, TimeAxis(0.01, 0.0), ratio, none, none, 0.1)
     observed, scaled, difference, _ = figure.axes
@@ -64,7 +64,7 @@ def test_simulated_traces_are_scaled_by_the_factor_in_the_title(ratio, told):
 
 def test_picks_are_marked_at_their_offsets_and_times():
     traces, picks = np.ones((3, 20), np.float32), np.array([[0.05, np.nan, 0.1]])
-    gathers = [(0, np.array([-1000.0, 0.0, 500.0]), traces, traces, picks)]
+    gathers = [("Shot 0", np.array([-1000.0, 0.0, 500.0]), traces, traces, picks)]
     none = np.array([])
     figure = comparison_figure(gathers, TimeAxis(0.01, 0.0), 1.0, none, none, 0.1)
     for axes in figure.axes[:3]:

@@ -60,6 +60,16 @@ def test_gathers_share_a_symmetric_scale_clipped_at_the_98th_percentile():
     assert [image.get_clim() for image in images] == [pytest.approx((-limit, limit))] * 3
 
 
+def test_each_component_has_a_row_of_gathers_with_its_own_scale():
+    data, receivers, *others = gathers()
+    both, places = [*data, *(1e-3 * data)], [*receivers, *receivers]
+    figure = figures.gathers_figure(both, places, *others, ["pressure", "vz"])
+    assert titles(figure)[::3] == ["Shot 0, pressure", "Shot 0, vz"]
+    above, below = (figure.axes[k].images[0].get_clim()[1] for k in (0, 3))
+    assert above == pytest.approx(1e3 * below)
+    assert not texts_overlap(figure)
+
+
 def test_receivers_in_a_well_are_drawn_along_depth():
     data, receivers, *others = gathers(n=1)
     figure = figures.gathers_figure(data, receivers[..., ::-1], *others)

@@ -15,7 +15,7 @@ def test_each_shot_has_panels_of_observed_interleaved_and_residual_traces(shots)
     generator = np.random.default_rng(0)
     offsets = np.linspace(-1000.0, 2000.0, 31)
     observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
-    gathers = [(7 + k, offsets, observed, simulated) for k in range(shots)]
+    gathers = [(f"Shot {7 + k}", offsets, observed, simulated) for k in range(shots)]
     figure = traces_figure(gathers, TimeAxis(0.004, -0.4), 20)
     assert not texts_overlap(figure)
     assert titles(figure)[:3] == [
@@ -82,7 +82,7 @@ def test_fit_of_silent_shots_and_shots_without_traces_is_drawn():
     assert [line.get_ydata().tolist() for line in amplitudes.lines] == [[0.0] * 11] * 2
     assert np.isnan(ratio.lines[1].get_ydata()).all()
     empty = np.zeros((0, 20), np.float32)
-    figure = traces_figure([(0, np.zeros(0), empty, empty)], TimeAxis(0.01, 0.0), 1)
+    figure = traces_figure([("Shot 0", np.zeros(0), empty, empty)], TimeAxis(0.01, 0.0), 1)
     figure.canvas.draw()
     assert titles(figure)[0] == "Shot 0, observed"
     assert not any(axes.images for axes in figure.axes)

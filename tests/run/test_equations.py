@@ -101,6 +101,114 @@ def test_ranks_and_kills_do_not_change_the_bits(tmp_path: Path, equation: str) -
             np.testing.assert_array_equal(other[name], found[0][name])
 
 
+def write_components(folder: Path, **changes: Any) -> Path:
+    """Write the input of an elastic inversion of several components of moment tensors."""
+    receivers = {"survey.receivers.components": ["vz", "pressure", "strain"]}
+    fibre = {"survey.receivers.direction": [0.0, 1.0], "survey.receivers.gauge": 25.0}
+    ends = {"survey.receivers.first": 100.0, "survey.receivers.last": 800.0}
+    moment = {"survey.sources.moment": [[1.0, 0.2], [0.2, 0.5]]}
+    return write_elastic(folder, "elastic", **receivers, **fibre, **ends, **moment, **changes)
+
+
+def test_ranks_and_kills_do_not_change_the_bits_with_several_components(tmp_path: Path) -> None:
+    found = []
+    for ranks, epochs in ((1, (4,)), (3, (2, 4))):
+        path = write_components(tmp_path / str(ranks))
+        for last in epochs:
+            command = ["-m", "hpcfwi", "run", str(path), "--quiet"]
+            job = run_ranks(ranks, [*command, "--set", f"inversion.epochs={last}"], warm=True)
+            assert job.returncode == 0, job.stderr
+        entries = read_metrics(path.parent / "run" / "metrics.jsonl")
+        found.append((read_model(path.parent / "run" / "model.h5"), entries))
+    (one, entries), (other, _) = found
+    assert entries[-1]["loss"] < entries[0]["loss"]
+    for name in one.arrays:
+        np.testing.assert_array_equal(other[name], one[name])
+
+
+def test_component_with_weight_0_does_not_change_the_inversion(hpcfwi: Any, tmp_path: Path) -> None:
+    found = []
+    for number, changes in enumerate(
+        (
+            {"survey.receivers.components": ["pressure", "vz"], "data.components": {"vz": 0.0}},
+            {"survey.receivers.components": ["pressure"]},
+        )
+    ):
+        folder = tmp_path / str(number)
+        path = write_elastic(folder, "elastic", **changes, **{"inversion.epochs": 2})
+        assert hpcfwi("run", path, "--quiet") == 0
+        found.append(read_model(folder / "run" / "model.h5"))
+    for name in INVERTED["elastic"]:
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("equation", "changes", "words"),
+    [
+        (
+            "elastic",
+            {"survey.receivers.components": ["pressure", "vy"]},
+            ["survey.receivers.components", "has vy; expected some of pressure, vz, vx, strain"],
+        ),
+        (
+            "acoustic-density",
+            {"survey.sources.moment": [[1.0, 0.0], [0.0, 1.0]]},
+            ["survey.sources.kind", "moment-zz; expected explosive, force-z, force-x"],
+        ),
+        (
+            "acoustic-density",
+            {"survey.sources.depth": 0.0},
+            ["survey.sources.depth", "lie on the free surface", "emit nothing"],
+        ),
+        (
+            "acoustic-density",
+            {"survey.receivers.depth": 0.0},
+            ["survey.receivers.depth", "the pressure, and so their traces, are zero"],
+        ),
+        (
+            "elastic",
+            {
+                "survey.receivers.components": ["strain"],
+                "survey.receivers.direction": [0.0, 1.0],
+                "survey.receivers.gauge": 10.0,
+            },
+            ["first ends of gauges", "lie outside the model"],
+        ),
+        ("elastic", {"data.components": {"vz": 2.0}}, ["data.components", "survey has pressure"]),
+    ],
+)
+def test_components_and_sources_that_make_no_sense_are_refused(
+    hpcfwi: Any,
+    tmp_path: Path,
+    equation: str,
+    changes: dict[str, Any],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_elastic(tmp_path, equation, **changes)
+    assert hpcfwi("run", path, "--quiet") == 2
+    (message,) = messages(capsys.readouterr().err)
+    assert all(word in message for word in words)
+
+
+def test_vertical_forces_and_geophones_on_a_free_surface_are_inverted(
+    hpcfwi: Any, tmp_path: Path
+) -> None:
+    path = write_elastic(
+        tmp_path,
+        "acoustic-density",
+        **{
+            "survey.sources.depth": 0.0,
+            "survey.sources.kind": "force-z",
+            "survey.receivers.depth": 0.0,
+            "survey.receivers.components": ["vz"],
+        },
+    )
+    assert hpcfwi("run", path, "--quiet") == 0
+    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert 0.0 < entries[-1]["loss"] < entries[0]["loss"]
+
+
 @pytest.mark.parametrize(
     ("equation", "changes", "words"),
     [
