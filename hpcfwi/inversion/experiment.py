@@ -28,7 +28,7 @@ from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
 from hpcfwi.inversion.parameters import Known, Limits
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
-from hpcfwi.model import Grid, Model
+from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.shots import Shots
 from hpcfwi.operators.simulator import Aperture, Simulator
 from hpcfwi.operators.vectors import Coarsening
@@ -393,7 +393,11 @@ class Experiment:
         def limit(arrays: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
             return equation.limit({**whole, **arrays}, arrays.keys())
 
-        kept = dict.fromkeys(model.arrays, fixed)
+        # A fluid has no S waves, and stays a fluid.
+        kept = {
+            name: fixed | (array == 0.0) if PARAMETERS[name].lowest == 0.0 else fixed
+            for name, array in model.arrays.items()
+        }
         return Limits(model, kept, section.bounds_by_name, section.linear, limit)
 
     @cached_property

@@ -241,6 +241,28 @@ def test_engine_without_the_equation_is_refused(
     assert "for the equation elastic" in message
 
 
+def test_water_stays_a_fluid_where_no_cell_is_fixed(hpcfwi: Any, tmp_path: Path) -> None:
+    # On the coarser grid of the waves, cells at the sea floor are means of water and rock.
+    path = write_elastic(
+        tmp_path,
+        "elastic",
+        **{
+            "inversion.fixed_above": None,
+            "wave.spacing": 40.0,
+            "inversion.optimizer": {"name": "lbfgs", "step": 60.0},
+            "inversion.batch": 10,
+        },
+    )
+    assert hpcfwi("run", path, "--quiet") == 0
+    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert entries[-1]["loss"] < 0.9 * entries[0]["loss"]
+    result, initial = (
+        read_model(tmp_path / "run" / f"{name}.h5")["vs"] for name in ("model", "initial")
+    )
+    np.testing.assert_array_equal(result == 0.0, initial == 0.0)
+    assert (result != initial).any()
+
+
 def test_steps_keep_vs_within_its_limit(hpcfwi: Any, tmp_path: Path) -> None:
     write_medium(tmp_path, vs=1.38)
     path = write_input(
