@@ -37,6 +37,7 @@ from hpcfwi.convert.segy import (
     read_headers,
 )
 from hpcfwi.errors import InputError
+from hpcfwi.survey import COMPONENTS
 
 log = logging.getLogger("hpcfwi")
 
@@ -87,13 +88,13 @@ def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> 
     """Sort traces into shots by their headers and positions.
 
     Traces with the same field record and the same source position belong to one shot. Shots are
-    ordered by record, then by source position; the traces of a shot by channel, then by receiver
-    position. The order in the file does not matter.
+    ordered by record, then by source position; the traces of a shot by component, then by channel,
+    then by receiver position. The order in the file does not matter.
 
     Raises `InputError` if no two traces belong to one shot although they share source positions.
     """
-    record, channel = columns["record"], columns["channel"]
-    order = np.lexsort((*places.receivers.T, channel, *places.sources.T, record))
+    record, within = columns["record"], (columns["channel"], columns["component"])
+    order = np.lexsort((*places.receivers.T, *within, *places.sources.T, record))
     same = (record[order][1:] == record[order][:-1]) & (
         places.sources[order][1:] == places.sources[order][:-1]
     ).all(axis=1)
@@ -110,11 +111,13 @@ def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> 
 
 
 def count_repeats(columns: Columns, places: Places) -> NDArray[np.int64]:
-    """Number the traces of a shot at the same receiver position, from 0.
+    """Number the traces of a shot of one component at the same receiver position, from 0.
 
     The order is that of the channels, then that of the file.
     """
-    keys = np.column_stack([places.receivers, places.sources, columns["record"]])
+    keys = np.column_stack(
+        [places.receivers, places.sources, columns["record"], columns["component"]]
+    )
     order = np.lexsort((columns["channel"], *keys.T))
     number = np.arange(order.size)
     new = np.append(True, (np.diff(keys[order], axis=0) != 0.0).any(axis=1))
@@ -131,7 +134,7 @@ def check_repeats(
     files: Files,
     headers: Headers,
 ) -> None:
-    """Raise `InputError` if two traces of a shot have the same receiver position.
+    """Raise `InputError` if two traces of a shot have the same component and receiver position.
 
     numbers: the trace numbers in the files.
     """
@@ -142,7 +145,8 @@ def check_repeats(
     one = many[numbers[many].argmin()]
     same = (places.receivers == places.receivers[one]).all(axis=1)
     same &= (places.sources == places.sources[one]).all(axis=1)
-    same &= columns["record"] == columns["record"][one]
+    for name in ("record", "component"):
+        same &= columns[name] == columns[name][one]
     same &= columns["file"] == columns["file"][one]
     same = numbers[same][:8] - files.starts[columns["file"][one]] + 1
     x, y, z = places.receivers[one]
@@ -151,8 +155,9 @@ def check_repeats(
         f"{many.size} of {gathering.traces.size} traces have the shot and the receiver position "
         f"of another trace, such as traces {', '.join(map(str, same))} of "
         f"record {columns['record'][one]:g}, at x = {x:g}, y = {y:g}, z = {z:g} m",
-        "If they are components or repeated records, keep one of them, in the order of channels "
-        f"and then of the file: --keep repeat=0, up to {repeats[many].max()}. Otherwise name the "
+        "If they are repeated records, or components without trace codes, keep one of them, in the "
+        "order of channels and then of the file: --keep repeat=0, up to "
+        f"{repeats[many].max()}. Otherwise name the "
         "fields that hold the receiver positions, such as --bytes receiver_depth=POSITION.",
     )
 
@@ -198,7 +203,10 @@ def is_far(points: NDArray[np.float64]) -> bool:
 # pairs of times and depths, sections in depth, and other physical fields (23 to 41)
 NOT_SEISMIC = [*range(2, 11), *range(18, 23)]
 NOT_SEISMIC_SINCE_2 = range(23, 42)
-COMPONENTS = {
+# Codes of components; traces with any other code are taken as pressure. Rotated components have the
+# direction of the source, which differs from trace to trace.
+CODES = {"pressure": 11, "vz": 12, "vy": 13, "vx": 14}
+TITLES = {
     11: "pressure",
     12: "vertical motion",
     13: "cross-line motion",
@@ -207,6 +215,7 @@ COMPONENTS = {
     16: "transverse motion",
     17: "radial motion",
 }
+ROTATED = range(15, 18)
 TIME_SCALARS = [sign * 10**power for power in range(5) for sign in (1, -1)]
 
 TIMES = ("delay", "time_scalar")
@@ -302,6 +311,9 @@ def _choose(layout: Layout, request: Request) -> Chosen:
     traces = _find_recorded(columns, layout, request)
     columns = {name: column[traces] for name, column in columns.items()}
     columns["begin"] = _find_begins(columns, layout, request)
+    columns["component"] = np.zeros(traces.size, np.int64)
+    for name, code in CODES.items():
+        columns["component"][columns["code"] == code] = COMPONENTS.index(name)
     chosen = Chosen(traces, columns, segy.find_places(columns, layout, request))
     if {"source_x", "receiver_x"} & request.headers.constants.keys():
         return chosen
@@ -398,21 +410,12 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
             "Give --value code=1 if all are recorded traces, or another range with --keep "
             "traces=FIRST:END.",
         )
-    found = np.unique(code[traces]).tolist()
-    if request.keep.code is None and len(found) > 1 and COMPONENTS.keys() & {*found}:
-        best = 11 if 11 in found else min(found, key=lambda number: number in COMPONENTS)
+    if np.isin(code[traces], ROTATED).any():
         raise InputError(
             f"{layout.path}, {where}",
-            f"found more than one component: {_say_codes(code[traces])}",
-            f"Choose one: --keep code={best}; or give --value code=1 if all are pressure, at "
-            "different positions.",
-        )
-    if COMPONENTS.keys() - {11} & {*found}:
-        log.warning(
-            "%s, %s: %s, but pressure is simulated: phases and amplitudes differ",
-            layout.path,
-            where,
-            _say_codes(code[traces]),
+            f"found rotated components: {_say_codes(code[traces])}",
+            "Leave them out, with the codes of others: --keep code=11,12; or say what they are: "
+            "--value code=14 for in-line motion, 1 for pressure.",
         )
     return traces
 
@@ -421,8 +424,7 @@ def _say_codes(codes: NDArray) -> str:
     """Return a text with the codes of traces and the number of traces with each code."""
     found, counts = np.unique(codes, return_counts=True)
     return ", ".join(
-        f"{count} traces of code {number:g}"
-        + (f" ({COMPONENTS[number]})" if number in COMPONENTS else "")
+        f"{count} traces of code {number:g}" + (f" ({TITLES[number]})" if number in TITLES else "")
         for number, count in zip(found.tolist(), counts.tolist(), strict=True)
     )
 

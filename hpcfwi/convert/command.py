@@ -71,6 +71,9 @@ def convert(
     reciprocity: Annotated[
         bool, typer.Option("--reciprocity", help="Exchange sources and receivers.")
     ] = False,
+    source_kind: Annotated[
+        str, typer.Option(help="Kind of the sources: explosive, force-z, force-y or force-x.")
+    ] = "explosive",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
 ) -> Work:
     """Convert SEG-Y and other files to gathers and models, and back."""
@@ -79,6 +82,7 @@ def convert(
         from hpcfwi.convert import request
         from hpcfwi.convert.to_gathers import convert_file
         from hpcfwi.storage.models import POWERS
+        from hpcfwi.survey import SOURCE_KINDS
 
         asked = context.from_root(
             lambda: request.Request(
@@ -103,6 +107,7 @@ def convert(
                 else request.choose("--depths", depths, ("positive-elevation",)),
                 request.choose("--quantity", quantity, POWERS),
                 variable,
+                request.choose("--source-kind", source_kind, SOURCE_KINDS),
             )
         )
         convert_file(asked, context, quiet)

@@ -85,7 +85,7 @@ class Request:
     shape, spacing (m), origin (m): of a model, in the order (z, x) or (z, y, x); order: axes of the
     array in a file, the slowest first; quantity: quantity of the values; scale: factor by which
     the values, converted to velocities, are multiplied; variable: name of the array in a MATLAB
-    file; reciprocity: True to exchange sources and receivers.
+    file; reciprocity: True to exchange sources and receivers; source_kind: of all sources.
     """
 
     sources: tuple[Path, ...]
@@ -107,6 +107,7 @@ class Request:
     depths: str | None = None
     quantity: str = "velocity"
     variable: str | None = None
+    source_kind: str = "explosive"
 
     @property
     def source(self) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert import choosing, segy
 from hpcfwi.convert.arrays import convert_model, read_npy
-from hpcfwi.convert.choosing import Gathering, choose_traces
+from hpcfwi.convert.choosing import CODES, Gathering, choose_traces
 from hpcfwi.convert.request import HDF5, KINDS, SEGY, UNIX, VTK, Request, holds_gathers, kind_of
 from hpcfwi.convert.segy import LONGEST, ON_SAMPLE, Columns, Files, Places
 from hpcfwi.convert.writing import convert_to_segy
@@ -28,7 +28,13 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import Progress, start_log
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.hdf5 import open_alone, plain, read_real
-from hpcfwi.survey import Spectrum, Survey
+from hpcfwi.survey import (
+    COMPONENTS,
+    PRESSURE,
+    Components,
+    Spectrum,
+    Survey,
+)
 from hpcfwi.system import check_regular, check_room, is_there
 
 # Largest size of the gathers relative to the SEG-Y files. More padding means damaged headers.
@@ -74,6 +80,12 @@ def look_into(request: Request) -> Contents:
     _check_padding(gathering, n_samples, files)
     line = segy.choose_line(chosen.places, request, files)
     survey = _make_survey(gathering, chosen.places, line, dt, n_samples, request)
+    kinds = chosen.columns["component"]
+    if kinds.any():
+        _check_components(chosen.columns, line, files, request)
+        survey = replace(survey, components=_find_components(gathering, kinds))
+    if request.source_kind != "explosive":
+        survey = replace(survey, source_kinds={request.source_kind: np.ones(())})
     _tell(survey, gathering, chosen.places, line, files, request.depths is not None)
     labels = _make_labels(gathering, chosen.columns, files, request)
     gathering = Gathering(chosen.traces, gathering.starts)
@@ -173,6 +185,37 @@ def _make_survey(
     return Survey(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask)
 
 
+def _check_components(
+    columns: Columns, line: segy.Line | None, files: Files, request: Request
+) -> None:
+    """Raise `InputError` for components that gathers of this survey cannot have."""
+    if request.reciprocity:
+        raise InputError(
+            "--reciprocity",
+            "some traces are of particle velocity, but the exchange of sources and receivers is "
+            "possible for pressure only",
+            "Keep the traces of pressure: --keep code=11, or 1.",
+        )
+    across = columns["component"] == COMPONENTS.index("vy")
+    if line is not None and across.any():
+        raise InputError(
+            f"{files.name(columns['file'][across])}, {request.headers.where('code')}",
+            f"{across.sum()} traces of cross-line motion (code {CODES['vy']}) belong to a survey "
+            "along a line, which has none",
+            "Leave them out, with the codes of others: --keep code=11,12,14.",
+        )
+
+
+def _find_components(gathering: Gathering, kinds: NDArray[np.int64]) -> Components:
+    """Return the components of traces, given the index of each of them in `COMPONENTS`."""
+    found = np.unique(kinds)
+    numbers = gathering.pad(np.searchsorted(found, kinds)).astype(np.int8)
+    if gathering.mask is None and (numbers == numbers[:1]).all():
+        numbers = numbers[0]
+    names = tuple(COMPONENTS[kind] for kind in found)
+    return Components(names, numbers if len(names) > 1 else None)
+
+
 def _make_labels(
     gathering: Gathering, columns: Columns, files: Files, request: Request
 ) -> dict[str, Any]:
@@ -219,6 +262,8 @@ def _tell(
         survey.n_samples,
         survey.dt,
     )
+    if survey.components != PRESSURE:
+        log.info("Components: %s", ", ".join(survey.components.names))
     if line is None:
         log.info("Positions (z, y, x) are those of the headers")
     else:

@@ -19,6 +19,7 @@ import segyio
 from numpy.typing import NDArray
 from segyio import BinField, TraceField
 
+from hpcfwi.convert.choosing import CODES
 from hpcfwi.convert.segy import Line
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid, Model
@@ -26,7 +27,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import Progress
 from hpcfwi.storage.gathers import GatherReader, read_labels
 from hpcfwi.storage.unfinished import failing_clearly
-from hpcfwi.survey import Survey
+from hpcfwi.survey import EXPLOSIVE, PRESSURE, STRAIN, Survey
 from hpcfwi.system import make_directory, put_in_place, written_whole
 
 IEEE = 5
@@ -189,6 +190,7 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
         np.broadcast_to(labels["receiver_map"], (*heard.shape, 4)),
     )
     channels = np.broadcast_to(labels["channels"], heard.shape)
+    codes = _find_codes(survey, target)
     delay, times = _find_delay(labels["start"], source)
     points = np.concatenate([shot_map, trace_map[heard]])
     across, down = (
@@ -206,7 +208,6 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
             common = {
                 TraceField.FieldRecord: int(labels["records"][shot]),
                 TraceField.EnergySourcePoint: int(labels["shot_points"][shot]),
-                TraceField.TraceIdentificationCode: 1,
                 TraceField.ElevationScalar: _scalar(down),
                 TraceField.SourceGroupScalar: _scalar(across),
                 TraceField.CoordinateUnits: 1,
@@ -226,6 +227,7 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
                     TraceField.TRACE_SEQUENCE_LINE: number + 1,
                     TraceField.TRACE_SEQUENCE_FILE: number + 1,
                     TraceField.TraceNumber: int(channels[shot, receiver]),
+                    TraceField.TraceIdentificationCode: int(codes[shot, receiver]),
                     TraceField.offset: round(float(np.linalg.norm(place[:2] - (x, y)))),
                     TraceField.ReceiverGroupElevation: _whole(place[2] - place[3], down),
                     TraceField.GroupX: _whole(place[0], across),
@@ -234,6 +236,19 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
                 file.trace[number] = traces[receiver]
                 number += 1
             progress.advance(1)
+
+
+def _find_codes(survey: Survey, target: Path) -> NDArray[np.int64]:
+    """Return the trace codes (shot, receiver) of a survey: 1 if it has pressure only."""
+    names, shape = survey.components.names, survey.shape[:2]
+    if STRAIN in names:
+        log.warning("%s: SEG-Y has no code for strain, which gets code 1", target)
+    if survey.source_kinds.keys() != EXPLOSIVE.keys():
+        log.warning("%s: SEG-Y does not hold the kinds of the sources", target)
+    if names == PRESSURE.names:
+        return np.ones(shape, np.int64)
+    codes = np.array([CODES.get(name, 1) for name in names])
+    return codes[survey.components.of_traces(shape)]
 
 
 def _complete(labels: Mapping[str, Any], survey: Survey) -> dict[str, Any]:

@@ -182,7 +182,8 @@ def _find_shots(
         return records[trace], sources[trace][::-1]
 
     def place_of(trace: int) -> Any:
-        return *shot_of(trace), channels[trace], receivers[trace][::-1], trace
+        component = {12: 1, 13: 2, 14: 3}.get(codes[trace], 0)
+        return *shot_of(trace), component, channels[trace], receivers[trace][::-1], trace
 
     aside = {*range(2, 11), *range(18, 23), *(range(23, 42) if read.revision == 2 else ())}
     chosen = [
@@ -190,8 +191,7 @@ def _find_shots(
         for trace in range(read.n_traces)[_slice(read.keep.get("traces", ":"))]
         if codes[trace] not in aside
     ]
-    left = {codes[trace] for trace in chosen}
-    assert len(left) == 1 or not left & {*range(11, 18)}, "of one component"
+    assert not {codes[trace] for trace in chosen} & {15, 16, 17}, "no rotated component"
     nowhere = _find_nowhere(read, chosen, sources, receivers)
     chosen = [
         trace

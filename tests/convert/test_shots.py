@@ -11,7 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcfwi.convert.choosing import Gathering
-from tests.convert.examples import COUNTS, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
+from tests.convert.examples import (
+    COUNTS,
+    N_SAMPLES,
+    N_TRACES,
+    line_fields,
+    line_traces,
+    read_gathers,
+    write_segy,
+)
 
 
 def reordered(order):
@@ -23,7 +31,7 @@ def reordered(order):
 
 def contents(path):
     with h5py.File(path) as file:
-        names = ("data", "mask", "sources", "receivers")
+        names = ("data", "mask", "sources", "receivers", "kinds")
         return {name: file[name][...] if name in file else None for name in names}
 
 
@@ -242,31 +250,56 @@ def remedy_of(message):
     return re.search(r"(--\w+ \w+=[\w:.-]+)", message.split(". ", 1)[1])[1].split()
 
 
-@pytest.mark.parametrize(
-    ("codes", "told", "best"),
-    [
-        ((11, 12, 13, 14), "34 traces of code 11 .pressure., 34 traces of code 12 .vertical", 0),
-        ((12, 13, 14, 11), "34 traces of code 14 .in-line motion.", 3),
-        ((15, 16, 17, 1), "34 traces of code 1, .*17 .radial motion.", 3),
-        ((14, 12, 13, 15), "code 12", 1),
-    ],
-)
-def test_several_components_are_refused_and_the_advised_one_is_read(
-    codes, told, best, converted, refused
+VOLUME = ("--axes", "zyx")
+
+
+@pytest.mark.parametrize("codes", [(11, 12, 13, 14), (14, 13, 12, 1), (13, 11, 14, 12)])
+def test_components_are_traces_of_a_receiver_in_the_order_of_their_names(
+    codes, converted, tmp_path
 ):
     fields, traces = four_components(codes)
+    found = converted(fields, traces, *VOLUME)
+    assert read_gathers(tmp_path / "line.h5")[0].components.names == ("pressure", "vz", "vy", "vx")
+    plain = converted({**line_fields(), "code": 11}, None, *VOLUME)
+    order = np.argsort([{1: 0, 11: 0, 12: 1, 13: 2, 14: 3}[code] for code in codes])
+    for shot, there in enumerate(plain["mask"]):
+        data, mine = plain["data"][shot, there], found["mask"][shot]
+        kinds = found["kinds"][shot, mine]
+        np.testing.assert_array_equal(kinds, np.repeat(np.arange(4), there.sum()))
+        for kind, place in enumerate(order):
+            given = found["data"][shot, mine][kinds == kind]
+            np.testing.assert_array_equal(given, (data + 1000.0 * place).astype(np.float32))
+
+
+def test_components_that_a_line_lacks_are_refused_and_the_others_are_read(
+    converted, refused, tmp_path
+):
+    fields, traces = four_components()
     message = refused(fields, traces)
-    assert re.search(rf"bytes 29-30 \(code\): found more than one component: .*{told}", message)
-    found = converted(fields, traces, *remedy_of(message))
-    found["data"] -= np.where(found["mask"], 1000.0 * best, 0.0)[..., None].astype(np.float32)
-    check_line(found)
+    assert re.search(r"bytes 29-30 \(code\): 34 traces of cross-line motion \(code 13\)", message)
+    assert "--keep code=11,12,14." in message
+    for option, names in (("code=11,12,14", ("pressure", "vz", "vx")), ("code=12", ("vz",))):
+        converted(fields, traces, "--keep", option)
+        assert read_gathers(tmp_path / "line.h5")[0].components.names == names
 
 
-def test_traces_of_motion_give_a_warning(converted, capsys):
-    check_line(converted({**line_fields(), "code": 12}))
-    assert re.search(
-        r"WARNING: .*34 traces of code 12 \(vertical motion\)", capsys.readouterr().out
-    )
+def test_rotated_components_are_refused_and_can_be_named(converted, refused, tmp_path):
+    fields = {**line_fields(), "code": np.where(np.arange(N_TRACES) == 3, 17, 16)}
+    message = refused(fields)
+    assert "found rotated components: 33 traces of code 16 (transverse motion), 1 traces" in message
+    converted(fields, None, "--value", "code=14")
+    assert read_gathers(tmp_path / "line.h5")[0].components.names == ("vx",)
+
+
+def test_particle_velocity_has_no_reciprocity(refused):
+    message = refused({**line_fields(), "code": 12}, None, "--reciprocity")
+    assert "possible for pressure only" in message
+
+
+def test_kind_of_sources_is_written(converted, tmp_path):
+    converted(None, None, "--source-kind", "force-z")
+    survey, _ = read_gathers(tmp_path / "line.h5")
+    assert survey.source_kinds == {"force-z": 1.0}
 
 
 def test_traces_of_pressure_give_no_warning(converted, capsys):

@@ -11,7 +11,7 @@ import segyio
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import read_model
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Components, Survey
 from tests.convert.examples import read_gathers
 from tests.inversion.examples import write_input
 
@@ -43,6 +43,36 @@ def test_gathers_converted_to_segy_and_back_are_the_same(ndim, convert, tmp_path
     np.testing.assert_array_equal(traces, data)
     for name in ("sources", "receivers", "wavelet", "dt", "mask"):
         np.testing.assert_array_equal(getattr(found, name), getattr(survey, name))
+
+
+def test_components_have_trace_codes_and_are_the_same_after_converting_back(convert, tmp_path):
+    survey, data = example_survey(ndim=3, receivers=8)
+    kinds = np.repeat(np.arange(4, dtype=np.int8), 2)
+    places = np.concatenate([survey.receivers[:, :2]] * 4, axis=1)
+    places = places[:, np.argsort(np.tile([0, 1], 4) + 2 * kinds)]
+    components = Components(("pressure", "vz", "vy", "vx"), kinds)
+    survey = replace(survey, receivers=places, components=components)
+    first = write_gathers(tmp_path / "a.h5", survey, data)
+    with segyio.open(convert("a.h5", "a.sgy"), ignore_geometry=True) as file:
+        codes = file.attributes(segyio.TraceField.TraceIdentificationCode)[:]
+    np.testing.assert_array_equal(codes.reshape(5, 8), [[11, 11, 12, 12, 13, 13, 14, 14]] * 5)
+    options = ("--wavelet", first, "--axes", "zyx")
+    found, traces = read_gathers(convert("a.sgy", "b.h5", *options))
+    assert found.components.names == components.names
+    np.testing.assert_array_equal(found.components.kinds, kinds)
+    np.testing.assert_array_equal(found.receivers, places)
+    np.testing.assert_array_equal(traces, data)
+
+
+def test_parts_of_a_survey_that_segy_does_not_hold_are_named(convert, tmp_path, capsys):
+    survey, data = example_survey()
+    fibre = Components(("strain",), None, 10.0, np.tile([0.0, 1.0], (7, 1)))
+    forces = {"force-z": np.ones(())}
+    write_gathers(tmp_path / "a.h5", replace(survey, components=fibre, source_kinds=forces), data)
+    convert("a.h5", "a.sgy")
+    told = capsys.readouterr().out
+    assert "SEG-Y has no code for strain" in told
+    assert "SEG-Y does not hold the kinds of the sources" in told
 
 
 def test_masked_traces_are_not_written_to_segy(convert, tmp_path):
