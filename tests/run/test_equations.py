@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import segyio
 
 from hpcfwi.model import Model
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model, write_model
+from tests.convert.examples import read_gathers
 from tests.inversion.examples import WATER, true_model, write_input
 from tests.ranks import messages, run_ranks
 
@@ -140,6 +142,50 @@ def test_component_with_weight_0_does_not_change_the_inversion(hpcfwi: Any, tmp_
         found.append(read_model(folder / "run" / "model.h5"))
     for name in INVERTED["elastic"]:
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-6)
+
+
+def test_components_in_segy_of_another_program_are_inverted(hpcfwi: Any, tmp_path: Path) -> None:
+    keys = {"survey.receivers.components": ["pressure", "vz", "vx"], "inversion.epochs": 1}
+    path = write_elastic(tmp_path, "elastic", **keys)
+    assert hpcfwi("run", path, "--quiet") == 0
+    survey, traces = read_gathers(tmp_path / "run" / "observed.h5")
+    n_shots, n_traces, n_samples = survey.shape
+    x = 10 * np.broadcast_to(survey.receivers[:, 1], (n_shots, n_traces))
+    spec = segyio.spec()
+    spec.format, spec.tracecount, spec.samples = 5, n_shots * n_traces, np.arange(n_samples)
+    with segyio.create(tmp_path / "line.sgy", spec) as file:
+        file.bin.update({segyio.BinField.Interval: round(1e6 * survey.dt)})
+        number = 0
+        for shot in range(n_shots):
+            # A recorder writes the components of a receiver one after the other.
+            for trace in np.arange(n_traces).reshape(3, -1).T.ravel():
+                file.header[number] = {
+                    segyio.TraceField.FieldRecord: shot + 1,
+                    segyio.TraceField.TraceNumber: number % n_traces + 1,
+                    segyio.TraceField.TraceIdentificationCode: (11, 12, 14)[3 * trace // n_traces],
+                    segyio.TraceField.SourceGroupScalar: -10,
+                    segyio.TraceField.ElevationScalar: -10,
+                    segyio.TraceField.SourceX: round(10 * survey.sources[shot, 1]),
+                    segyio.TraceField.SourceDepth: round(10 * survey.sources[shot, 0]),
+                    segyio.TraceField.GroupX: round(x[shot, trace]),
+                    segyio.TraceField.ReceiverGroupElevation: -550,
+                }
+                file.trace[number] = traces[shot, trace]
+                number += 1
+    np.save(tmp_path / "wavelet.npy", survey.wavelet)
+    command = ("convert", tmp_path / "line.sgy", tmp_path / "line.h5", "--wavelet")
+    assert hpcfwi(*command, tmp_path / "wavelet.npy") == 0
+    found, again = read_gathers(tmp_path / "line.h5")
+    assert found.components.names == survey.components.names
+    np.testing.assert_array_equal(found.components.kinds, survey.components.kinds)
+    np.testing.assert_array_equal(again, traces)
+    own = ("sources", "receivers", "wavelet", "dt", "duration")
+    changes: dict[str, Any] = dict.fromkeys(f"survey.{key}" for key in own)
+    changes |= {"survey.file": "line.h5", "output.directory": str(tmp_path / "again")}
+    assert hpcfwi("run", write_elastic(tmp_path, "elastic", **keys, **changes), "--quiet") == 0
+    for name in INVERTED["elastic"]:
+        one, other = (read_model(tmp_path / run / "model.h5")[name] for run in ("run", "again"))
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
