@@ -206,7 +206,8 @@ def resample_onto(model: Model, grid: Grid) -> Model:
 
     The interpolation is linear. If the new spacing H is coarser than the old spacing h, a Gaussian
     filter is applied first. Its standard deviation is sqrt((H^2 - h^2) / 12), because H^2 / 12 and
-    h^2 / 12 are the variances of boxes of these widths.
+    h^2 / 12 are the variances of boxes of these widths. Cells with vs = 0 are fluid and left out of
+    the averages of vs; a new cell is fluid if the nearest old one is.
     """
     old = model.grid
     sigma = [
@@ -216,15 +217,20 @@ def resample_onto(model: Model, grid: Grid) -> Model:
     step = [new / h for h, new in zip(old.spacing, grid.spacing, strict=True)]
     first = [(b - a) / h for a, b, h in zip(old.origin, grid.origin, old.spacing, strict=True)]
 
-    def onto_new_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    def onto_new_grid(array: NDArray[np.float32] | NDArray[np.bool_]) -> NDArray[np.float64]:
         smooth = scipy.ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
         # This works axis by axis and does not need the coordinates of all points
-        new = scipy.ndimage.affine_transform(
+        new: NDArray[np.float64] = scipy.ndimage.affine_transform(
             smooth, step, first, output_shape=grid.shape, order=1, mode="nearest"
         )
-        return new.astype(np.float32)
+        return new
 
-    return Model(grid, model.map(onto_new_grid).arrays)
+    found = {name: onto_new_grid(array) for name, array in model.arrays.items()}
+    if "vs" in found and not (solid := model["vs"] > 0.0).all():
+        rock = find_nearest(solid, old, grid)
+        share = np.where(rock, onto_new_grid(solid), 1.0)
+        found["vs"] = np.where(rock, found["vs"] / share, 0.0)
+    return Model(grid, {name: array.astype(np.float32) for name, array in found.items()})
 
 
 def find_nearest(cells: NDArray[np.bool_], own: Grid, grid: Grid) -> NDArray[np.bool_]:

@@ -262,3 +262,16 @@ def test_smoothing_of_thomsens_parameters_averages_them():
     delta[30] = 0.0
     smoothed = smooth(Model(grid, {"delta": delta}), 50.0, np.zeros(grid.shape, dtype=bool), -1.0)
     np.testing.assert_allclose(smoothed["delta"][30], 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("spacing", [(7.0, 7.0), (13.0, 13.0), (25.0, 25.0)])
+def test_resampling_keeps_fluids_and_averages_vs_over_rock(spacing):
+    grid = Grid((30, 40), (10.0, 10.0), (0.0, 0.0))
+    z = grid.coordinates(0)[:, None] + np.zeros(40)
+    vs = np.where(z < 85.0, 0.0, 500.0).astype(np.float32)
+    model = Model(grid, {"vp": np.full_like(vs, 1500.0), "vs": vs})
+    found = resample(model, spacing)
+    depth = found.grid.coordinates(0)
+    fluid = np.rint(depth / 10.0) * 10.0 < 85.0
+    np.testing.assert_array_equal(found["vs"][fluid], 0.0)
+    np.testing.assert_allclose(found["vs"][~fluid], 500.0, rtol=1e-6)

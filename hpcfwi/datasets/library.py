@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -81,6 +81,8 @@ class Edition:
         Addresses from which the file can be downloaded.
     package
         Name, version and member of the source distribution that contains the file.
+    parameters
+        Names of the parameters that it has.
     """
 
     file: str
@@ -88,6 +90,7 @@ class Edition:
     contents: str
     urls: tuple[str, ...] = ()
     package: tuple[str, str, str] | None = None
+    parameters: tuple[str, ...] = ("vp",)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -284,19 +287,24 @@ DATA_VARIABLE = "HPCFWI_DATA"
 
 
 def fetch_dataset(
-    dataset: PublishedDataset, to: Path | None = None, announce: Callable[[str], None] = print
+    dataset: PublishedDataset,
+    to: Path | None = None,
+    announce: Callable[[str], None] = print,
+    parameters: Sequence[str] = ("vp",),
 ) -> tuple[Edition, Path]:
     """Find the file of a published model, or download it.
 
     Parameters
     ----------
     dataset
-        The model. All editions are searched for in $HPCFWI_DATA, then in the cache, and then
-        downloaded in their order.
+        The model. All editions with the parameters are searched for in $HPCFWI_DATA, then in the
+        cache, and then downloaded in their order; all editions if none has the parameters.
     to
         Directory that is used in place of the user's cache.
     announce
         Called with sentences about the progress.
+    parameters
+        Names of the parameters that are needed.
 
     Returns
     -------
@@ -307,27 +315,29 @@ def fetch_dataset(
     InputError
         A file in $HPCFWI_DATA has the wrong hash, or no edition can be downloaded.
     """
-    for edition in dataset.editions:
+    complete = [e for e in dataset.editions if set(parameters) <= set(e.parameters)]
+    editions = complete or dataset.editions
+    for edition in editions:
         given = _in_data_directory(dataset.name, edition)
         if given is not None:
             announce(f"Using {given}: {edition.contents}.")
             return edition, given
     folder = to or Path(platformdirs.user_cache_dir("hpcfwi"))
-    for edition in dataset.editions:
+    for edition in editions:
         path = folder / edition.file
         if os.path.isfile(path) and _hash(path) == edition.sha256:  # noqa: PTH113
             announce(f"Using {path}: {edition.contents}.")
             return edition, path
     make_directory(folder)
     failures: list[str] = []
-    for edition in dataset.editions:
+    for edition in editions:
         path = folder / edition.file
         if _fetch(edition, path, announce, failures):
             announce(f"Using {path}: {edition.contents}.")
             return edition, path
     places = [
         f"{' or '.join(edition.sources)} elsewhere, and put it at {folder / edition.file}"
-        for edition in dataset.editions
+        for edition in editions
     ]
     raise InputError(
         f"dataset {dataset.name}",
@@ -432,6 +442,7 @@ MARMOUSI2 = PublishedDataset(
                 "2 m/s, resampled to 20 m"
             ),
             package=("sweep-solver", "0.3.5", "src/sweep/datasets/marmousi.py"),
+            parameters=("vp", "vs", "rho"),
         ),
     ),
 )
@@ -479,14 +490,18 @@ WINDOW = PublishedDataset(
 
 
 def load_dataset(
-    name: str, to: Path | None = None, announce: Callable[[str], None] = print
+    name: str,
+    to: Path | None = None,
+    announce: Callable[[str], None] = print,
+    parameters: Sequence[str] = ("vp",),
 ) -> Model:
     """Return a dataset as a model on the dataset's grid, with the parameters of `PARAMETERS` only.
 
-    Arguments and errors are those of `fetch_dataset`. `announce` is also called with the title, the
-    licence and the citation. Raises `InputError` if the name is not known.
+    It may have more or fewer parameters than those that are needed, according to the file that is
+    found. Arguments and errors are those of `fetch_dataset`. `announce` is also called with the
+    title, the licence and the citation. Raises `InputError` if the name is not known.
     """
-    model, _ = _load(_known(name), to, announce)
+    model, _ = _load(_known(name), to, announce, parameters)
     known = {parameter: model[parameter] for parameter in PARAMETERS if parameter in model.arrays}
     return Model(model.grid, known)
 
@@ -494,11 +509,14 @@ def load_dataset(
 def export_dataset(name: str, directory: Path, announce: Callable[[str], None] = print) -> Path:
     """Write a model file, NAME.h5, and NAME.LICENCE.txt; return the path of the model file.
 
-    The model file has all arrays of the dataset. Errors are those of `load_dataset`, and
-    `InputError` if the files cannot be written.
+    The model file has all arrays of the dataset, or only the P velocity if no file with others can
+    be fetched. Errors are those of `load_dataset`, and `InputError` if the files cannot be written.
     """
     dataset = _known(name)
-    model, contents = _load(dataset, None, announce)
+    try:
+        model, contents = _load(dataset, None, announce, ("vp", "vs", "rho"))
+    except InputError:
+        model, contents = _load(dataset, None, announce)
     path = directory / f"{name}.h5"
     facts = {field: getattr(dataset, field) for field in ("title", "licence", "citation")}
     try:
@@ -516,7 +534,10 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
 
 
 def _load(
-    dataset: PublishedDataset | ComputedDataset, to: Path | None, announce: Callable[[str], None]
+    dataset: PublishedDataset | ComputedDataset,
+    to: Path | None,
+    announce: Callable[[str], None],
+    parameters: Sequence[str] = ("vp",),
 ) -> tuple[Model, str]:
     """Return a model with all arrays of a dataset, and a description of the contents."""
     announce(f"{dataset.title}.")
@@ -527,7 +548,7 @@ def _load(
         case ComputedDataset():
             arrays, contents = {"vp": dataset.formula(dataset.grid)}, dataset.title
         case PublishedDataset():
-            edition, path = fetch_dataset(dataset, to, announce)
+            edition, path = fetch_dataset(dataset, to, announce, parameters)
             arrays, contents = _read_published(path, dataset.grid), edition.contents
     single = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     return Model(dataset.grid, single), contents
