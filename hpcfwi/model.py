@@ -118,6 +118,11 @@ class Parameter:
     positive: bool
     scale: float
 
+    @property
+    def label(self) -> str:
+        """The title with the unit of figures, if it has one."""
+        return f"{self.title} ({self.figure_unit})" if self.figure_unit else self.title
+
 
 # The parameters of model files, inputs and gradients, by name.
 PARAMETERS = {

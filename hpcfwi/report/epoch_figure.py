@@ -6,7 +6,8 @@ an unfolded cube. `panels` decides the contents.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,7 +17,17 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import style
-from hpcfwi.report.panels import KM, EpochPicture, Panel, count, edges, exceeded, panels, thin_out
+from hpcfwi.report.panels import (
+    KM,
+    OF_PARAMETER,
+    EpochPicture,
+    Panel,
+    count,
+    edges,
+    exceeded,
+    panels,
+    thin_out,
+)
 
 # A section is drawn to scale if its ratio of width to height is in this range, otherwise stretched.
 NARROWEST, WIDEST = 0.4, 7.0
@@ -24,29 +35,49 @@ WIDE = 2.2  # from this ratio on, panels are arranged in one column
 MARKS = 30  # largest number of positions that are drawn, so that they stay apart
 
 
-def section_figure(picture: EpochPicture) -> Figure:
-    """Draw the six panels, in one column for wide models, and otherwise in two rows."""
-    grid = picture.grid
-    figure, places = _panels(grid)
-    for axes, panel in zip(places, panels(picture), strict=True):
+def section_figure(pictures: Sequence[EpochPicture]) -> Figure:
+    """Draw the panels of pictures, each of another parameter of the same model.
+
+    A single picture has one column if the model is wide, and otherwise two rows. Several pictures
+    have a column each if the model is wide, and otherwise a row each.
+    """
+    grid = pictures[0].grid
+    figure, places = _panels(grid, len(pictures))
+    for axes, panel in zip(places, panels(pictures), strict=True):
         _draw_section(axes, grid, panel)
-    _mark_positions(figure, places[0], picture)
+    _mark_positions(figure, places[0], pictures[0])
     return figure
 
 
-def _panels(grid: Grid) -> tuple[Figure, list[Axes]]:
-    """Return six panels for sections of this grid, in a figure with little empty space."""
-    ratio = _drawn_ratio(grid)
-    if _is_wide(grid):
-        figure = style.new_figure(8.0, 6 * (6.6 / ratio + 0.34) + 0.3)
-        panels = list(figure.subplots(6, 1))
-        inner_x, inner_y = panels[:-1], []
+def arrange(parameters: int, is_wide: bool) -> list[tuple[int, int]]:
+    """Return the row and the column of each panel, in the order of `panels`."""
+    if parameters == 1:
+        return [(k, 0) if is_wide else (k // 3, k % 3) for k in range(6)]
+    each = range(OF_PARAMETER)
+    if is_wide:
+        models = [(row, column) for column in range(parameters) for row in each]
+        return [*models, (OF_PARAMETER, 0), (OF_PARAMETER, 1)]
+    return [(row, column) for row in range(parameters) for column in each] + [
+        (parameters, 0),
+        (parameters, 1),
+    ]
+
+
+def _panels(grid: Grid, parameters: int) -> tuple[Figure, list[Axes]]:
+    """Return the panels for sections of this grid, in a figure with little empty space."""
+    ratio, wide = _drawn_ratio(grid), _is_wide(grid)
+    at = arrange(parameters, wide)
+    rows, columns = (1 + max(numbers) for numbers in zip(*at, strict=True))
+    if wide:
+        # Two columns fit beside each other at three quarters of the size
+        size = 6.6 if columns == 1 else 5.0
+        figure = style.new_figure(columns * (size + 1.4), rows * (size / ratio + 0.34) + 0.3)
     else:
-        figure = style.new_figure(10.0, 2 * (2.2 / ratio + 0.75))
-        panels = list(figure.subplots(2, 3).flat)
-        inner_x, inner_y = panels[:3], [*panels[1:3], *panels[4:]]
-    for axes in panels:
-        _prepare(axes, grid, x=axes not in inner_x, y=axes not in inner_y)
+        figure = style.new_figure(10.0 / 3.0 * columns, rows * (2.2 / ratio + 0.75))
+    cells = figure.add_gridspec(rows, columns)
+    panels = [figure.add_subplot(cells[place]) for place in at]
+    for axes, (row, column) in zip(panels, at, strict=True):
+        _prepare(axes, grid, x=(row + 1, column) not in at, y=column == 0)
     return figure, panels
 
 
@@ -127,8 +158,8 @@ def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
     if handles:
         figure.legend(
             handles=handles,
-            loc="lower left",
-            ncols=2 if _is_wide(picture.grid) else 1,
+            loc="outside lower left",
+            ncols=2,
             fontsize=style.SMALL,
             frameon=False,
             handletextpad=0.1,
@@ -156,30 +187,36 @@ class Slice:
 MAP, INLINE, CROSSLINE = Slice(1, 2, 0), Slice(0, 2, 1), Slice(0, 1, 2)
 
 
-def slice_figure(picture: EpochPicture) -> Figure:
-    """Draw the six panels, each with a map, the inline section below it, and the crossline section.
+def slice_figure(pictures: Sequence[EpochPicture]) -> Figure:
+    """Draw the panels, each with a map, the inline section below it, and the crossline section.
 
     Lines mark the intersections of slices. The slices go through the part of the true model, or of
     the starting model if the true one is not known, that differs most from flat layers; they are
     the same in all epochs. The figure is to scale, except that short sides are stretched.
     """
-    picture = picture.cut()
-    grid, cuts = picture.grid, picture.cuts
+    first, *others = pictures
+    first = first.cut()
+    grid, cuts = first.grid, first.cuts
     assert cuts is not None
-    figure, places = _slice_panels(grid)
-    for place, panel in zip(places, panels(picture), strict=True):
+    alike = [first, *(replace(other, cuts=cuts, places=first.places) for other in others)]
+    figure, places = _slice_panels(grid, len(alike))
+    for place, panel in zip(places, panels(alike), strict=True):
         _draw_panel(place, grid, panel, cuts)
     return figure
 
 
-def _slice_panels(grid: Grid) -> tuple[Figure, list[Axes]]:
-    """Return six panels for unfolded cubes of this grid, whose axes are not drawn."""
+def _slice_panels(grid: Grid, parameters: int) -> tuple[Figure, list[Axes]]:
+    """Return the panels for unfolded cubes of this grid, whose axes are not drawn."""
     width, height = _unfolded(_sides(grid))
     ratio = width / height
-    columns, mosaic = (2, "AB;CD;EF") if ratio >= WIDE_VOLUME else (3, "ABC;DEF")
-    rows = mosaic.count(";") + 1
-    figure = style.new_figure(WIDTH, rows * ((WIDTH / columns - 0.9) / ratio + 0.75))
-    places = list(figure.subplot_mosaic(mosaic).values())
+    at = arrange(parameters, is_wide=False)
+    if parameters == 1 and ratio >= WIDE_VOLUME:
+        at = [(k // 2, k % 2) for k in range(6)]
+    rows, columns = (1 + max(numbers) for numbers in zip(*at, strict=True))
+    wide = WIDTH * max(1.0, columns / 3.0)
+    figure = style.new_figure(wide, rows * ((wide / columns - 0.9) / ratio + 0.75))
+    cells = figure.add_gridspec(rows, columns)
+    places = [figure.add_subplot(cells[place]) for place in at]
     for place in places:
         place.set_axis_off()
         place.set_box_aspect(height / width)

@@ -146,27 +146,28 @@ def _section(values: NDArray[np.floating], plane: int | None) -> NDArray[np.floa
 KEPT = "0.92"
 
 
-def profiles_figure(picture: EpochPicture) -> Figure:
-    """Draw the true, initial and inverted model over depth; cells that are kept are shaded."""
-    picture = picture.cut()
-    places = picture.places
+def profiles_figure(*pictures: EpochPicture) -> Figure:
+    """Draw the true, initial and inverted model over depth; cells that are kept are shaded.
+
+    pictures: one for each inverted parameter, which has a row.
+    """
+    cut = [picture.cut() for picture in pictures]
+    places = cut[0].places
     assert places is not None
-    figure = style.new_figure(1.2 + 1.7 * len(places), 4.2)
-    panels = figure.subplots(1, len(places), sharex=True, sharey=True, squeeze=False)[0]
-    for number, (axes, place) in enumerate(zip(panels, places, strict=True)):
-        _draw_profiles(axes, picture, number, place)
-        style.label(
-            axes,
-            f"{picture.parameter.title} ({picture.parameter.figure_unit})"
-            if axes is panels[len(panels) // 2]
-            else "",
-            "depth (km)" if axes is panels[0] else "",
-        )
-    style.set_ticks(panels[0].xaxis, 4)
+    rows, middle = len(cut), len(places) // 2
+    figure = style.new_figure(1.2 + 1.7 * len(places), 4.2 * rows)
+    panels = figure.subplots(rows, len(places), sharex="row", sharey=True, squeeze=False)
+    for row, picture in zip(panels, cut, strict=True):
+        for number, (axes, place) in enumerate(zip(row, places, strict=True)):
+            _draw_profiles(axes, picture, number, place)
+            style.label(
+                axes, picture.parameter.label * (number == middle), "depth (km)" * (number == 0)
+            )
+        style.set_ticks(row[0].xaxis, 4)
     # Profiles may have no kept cells, or several ranges of them, so that labels are made unique
     named = {
         name: handle
-        for axes in panels
+        for axes in panels.flat
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
@@ -217,13 +218,13 @@ GIVEN = "0.6"  # grey of a wavelet that is replaced by another
 DIRECTIONS = {2: ("depth", "position"), 3: ("depth", "y", "x")}
 
 
-def epoch_figure(picture: EpochPicture) -> Figure:
+def epoch_figure(*pictures: EpochPicture) -> Figure:
     """Draw the true and the inverted model, its change, the gradient and both illuminations.
 
     Both models have the colour scale of the true one, or of the inverted one if the true one is not
-    known.
+    known. pictures: one for each inverted parameter.
     """
-    return slice_figure(picture) if picture.grid.ndim == 3 else section_figure(picture)
+    return (slice_figure if pictures[0].grid.ndim == 3 else section_figure)(pictures)
 
 
 def wavelet_figure(

@@ -101,7 +101,8 @@ SIGNED_COLOURS = "RdBu_r"
 ENERGY_COLOURS = "magma"
 # Arrays of a picture that change from epoch to epoch
 ENERGIES = ("source_illumination", "receiver_illumination")
-CHANGING = ("inverted", "gradient", *ENERGIES)
+OF_EACH = ("inverted", "gradient")  # of each parameter
+CHANGING = (*OF_EACH, *ENERGIES)
 
 
 @dataclass(frozen=True)
@@ -206,54 +207,19 @@ class Panel:
     caption: str | None = None
 
 
-def panels(picture: EpochPicture) -> Iterator[Panel]:
-    """Yield the panels: true model, inverted model, change, gradient, both illuminations.
+# Number of panels of each parameter
+OF_PARAMETER = 4
 
-    Both models have the colour scale of the true one, or of the inverted one if the true one is not
-    known.
+
+def panels(pictures: Sequence[EpochPicture]) -> Iterator[Panel]:
+    """Yield the panels: for each parameter those of `_panels_of`, then both illuminations.
+
+    pictures: one for each parameter, of the same model and epoch.
     """
-    picture = picture.cut()
-    reference, title = picture.excerpt("true"), "True model"
-    inverted = picture.excerpt("inverted")
-    common = inverted if reference is None else reference
-    assert common is not None, "there is a model that is shown"
-    low, high = common.limits
-    if reference is None and picture.start is not None:
-        reference, title = picture.excerpt("start"), "Starting model"
-    parameter = picture.parameter
-    scale = parameter.figure_scale
-
-    def in_unit(part: NDArray[np.floating]) -> NDArray[np.floating]:
-        """Convert in double precision, because rounded values could exceed the limits."""
-        return part.astype(np.float64) / scale
-
-    unit = f"{parameter.title} ({parameter.figure_unit})"
-    for model, name in (
-        (reference, title),
-        (inverted, f"Inverted model, epoch {picture.epoch}"),
-    ):
-        yield Panel(name, model, in_unit, (low / scale, high / scale), MODEL_COLOURS, unit)
-    start = picture.excerpt("start")
-    change = None if start is None or inverted is None else inverted.less(start, CHANGE_CLIP)
-    largest = 1.0 if change is None else change.limits[1]
-    yield Panel(
-        "Inverted - starting model",
-        change,
-        in_unit,
-        (-largest / scale, largest / scale),
-        SIGNED_COLOURS,
-        unit,
-    )
-    gradient = picture.excerpt("gradient")
-    assert gradient is not None
-    yield Panel(
-        f"Gradient, clipped at {GRADIENT_CLIP[picture.grid.ndim]:g} %",
-        gradient,
-        np.asarray,
-        gradient.limits,
-        SIGNED_COLOURS,
-        f"misfit per {parameter.unit}",
-    )
+    cut = [picture.cut() for picture in pictures]
+    for picture in cut:
+        yield from _panels_of(picture, is_alone=len(cut) == 1)
+    picture = cut[0]
     for name, origins in (("source", picture.sources), ("receiver", picture.receivers)):
         energy = picture.excerpt(f"{name}_illumination")
         assert energy is not None
@@ -267,6 +233,57 @@ def panels(picture: EpochPicture) -> Iterator[Panel]:
             origins,
             None if origins is None else count(origins, name),
         )
+
+
+def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
+    """Yield the panels of a parameter: true model, inverted model, change and gradient.
+
+    Both models have the colour scale of the true one, or of the inverted one if the true one is not
+    known. is_alone: True if there is no other parameter, so that titles need not name it.
+    """
+    what = "model" if is_alone else picture.parameter.title
+    reference, title = picture.excerpt("true"), f"True {what}"
+    inverted = picture.excerpt("inverted")
+    common = inverted if reference is None else reference
+    assert common is not None, "there is a model that is shown"
+    low, high = common.limits
+    if reference is None and picture.start is not None:
+        reference, title = picture.excerpt("start"), f"Starting {what}"
+    parameter = picture.parameter
+    scale = parameter.figure_scale
+
+    def in_unit(part: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Convert in double precision, because rounded values could exceed the limits."""
+        return part.astype(np.float64) / scale
+
+    unit = parameter.label
+    for model, name in (
+        (reference, title),
+        (inverted, f"Inverted {what}, epoch {picture.epoch}"),
+    ):
+        yield Panel(name, model, in_unit, (low / scale, high / scale), MODEL_COLOURS, unit)
+    start = picture.excerpt("start")
+    change = None if start is None or inverted is None else inverted.less(start, CHANGE_CLIP)
+    largest = 1.0 if change is None else change.limits[1]
+    yield Panel(
+        f"Inverted - starting {what}",
+        change,
+        in_unit,
+        (-largest / scale, largest / scale),
+        SIGNED_COLOURS,
+        unit,
+    )
+    gradient = picture.excerpt("gradient")
+    assert gradient is not None
+    of = "" if is_alone else f" in {parameter.name}"
+    yield Panel(
+        f"Gradient{of}, clipped at {GRADIENT_CLIP[picture.grid.ndim]:g} %",
+        gradient,
+        np.asarray,
+        gradient.limits,
+        SIGNED_COLOURS,
+        f"misfit per {parameter.unit}",
+    )
 
 
 def count(things: Sized, name: str) -> str:

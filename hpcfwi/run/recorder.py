@@ -208,13 +208,13 @@ class Recorder:
         estimated = state.estimated if state.estimated is not self.state.estimated else None
         with naming_checkpoint(self.directory.checkpoints):
             append_metrics(self.directory.metrics, state.metrics[-1])
-        picture = None
+        pictures: list[EpochPicture] = []
         if self.figures_due(epoch):
             stage = self.stages[state.stage]
-            picture = records.make_picture(stage.experiment, state, evaluation, self._cuts)
-            self._cuts = picture.cuts
+            pictures = records.make_pictures(stage.experiment, state, evaluation, self._cuts)
+            self._cuts = pictures[0].cuts
         # A wavelet that is updated in every epoch is drawn only when the model is drawn.
-        if estimated is not None and (picture is not None or estimated.momentum is None):
+        if estimated is not None and (pictures or estimated.momentum is None):
             survey = self.stages[state.stage].experiment.survey
             records.keep_wavelet(self.directory, estimated, survey, epoch)
             records.draw_wavelet(
@@ -225,13 +225,13 @@ class Recorder:
                 records.first_wavelet(survey),
             )
         image = None
-        if due or picture is not None:
+        if due or pictures:
             # The image is computed once for all files, and not while the next epoch computes.
             image = self._image_of(state)
-            self.writer.submit(self._write, state, picture, image, due)
+            self.writer.submit(self._write, state, pictures, image, due)
         # From here on, a signal saves this state.
         self.state = state
-        if picture is not None:
+        if pictures:
             start = next(iter((self._first_errors or {}).values()), None)
             label = None
             if epoch == stage.last:
@@ -239,7 +239,7 @@ class Recorder:
             records.draw_epoch_figures(
                 self.painter.submit,
                 self.directory,
-                picture,
+                pictures,
                 state.metrics,
                 start,
                 label,
@@ -252,7 +252,7 @@ class Recorder:
                     image,
                     self.experiment.initial,
                     self.experiment.true,
-                    picture,
+                    pictures[0],
                 )
         if last:
             self.writer.flush()
@@ -314,7 +314,7 @@ class Recorder:
         A checkpoint that was saved at a signal may be newer than the model. Rank 0 only.
         """
         if read_epoch(self.directory.model) != self.state.epoch:
-            self._write(self.state, None, self._image_of(self.state), due=True)
+            self._write(self.state, [], self._image_of(self.state), due=True)
 
     def save(self) -> str:
         """Write the checkpoint of the last finished epoch; return "epoch 0" if there is none.
@@ -340,7 +340,7 @@ class Recorder:
     def _write(
         self,
         state: State,
-        picture: EpochPicture | None,
+        pictures: Sequence[EpochPicture],
         image: NDArray[np.float64] | None,
         due: bool,
     ) -> None:
@@ -352,8 +352,8 @@ class Recorder:
         directory, best = self.directory, state.best
         assert best is not None, "there is one after the first epoch"
         with naming_checkpoint(directory.checkpoints):
-            if picture is not None:
-                records.keep_picture(directory, picture)
+            if pictures:
+                records.keep_pictures(directory, pictures)
             if due:
                 for path, result in ((directory.model, state), (directory.best, best)):
                     whole = self.experiment.complete(result.model.as_arrays())

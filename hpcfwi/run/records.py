@@ -32,6 +32,8 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
 from hpcfwi.report.panels import (
     CHANGING,
+    ENERGIES,
+    OF_EACH,
     PROFILES,
     EpochPicture,
     Excerpt,
@@ -187,52 +189,63 @@ SHOWN_GATHERS = 3
 _UNDRAWN = "Remove the file; figures cannot be drawn from it."
 
 
-def make_picture(
+def make_pictures(
     experiment: Experiment,
     state: State,
     evaluation: Evaluation,
     cuts: tuple[int, ...] | None = None,
-) -> EpochPicture:
-    """Return the contents of an epoch's figure, for the first parameter that is inverted.
+) -> list[EpochPicture]:
+    """Return the contents of an epoch's figure, for each parameter that is inverted.
 
-    cuts: the indices of a volume's slices, if an earlier picture has found them.
+    cuts: the indices of a volume's slices, if earlier pictures have found them.
     """
     true, survey = experiment.true, experiment.survey
-    (name, *_) = experiment.config.inversion.parameters
-    return EpochPicture(
-        epoch=state.epoch,
-        grid=experiment.initial.grid,
-        parameter=PARAMETERS[name],
-        true=None if true is None else true[name],
-        inverted=state.model[name].cpu().numpy(),
-        gradient=np.where(experiment.fixed, 0.0, evaluation.gradient[name].cpu().numpy()),
-        **cast(Any, {name: f.cpu().numpy() for name, f in evaluation.illuminations.items()}),
-        start=experiment.initial[name],
-        sources=survey.sources,
-        receivers=survey.receiver_positions(),
-        kept=experiment.fixed,
-        cuts=cuts,
-    ).shorten()
+    energies = {name: f.cpu().numpy() for name, f in evaluation.illuminations.items()}
+    pictures: list[EpochPicture] = []
+    for name in experiment.config.inversion.parameters:
+        picture = EpochPicture(
+            epoch=state.epoch,
+            grid=experiment.initial.grid,
+            parameter=PARAMETERS[name],
+            true=None if true is None else true[name],
+            inverted=state.model[name].cpu().numpy(),
+            gradient=np.where(experiment.fixed, 0.0, evaluation.gradient[name].cpu().numpy()),
+            **cast(Any, energies),
+            start=experiment.initial[name],
+            sources=survey.sources,
+            receivers=survey.receiver_positions(),
+            kept=experiment.fixed,
+            cuts=pictures[0].cuts if pictures else cuts,
+        )
+        pictures.append(picture.shorten())
+    return pictures
 
 
-def keep_picture(directory: RunDirectory, picture: EpochPicture) -> None:
-    """Write the parts of a picture that change from epoch to epoch."""
+def keep_pictures(directory: RunDirectory, pictures: Sequence[EpochPicture]) -> None:
+    """Write the parts of pictures that change from epoch to epoch.
+
+    Parameters after the first one have a group of their name.
+    """
     check_link(directory.epochs)
-    path = directory.epochs / f"epoch_{picture.epoch:04d}.h5"
-    is_whole = not isinstance(picture.inverted, Excerpt)
+    first, *others = pictures
+    path = directory.epochs / f"epoch_{first.epoch:04d}.h5"
+    is_whole = not isinstance(first.inverted, Excerpt)
     with created_whole(path) as file:
-        file.attrs.update(epoch=picture.epoch, whole=is_whole)
+        file.attrs.update(epoch=first.epoch, whole=is_whole)
         if not is_whole:
-            _write_excerpts(file, picture)
-            return
-        for name in CHANGING:
+            file.attrs["cuts"] = np.array(first.cuts, dtype=np.int64)
+            file.attrs["places"] = np.array(first.places, dtype=np.int64)
+        _write_picture(file, first, CHANGING)
+        for picture in others:
+            _write_picture(file.create_group(picture.parameter.name), picture, OF_EACH)
+
+
+def _write_picture(file: h5py.Group, picture: EpochPicture, names: Sequence[str]) -> None:
+    """Write some arrays of a picture, or their excerpts."""
+    for name in names:
+        if not isinstance(getattr(picture, name), Excerpt):
             file[name] = getattr(picture, name)
-
-
-def _write_excerpts(file: h5py.File, picture: EpochPicture) -> None:
-    file.attrs["cuts"] = np.array(picture.cuts, dtype=np.int64)
-    file.attrs["places"] = np.array(picture.places, dtype=np.int64)
-    for name in CHANGING:
+            continue
         excerpt = picture.excerpt(name)
         assert excerpt is not None
         for section, values in zip(name_sections(picture.grid), excerpt.sections, strict=True):
@@ -347,7 +360,7 @@ def draw_survey(
 def draw_epoch_figures(
     draw: Callable[..., None],
     directory: RunDirectory,
-    picture: EpochPicture,
+    pictures: Sequence[EpochPicture],
     history: Sequence[dict[str, Any]],
     start: float | None = None,
     label: int | None = None,
@@ -360,10 +373,10 @@ def draw_epoch_figures(
     """
     from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
 
-    draw(epoch_figure, directory.figure(f"epoch_{picture.epoch:04d}"), picture)
+    draw(epoch_figure, directory.figure(f"epoch_{pictures[0].epoch:04d}"), *pictures)
     draw(loss_figure, directory.figure("loss"), list(history), start, comparable)
     if label is not None:
-        draw(profiles_figure, directory.figure("profiles", label), picture)
+        draw(profiles_figure, directory.figure("profiles", label), *pictures)
 
 
 def are_comparable(configs: Sequence[Config]) -> bool:
@@ -489,7 +502,8 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     if not is_run:
         return drawn
     given = load_config(directory.path)
-    names, (name, *_) = find_equation(given.wave.equation).parameters, given.inversion.parameters
+    names, inverted = find_equation(given.wave.equation).parameters, given.inversion.parameters
+    name = inverted[0]
     initial = read_model(directory.initial, names)
     truth = read_model(directory.true, names) if exists(directory.true) else None
     true = None if truth is None else truth[name]
@@ -501,9 +515,17 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         )
     observed = Path(given.survey.file) if given.survey.file else directory.observed
     start = initial[name]
-    blank = EpochPicture(
-        0, initial.grid, PARAMETERS[name], true, start, start, start, start, start=start
-    )
+    blanks = [
+        EpochPicture(
+            0,
+            initial.grid,
+            PARAMETERS[each],
+            None if truth is None else truth[each],
+            start=initial[each],
+            **cast(Any, dict.fromkeys(CHANGING, initial[each])),
+        )
+        for each in inverted
+    ]
     if exists(observed):
         with GatherReader(observed, Context.alone()) as reader:
             survey = emit(reader.survey, given.survey)
@@ -515,11 +537,14 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
                     "Remove it; the other figures are then drawn.",
                 )
             draw_survey(draw, directory, survey, reader, given)
-        blank = replace(blank, sources=survey.sources, receivers=survey.receiver_positions())
+        sources, receivers = survey.sources, survey.receiver_positions()
+        blanks = [replace(blank, sources=sources, receivers=receivers) for blank in blanks]
     if given.inversion.linear and exists(directory.image):
         image, epoch = read_image(directory.image, initial.grid)
         drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
-        seen = _read_picture(drawn_of, blank) if exists(drawn_of) else replace(blank, epoch=epoch)
+        seen = replace(blanks[0], epoch=epoch)
+        if exists(drawn_of):
+            seen, *_ = _read_pictures(drawn_of, blanks)
         draw_image(draw, directory, image, initial, truth, seen)
     history = _read_history(directory.metrics)
     stages, last = given.stages(), 0
@@ -534,10 +559,10 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         if exists(directory.ending(number)):
             draw_fit(draw, directory, *read_fit(directory.ending(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
-        picture = _read_picture(file, blank)
-        label, kept = ends.get(picture.epoch, (None, None))
-        picture = replace(picture, kept=kept)
-        draw_epoch_figures(draw, directory, picture, history, error, label, comparable)
+        pictures = _read_pictures(file, blanks)
+        label, kept = ends.get(pictures[0].epoch, (None, None))
+        pictures = [replace(picture, kept=kept) for picture in pictures]
+        draw_epoch_figures(draw, directory, pictures, history, error, label, comparable)
     return sorted(set(drawn))
 
 
@@ -569,28 +594,38 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
         return read_metrics(path)
 
 
-def _read_picture(path: Path, blank: EpochPicture) -> EpochPicture:
+def _read_pictures(path: Path, blanks: Sequence[EpochPicture]) -> list[EpochPicture]:
+    """Read pictures of `keep_pictures`; blanks: what does not change, for each parameter."""
+    grid = blanks[0].grid
     # Values that overflow in single precision are drawn as infinite.
     with open_alone(path) as file, np.errstate(over="ignore"):
         remedy = "Set it to the epoch in the file's name."
-        epoch = _read_whole_numbers(file, path, "epoch", 1, remedy)[0]
-        if bool(np.all(file.attrs.get("whole", True))):
-            shape = blank.grid.shape
-            arrays = {name: _read_array(file, path, name, shape) for name in CHANGING}
-            return replace(blank, epoch=epoch, **cast(Any, arrays))
-        ndim = blank.grid.ndim
-        cuts = _read_whole_numbers(file, path, "cuts", ndim if ndim == 3 else 0, _UNDRAWN)
-        places = _read_places(file, path, blank.grid)
-        excerpts = {
-            name: _read_excerpt(file, path, name, blank.grid, len(places)) for name in CHANGING
-        }
-        if any(not 0 <= cut < n for cut, n in zip(cuts, blank.grid.shape, strict=False)):
+        found: dict[str, Any] = {"epoch": _read_whole_numbers(file, path, "epoch", 1, remedy)[0]}
+        is_whole = bool(np.all(file.attrs.get("whole", True)))
+        if not is_whole:
+            count = grid.ndim if grid.ndim == 3 else 0
+            found["cuts"] = _read_whole_numbers(file, path, "cuts", count, _UNDRAWN)
+            found["places"] = _read_places(file, path, grid)
+
+        def read(key: str) -> NDArray[np.float32] | Excerpt:
+            if is_whole:
+                return _read_array(file, path, key, grid.shape)
+            return _read_excerpt(file, path, key, grid, len(found["places"]))
+
+        found |= {name: read(name) for name in ENERGIES}
+        pictures = []
+        for number, blank in enumerate(blanks):
+            group = f"{blank.parameter.name}/" * (number > 0)
+            own: dict[str, Any] = {name: read(group + name) for name in OF_EACH}
+            pictures.append(replace(blank, **found, **own))
+        cuts = found.get("cuts", ())
+        if any(not 0 <= cut < n for cut, n in zip(cuts, grid.shape, strict=False)):
             raise InputError(
                 f"{path}, attribute cuts",
-                f"found {cuts}, which does not fit the shape of initial.h5, {blank.grid.shape}",
+                f"found {cuts}, which does not fit the shape of initial.h5, {grid.shape}",
                 _UNDRAWN,
             )
-        return replace(blank, epoch=epoch, cuts=cuts, places=places, **cast(Any, excerpts))
+        return pictures
 
 
 def _read_whole_numbers(

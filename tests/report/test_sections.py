@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hpcfwi.model import PARAMETERS
 from hpcfwi.report import figures
 from tests.report.examples import picture, texts_overlap, titles
 
@@ -136,3 +137,20 @@ def test_epoch_of_zeros_or_nan_is_drawn(value):
     for image in (inverted, gradient):
         np.testing.assert_array_equal(image.get_array(), nothing)
     assert all((image.get_array() == -60.0).all() for image in illuminations)
+
+
+@pytest.mark.parametrize(("shape", "wide"), [((40, 68), False), ((30, 120), True)])
+def test_each_parameter_has_a_row_or_in_wide_figures_a_column(shape, wide):
+    first = picture(shape)
+    other = replace(first, parameter=PARAMETERS["vs"], inverted=0.5 * first.inverted)
+    figure = figures.epoch_figure(first, other)
+    assert not texts_overlap(figure)
+    names = titles(figure)
+    assert names[:2] == ["True P velocity", "Inverted P velocity, epoch 20"]
+    assert names[4:6] == ["True S velocity", "Inverted S velocity, epoch 20"]
+    assert names[8:] == ["Source illumination", "Receiver illumination"]
+    places = [axes.get_subplotspec() for axes in figure.axes[:10]]
+    lines = [(p.colspan if wide else p.rowspan).start for p in places]
+    assert lines[:8] == [0] * 4 + [1] * 4
+    limits = [figure.axes[k].images[0].get_clim() for k in (1, 5)]
+    assert limits[0] == limits[1], "those of the true models"
