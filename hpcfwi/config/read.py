@@ -168,6 +168,8 @@ FILES = (
     "model.true",
     "model.initial.file",
     "model.initial.run",
+    "model.initial.vs.file",
+    "model.initial.rho.file",
     "survey.file",
     "data.mute.picks",
     "inversion.fixed.file",

@@ -80,8 +80,43 @@ Speed = Annotated[float, Field(gt=0.0, le=1e5)]
 Growth = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
+class InitialShear(Section):
+    """Starting S velocities that do not come from the starting model; give one key.
+
+    Fluids, where the model has `vs = 0`, and fixed cells keep their values. If the model has no
+    `vs`, fixed cells with P velocities below 1600 m/s are fluids.
+    """
+
+    ratio: Annotated[float, Field(ge=2.0**0.5, le=100.0)] | None = None
+    """Ratio of P to S velocity: 1.8 is typical of rock, and 3 and more of soft sediments."""
+    file: FileName | None = None
+    """A model file with `vs`, see `model.initial.file`."""
+
+    _one_of_them = exactly_one("ratio", "file")
+
+
+class InitialDensity(Section):
+    """Starting densities that do not come from the starting model; give one key.
+
+    Fluids and fixed cells keep their values, as for `vs`. If the model has no `rho`, fluids have
+    1000 kg/m3.
+    """
+
+    gardner: Literal[True] | None = None
+    """If true, the density is 310 times the fourth root of the P velocity (Gardner et al. 1974)."""
+    constant: Annotated[float, Field(gt=0.0, le=1e5), Unit("kg/m3")] | None = None
+    """The same density in all cells."""
+    file: FileName | None = None
+    """A model file with `rho`, see `model.initial.file`."""
+
+    _one_of_them = exactly_one("gardner", "constant", "file")
+
+
 class Initial(Section):
-    """The starting model; give one of `smooth`, `smooth_slowness`, `linear`, `file` and `run`."""
+    """The starting model; give one of `smooth`, `smooth_slowness`, `linear`, `file` and `run`.
+
+    All parameters of the equation come from it, except those with a key of their own.
+    """
 
     smooth: Length | None = None
     """Smooth the model with a Gaussian of this standard deviation.
@@ -95,9 +130,9 @@ class Initial(Section):
     would arrive too early.
     """
     linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
-    """Velocity at depth 0 (m/s) and its increase with depth (m/s per m).
+    """P velocity at depth 0 (m/s) and its increase with depth (m/s per m).
 
-    Fixed cells are not changed, as with `smooth`.
+    Fixed cells are not changed, as with `smooth`, and neither are other parameters.
     """
     file: FileName | None = None
     """A model file that covers the model, except for less than one of its cells at the edges.
@@ -111,6 +146,10 @@ class Initial(Section):
 
     To start from the best model of a run, give its `model_best.h5` as `file`.
     """
+    vs: InitialShear | None = None
+    """Starting S velocities, if they do not come from the starting model."""
+    rho: InitialDensity | None = None
+    """Starting densities, if they do not come from the starting model."""
 
     _one_of_them = exactly_one("smooth", "smooth_slowness", "linear", "file", "run")
 

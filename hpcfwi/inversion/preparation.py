@@ -7,7 +7,7 @@ host share the models and the positions of receivers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.sections import Receivers, SurveySection, check_times
+from hpcfwi.config.sections import Initial, Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError, quote, refuse
@@ -77,8 +77,10 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     section, names = config.model, find_equation(config.wave.equation).parameters
     if target is None:
         _check_parameters(config)
-    given = _load_given(config, names, context)
-    _check_medium(config, given, "model.file" if section.file is not None else "model.dataset")
+    needed = names if config.survey.file is None or target is not None else _find_base(config)
+    given = _load_given(config, needed, context)
+    if given.arrays.keys() == set(names):
+        _check_medium(config, given, "model.file" if section.file is not None else "model.dataset")
     if section.spacing is not None:
         spacing = (section.spacing,) * given.grid.ndim
         _check_shape(resampled_shape(given.grid, spacing), spacing, context)
@@ -105,13 +107,16 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         _load_weights(config, start.grid, context),
     )
     initial, asked = start, config.model.initial
+    kept = known.cells(config.inversion, start.grid)
     if asked.smoothing is not None:
         _, length, power = asked.smoothing
-        kept = known.cells(config.inversion, start.grid)
         initial = once_per_host(partial(smooth, start, length, kept, power), context)
     elif asked.linear is not None:
-        kept = known.cells(config.inversion, start.grid)
         initial = once_per_host(partial(_make_linear, asked.linear, start, kept), context)
+    if _find_derived(config):
+        own = _load_own(config, start.grid, context)
+        derive = partial(_derive, asked, initial, start, kept, own)
+        initial = once_per_host(derive, context)
     initial = _limit_medium(config, initial)
     _check_medium(config, initial, "model.initial")
     is_synthetic = config.survey.file is None
@@ -193,11 +198,12 @@ def _check_medium(config: Config, model: Model, key: str) -> None:
 
 
 def _limit_medium(config: Config, model: Model) -> Model:
-    """Return a smoothed or linear model in which waves can be simulated, see `Equation.limit`.
+    """Return a starting model in which waves can be simulated, see `Equation.limit`.
 
     Parameters are smoothed separately, and need not be possible together.
     """
-    if config.model.initial.smoothing is None and config.model.initial.linear is None:
+    asked = config.model.initial
+    if asked.smoothing is None and asked.linear is None and not _find_derived(config):
         return model
     arrays = model.as_tensors(torch.device("cpu")).arrays
     changed = find_equation(config.wave.equation).limit(arrays, arrays.keys())
@@ -224,7 +230,7 @@ def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: 
 
 def _find_start(config: Config, given: Model, context: Context) -> Model:
     """Return the initial model, or the model from which it is made."""
-    start, names = config.model.initial, [*given.arrays]
+    start, names = config.model.initial, _find_base(config)
     if start.smoothing is not None:
         key, length, _ = start.smoothing
         extent = max(n * h for n, h in zip(given.grid.shape, given.grid.spacing, strict=True))
@@ -244,6 +250,67 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
         return load_onto(given.grid, start.file, names, "model.initial.file", context)
     result = context.from_root(partial(_find_result, start.run, config))
     return load_onto(given.grid, result, names, "model.initial.run", context)
+
+
+# The parameters with starting values of their own.
+DERIVED = ("vs", "rho")
+# Of water, kg/m3; and the largest P velocity of water, m/s.
+DENSITY, FASTEST_WATER = 1000.0, 1600.0
+# kg/m3 of a rock in which P waves have 1 m/s, and power of their velocity: Gardner, Gardner and
+# Gregory (1974), figure 1.
+GARDNER = 310.0, 0.25
+
+
+def _find_derived(config: Config) -> list[str]:
+    """Return the names of the parameters with starting values of their own."""
+    names, asked = find_equation(config.wave.equation).parameters, config.model.initial
+    return [name for name in DERIVED if name in names and getattr(asked, name) is not None]
+
+
+def _find_base(config: Config) -> list[str]:
+    """Return the names of the parameters that come from the starting model."""
+    derived = _find_derived(config)
+    return [n for n in find_equation(config.wave.equation).parameters if n not in derived]
+
+
+def _load_own(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float32]]:
+    """Read the starting values of parameters that have a file of their own; collective."""
+    files = {name: getattr(config.model.initial, name).file for name in _find_derived(config)}
+    return {
+        name: load_onto(grid, file, [name], f"model.initial.{name}.file", context)[name]
+        for name, file in files.items()
+        if file is not None
+    }
+
+
+def _derive(
+    asked: Initial,
+    initial: Model,
+    given: Model,
+    kept: NDArray[np.bool_],
+    own: Mapping[str, NDArray[np.float32]],
+) -> Model:
+    """Return a starting model with starting values of parameters that have their own.
+
+    given: the model from which it is made; kept: fixed cells; own: values from files.
+    """
+    vp = initial.p_velocity.astype(np.float64)
+    fluid = (
+        given["vs"] == 0.0 if "vs" in given.arrays else kept & (given.p_velocity < FASTEST_WATER)
+    )
+    arrays = dict(initial.arrays)
+    if asked.vs is not None:
+        values = own["vs"] if asked.vs.ratio is None else np.where(fluid, 0.0, vp / asked.vs.ratio)
+        arrays["vs"] = np.where(kept, given.arrays.get("vs", values), values)
+    if asked.rho is not None:
+        if asked.rho.gardner:
+            values = GARDNER[0] * vp ** GARDNER[1]
+        else:
+            values = own.get("rho", np.full(vp.shape, asked.rho.constant))
+        water = given.arrays.get("rho", np.full(vp.shape, DENSITY))
+        still = kept if "rho" in given.arrays else np.zeros_like(kept)
+        arrays["rho"] = np.where(fluid | still, water, values)
+    return Model(initial.grid, {name: a.astype(np.float32) for name, a in arrays.items()})
 
 
 def _find_begun(config: Config) -> str | None:
@@ -377,7 +444,7 @@ def _updates(config: Config) -> list[InversionSection]:
 
 
 def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bool_]) -> Model:
-    """Return a model that grows linearly with depth, except in fixed cells."""
+    """Return a model whose P velocity grows linearly with depth, except in fixed cells."""
     grid, (first, growth) = given.grid, linear
     speeds = first + growth * grid.coordinates(0)
     if speeds.min() <= 0.0:
@@ -387,7 +454,8 @@ def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bo
             "Give a velocity at depth 0 in m/s, and its increase in m/s per metre.",
         )
     level = speeds.reshape(-1, *[1] * (grid.ndim - 1))
-    return given.map(lambda array: np.where(fixed, array, level).astype(array.dtype))
+    vp = np.where(fixed, given["vp"], level).astype(np.float32)
+    return Model(grid, {**given.arrays, "vp": vp})
 
 
 def _describe(grid: Grid) -> str:

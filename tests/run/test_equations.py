@@ -287,6 +287,44 @@ def test_engine_without_the_equation_is_refused(
     assert "for the equation elastic" in message
 
 
+@pytest.mark.parametrize("kind", ["smooth", "linear", "file"])
+def test_starting_model_has_s_velocities_and_densities_of_their_own(
+    hpcfwi: Any, tmp_path: Path, kind: str
+) -> None:
+    write_medium(tmp_path)
+    true = read_model(tmp_path / "true.h5")
+    write_model(tmp_path / "start.h5", Model(true.grid, {"vp": true["vp"] - np.float32(100.0)}))
+    starts = {"smooth": 80.0, "linear": [1600.0, 1.5], "file": "start.h5"}
+    initial = {kind: starts[kind], "vs": {"ratio": 2.2}, "rho": {"gardner": True}}
+    path = write_elastic(tmp_path, "elastic", **{"model.initial": initial, "inversion.epochs": 1})
+    assert hpcfwi("run", path, "--quiet") == 0
+    found = read_model(tmp_path / "run" / "initial.h5")
+    water = true["vs"] == 0.0
+    np.testing.assert_array_equal(found["vs"][water], 0.0)
+    np.testing.assert_array_equal(found["rho"][water], true["rho"][water])
+    np.testing.assert_allclose(found["vs"][~water], found["vp"][~water] / 2.2, rtol=1e-6)
+    np.testing.assert_allclose(found["rho"][~water], 310.0 * found["vp"][~water] ** 0.25, rtol=1e-6)
+
+
+def test_model_with_p_velocities_alone_starts_an_elastic_inversion(
+    hpcfwi: Any, tmp_path: Path
+) -> None:
+    path = write_elastic(tmp_path, "elastic", **{"inversion.epochs": 1})
+    assert hpcfwi("forward", path, "--to", tmp_path / "line.h5") == 0
+    true = read_model(tmp_path / "true.h5")
+    write_model(tmp_path / "vp.h5", Model(true.grid, {"vp": true["vp"]}))
+    own = ("sources", "receivers", "wavelet", "dt", "duration")
+    changes: dict[str, Any] = dict.fromkeys(f"survey.{key}" for key in own)
+    initial = {"smooth": 80.0, "vs": {"ratio": 2.0}, "rho": {"constant": 2100.0}}
+    changes |= {"survey.file": "line.h5", "model.file": "vp.h5", "model.initial": initial}
+    path = write_elastic(tmp_path, "elastic", **{"inversion.epochs": 1}, **changes)
+    assert hpcfwi("run", path, "--quiet") == 0
+    found = read_model(tmp_path / "run" / "initial.h5")
+    water = true["vs"] == 0.0
+    np.testing.assert_array_equal(found["vs"] == 0.0, water)
+    np.testing.assert_array_equal(found["rho"], np.where(water, 1000.0, 2100.0))
+
+
 def test_water_stays_a_fluid_where_no_cell_is_fixed(hpcfwi: Any, tmp_path: Path) -> None:
     # On the coarser grid of the waves, cells at the sea floor are means of water and rock.
     path = write_elastic(
