@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from drawing.panels import label_ends
 from drawing.runs import clean_data
-from hpcfwi.config.sections import DataSection
+from hpcfwi.config.survey import DataSection
 from hpcfwi.inversion.conditioning import Band, Conditioning
 from hpcfwi.operators.simulator import Aperture, find_offsets
 from hpcfwi.parallel.context import Context

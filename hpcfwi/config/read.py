@@ -20,7 +20,8 @@ from hpcfwi.config.inversion import (
     StageSection,
     invert_linearly,
 )
-from hpcfwi.config.sections import DataSection, ModelSection, SurveySection, WaveSection
+from hpcfwi.config.sections import ModelSection, WaveSection
+from hpcfwi.config.survey import DataSection, SurveySection
 from hpcfwi.config.values import Count, FileName, Section, explain, find_choices, find_plugin
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote, say_bytes
 from hpcfwi.registry import DENOISERS

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.sections import DataSection
+from hpcfwi.config.survey import DataSection
 from hpcfwi.errors import Finding, InputError
 from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
 from hpcfwi.inversion.experiment import Experiment

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.config.sections import DataSection, Edit, Mute, Weight
+from hpcfwi.config.survey import DataSection, Edit, Mute, Weight
 from hpcfwi.errors import InputError, quote, refusing
 from hpcfwi.operators.simulator import find_offsets
 from hpcfwi.survey import Survey, divide

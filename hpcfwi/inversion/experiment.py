@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.sections import HistorySection, Points, Receivers, Sources
+from hpcfwi.config.sections import HistorySection
+from hpcfwi.config.survey import Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks

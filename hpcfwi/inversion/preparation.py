@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.sections import Initial, Receivers, SurveySection, check_times
+from hpcfwi.config.sections import Initial
+from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError, quote, refuse

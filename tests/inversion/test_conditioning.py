@@ -10,7 +10,7 @@ import torch
 from scipy import ndimage
 
 from hpcfwi.config import load_config
-from hpcfwi.config.sections import DataSection, Edit
+from hpcfwi.config.survey import DataSection, Edit
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import (
     NO_CONDITIONING,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hpcfwi.config.sections import Receivers
+from hpcfwi.config.survey import Receivers
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import place_spread
 from hpcfwi.model import Grid

@@ -1,0 +1,432 @@
+"""The sections [survey] and [data] of an input file.
+
+They describe the sources, receivers, wavelet and time axis; and the selection and weighting of the
+data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from hpcfwi.config.values import (
+    Count,
+    FileName,
+    Hertz,
+    Length,
+    OneOrPair,
+    Position,
+    Seconds,
+    Section,
+    Time,
+    Unit,
+    tag_pair,
+)
+from hpcfwi.survey import COMPONENTS, SOURCE_KINDS, STRAIN
+
+if TYPE_CHECKING:
+    SourceKind = str
+    ComponentName = str
+else:
+    SourceKind = Literal[*SOURCE_KINDS]
+    ComponentName = Literal[*COMPONENTS]
+
+# Largest number of samples in a trace; no recorder has as many
+MOST_SAMPLES = 10**6
+# s; a `dt` that is too long for the wavelet may have been given in ms if it is at least this long
+LIKELY_MILLISECONDS = 0.1
+
+
+class Points(Section):
+    """Points at one depth, evenly spaced along x, or along y and x for a 3-D model.
+
+    In a 3-D model `count`, `first` and `last` are pairs, for y and x:
+    `{ count = [4, 6], depth = 25.0, first = [200.0, 0.0], last = [800.0, 1500.0] }` defines four
+    lines along x of six points each, numbered line by line. `count = [1, 40]` is a single line in
+    the middle of the y axis. Pairs are an error in a 2-D model, and single numbers in a 3-D model.
+    """
+
+    count: OneOrPair[Count]
+    """Number of points; a single one is placed in the middle."""
+    depth: Position
+    """Depth of all points."""
+    first: OneOrPair[Position] | None = None
+    """Position of the first point along each axis; by default the first point of the model."""
+    last: OneOrPair[Position] | None = None
+    """Position of the last point along each axis; by default the last point of the model."""
+
+    @model_validator(mode="after")
+    def _all_of_one_dimension(self) -> Self:
+        for key in ("first", "last"):
+            value = getattr(self, key)
+            if value is not None and tag_pair(value) != tag_pair(self.count):
+                raise ValueError(
+                    f"count is {tag_pair(self.count)} and {key} {tag_pair(value)}; expected "
+                    "numbers for a 2-D model, pairs [y, x] for a 3-D one"
+                )
+        return self
+
+
+Moment = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Sources(Points):
+    """Points that are one shot each, and what their sources do.
+
+    `{ count = 20, depth = 5.0, kind = "force-z" }` are vertical forces. With a `moment`, the
+    wavelet is the rate of the moment.
+    """
+
+    kind: SourceKind = "explosive"
+    """The kind of the sources.
+
+    `"force-z"`, `"force-y"` and `"force-x"` are forces, which the equations except `"acoustic"`
+    have. The wavelet is then in N (N/m in 2-D), positive downwards and towards larger y and x.
+    """
+    moment: (
+        Annotated[
+            tuple[Annotated[tuple[Moment, ...], Field(strict=False)], ...], Field(strict=False)
+        ]
+        | None
+    ) = None
+    """A symmetric moment tensor, in place of `kind`, in the order z, x or z, y, x of the axes.
+
+    `[[1.0, 0.0], [0.0, -1.0]]` is an example for a 2-D model. Only `"elastic"` has these sources.
+    """
+
+    @model_validator(mode="after")
+    def _kind_or_moment(self) -> Self:
+        if self.moment is None:
+            return self
+        if self.kind != "explosive":
+            raise ValueError("kind and moment exclude each other")
+        rows, ndim = self.moment, 3 if isinstance(self.count, tuple) else 2
+        if len(rows) != ndim or any(len(row) != ndim for row in rows):
+            raise ValueError(f"moment is {rows}; expected {ndim} rows of {ndim} numbers")
+        if any(rows[i][j] != rows[j][i] for i in range(ndim) for j in range(i)):
+            raise ValueError(f"moment is {rows}; expected a symmetric tensor")
+        return self
+
+
+class Receivers(Points):
+    """Points that are the same for all shots or, with `offset` and `spacing`, a moving spread.
+
+    A spread is a line of receivers along x that moves with the source; in a 3-D model it has the y
+    of the source. `{ count = 120, spacing = 25.0, offset = 100.0, depth = 8.0 }` are receivers at
+    x from 100 to 3075 m beyond each source. `offset` and `spacing` are negative for a streamer
+    towed by a ship that moves towards larger x. Receivers outside the model are left out.
+    """
+
+    offset: Position | None = None
+    """Distance along x from the source to the first receiver; negative towards smaller x."""
+    spacing: Position | None = None
+    """Distance along x from one receiver to the next; negative towards smaller x."""
+    components: Annotated[tuple[ComponentName, ...], Field(strict=False, min_length=1)] = (
+        "pressure",
+    )
+    """The components of the waves that each receiver records, as one trace each.
+
+    `"vz"`, `"vy"` and `"vx"` are particle velocities, positive downwards and towards larger y and
+    x. `"strain"` is the strain along a fibre (DAS), averaged over `gauge`. The equation
+    `"acoustic"` has only `"pressure"`.
+    """
+    direction: Annotated[tuple[Moment, ...], Field(strict=False)] | None = None
+    """Direction of the fibre in the order z, x or z, y, x: `[0.0, 1.0]` is horizontal in 2-D."""
+    gauge: Length | None = None
+    """Length of fibre over which the strain is averaged."""
+
+    @model_validator(mode="after")
+    def _each_component_once(self) -> Self:
+        if len(set(self.components)) < len(self.components):
+            raise ValueError(f"components are {list(self.components)}; expected each of them once")
+        records = STRAIN in self.components
+        for key in ("direction", "gauge"):
+            if (getattr(self, key) is not None) != records:
+                raise ValueError(
+                    f'{key} is {"missing" if records else "given"}: the component "strain", '
+                    "direction and gauge belong together"
+                )
+        if self.direction is not None:
+            ndim = 3 if isinstance(self.count, tuple) else 2
+            if len(self.direction) not in {ndim, ndim + self.moves} or not any(self.direction):
+                raise ValueError(
+                    f"direction is {list(self.direction)}; expected a number for each axis, not "
+                    "all of them 0"
+                )
+        return self
+
+    @property
+    def moves(self) -> bool:
+        """True if the receivers move with the source."""
+        return self.offset is not None
+
+    @model_validator(mode="after")
+    def _points_or_spread(self) -> Self:
+        if self.offset is None and self.spacing is None:
+            return self
+        for key in ("first", "last"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} is for receivers that are the same for all shots, offset and spacing "
+                    "are for receivers that move with the source; expected one of the two"
+                )
+        if self.offset is None or self.spacing is None:
+            missing = "offset" if self.offset is None else "spacing"
+            raise ValueError(f"{missing} missing for receivers that move with the source")
+        if self.spacing == 0.0:
+            raise ValueError("spacing is 0; expected another number, negative towards smaller x")
+        if isinstance(self.count, tuple):
+            raise ValueError(
+                "count is a pair; expected a number of receivers that move with the source: they "
+                "are along x, in a 3-D model too"
+            )
+        return self
+
+
+class Wavelet(Section):
+    """The wavelet that each source emits."""
+
+    kind: Literal["ricker"]
+    """`"ricker"`: the second derivative of a Gaussian."""
+    frequency: Hertz
+    """Peak frequency."""
+    delay: Time
+    """Time of the peak, from the start of the record."""
+
+
+class SurveySection(Section):
+    """Sources, receivers, wavelet, sampling interval and duration.
+
+    Give either `file`, or all other keys for data that hpcfwi simulates. A `wavelet` given together
+    with `file` replaces the wavelet of the file.
+    """
+
+    file: FileName | None = None
+    """A gathers file with observed data; `hpcfwi convert` creates one from SEG-Y files."""
+    sources: Sources | None = None
+    """Points along a line or in an area; each point is one shot."""
+    receivers: Receivers | None = None
+    """Points that are the same for all shots, or a spread that moves with the source."""
+    wavelet: Wavelet | None = None
+    """The wavelet that each source emits."""
+    dt: Seconds | None = None
+    """Sampling interval of wavelet and traces.
+
+    If it is too long for a stable scheme, each step is divided into substeps. If `file` is given,
+    `dt` and `duration` need a `wavelet`, and only `hpcfwi forward --to` uses them.
+    """
+    duration: Seconds | None = None
+    """Length of the record, which has duration / dt samples, rounded; at least two."""
+
+    @model_validator(mode="after")
+    def _file_or_all_others(self) -> Self:
+        keys = ("sources", "receivers", "wavelet", "dt", "duration")
+        given = [key for key in keys if getattr(self, key) is not None]
+        if self.file is not None and given:
+            if given[0] in ("sources", "receivers"):
+                raise ValueError(f"file and {given[0]} exclude each other")
+            if self.wavelet is None:
+                raise ValueError(f"with file, {given[0]} belongs to a wavelet: give wavelet too")
+        if self.file is None and len(given) < len(keys):
+            missing = [key for key in keys if key not in given]
+            raise ValueError(f"{', '.join(missing)} missing; expected all of them, or file")
+        if self.dt and self.duration and self.wavelet:
+            check_times(self.dt, self.duration, self.wavelet.frequency)
+        return self
+
+    @property
+    def dt_place(self) -> str:
+        """The file or key that defines the sampling interval, for messages."""
+        return f"{self.file}, attribute dt" if self.file and self.dt is None else "survey.dt"
+
+
+def check_times(dt: float, duration: float, frequency: float) -> None:
+    """Raise ValueError if a record (s) is too short or too coarse for a Ricker wavelet (Hz)."""
+    if frequency * dt > 0.5 and frequency * dt * 1e-3 <= 0.5 and dt >= LIKELY_MILLISECONDS:
+        raise ValueError(
+            f"dt is {dt:g} s, which is {1.0 / (frequency * dt):.2g} samples in a period of "
+            f"wavelet.frequency = {frequency:g} Hz; expected {0.5 / frequency:.2g} s or less. It "
+            f"seems to be in milliseconds: {dt * 1e-3:g} s"
+        )
+    samples = duration / dt
+    if samples < 2.0:
+        raise ValueError("duration is shorter than two samples")
+    if samples > MOST_SAMPLES:
+        seconds, likely = 1e-3 * duration, ""
+        if seconds * frequency >= 1.0 and seconds / dt <= MOST_SAMPLES:
+            likely = f". It seems to be in milliseconds: {seconds:g} s"
+        raise ValueError(
+            f"duration holds {samples:.3g} samples of dt; expected at most {MOST_SAMPLES}{likely}"
+        )
+    if not 1.0 / duration <= frequency <= 0.5 / dt:
+        raise ValueError(
+            f"wavelet.frequency is {frequency:g} Hz; expected {1.0 / duration:.3g} Hz or more, one "
+            f"period in duration, and {0.5 / dt:.3g} Hz or less, two samples of dt in a period"
+        )
+
+
+Corner = Annotated[float, Field(ge=0.0, le=1e12), Unit("Hz")]
+Offset = Annotated[float, Field(ge=0.0, le=1e9), Unit("m")]
+Power = Annotated[float, Field(ge=-10.0, le=10.0)]
+Factor = Annotated[float, Field(gt=0.0, le=1e9)]
+
+
+class Mute(Section):
+    """A mute, which silences traces on one side of a line in offset and time.
+
+    Exactly one key defines the line: `velocity` (time = delay + offset / velocity); `curve`, a line
+    through points [offset, time], which is the same for all shots; `picks`, a line for each shot,
+    from a file; or `after`, one time for all offsets.
+    """
+
+    velocity: Annotated[float, Field(gt=0.0, le=1e6), Unit("m/s")] | None = None
+    """Velocity of a straight line, such as that of the direct wave."""
+    delay: Time = 0.0
+    """Delay of the line after `offset / velocity`, the `curve` or the `picks`; may be negative."""
+    curve: (
+        Annotated[
+            tuple[Annotated[tuple[Offset, Time], Field(strict=False)], ...],
+            Field(strict=False, min_length=2),
+        ]
+        | None
+    ) = None
+    """Points [offset in m, time in s] of a line: linear between them, constant beyond the ends."""
+    picks: FileName | None = None
+    """A text file of first breaks: a header that names the columns, and a row for each pick.
+
+    The columns are either `shot receiver time`, with indices from 0, or `source_x receiver_x time`
+    (and `source_y`, `receiver_y` in a 3-D model), in m. Times are in s after the shot. For a trace
+    without a pick, the line is interpolated in offset between the nearest picks of its shot, on the
+    same side of the source. Traces beyond the outermost picks are silenced, and so are all traces
+    of a shot without picks.
+    """
+    after: Time | None = None
+    """Silence all traces after this time."""
+    keep: Literal["below", "above", "outside"] = "below"
+    """The side that is kept: `"below"` (after) the line, `"above"` (before) it, or `"outside"`.
+
+    `"outside"` silences a strip that begins at the line and has the duration `width`.
+    """
+    width: Seconds | None = None
+    """Duration of the strip that `"outside"` silences."""
+    taper: Annotated[float, Field(ge=0.0, le=1e9), Unit("s")] = 0.1
+    """Duration of the cosine taper from silence to full amplitude, on the side that is kept."""
+
+    @model_validator(mode="after")
+    def _one_line(self) -> Self:
+        keys = ("velocity", "curve", "picks", "after")
+        if sum(getattr(self, key) is not None for key in keys) != 1:
+            raise ValueError("expected exactly one of velocity, curve, picks and after")
+        if self.after is not None and (self.keep != "below" or self.delay or self.width):
+            raise ValueError("after can be combined with taper only: samples before it are kept")
+        if (self.width is not None) != (self.keep == "outside"):
+            raise ValueError('keep = "outside" and width belong together')
+        offsets = [offset for offset, _ in self.curve or ()]
+        if any(far <= near for near, far in pairwise(offsets)):
+            raise ValueError(f"the offsets of curve are {offsets}; expected each above the last")
+        return self
+
+
+class Weight(Section):
+    """Factors of whole traces; with a power of 0 a factor is 1."""
+
+    offset: Power = 0.0
+    """Power of (offset / 1 km) by which traces are multiplied; positive powers amplify far traces.
+
+    Offsets under 10 m count as 10 m.
+    """
+    amplitude: Power = 0.0
+    """Power of the root mean square of the observed trace, divided by the median of its shot.
+
+    With -1 all traces of a shot have the same strength, so that strong traces do not dominate.
+    """
+
+
+class Edit(Section):
+    """Leave out traces whose observed amplitude differs from traces at similar offsets.
+
+    The amplitude is the root mean square. It is compared with the median of the 11 traces of the
+    shot that are nearest in offset. Traces that are not finite are left out as well.
+    """
+
+    above: Factor = 10.0
+    """Leave out traces with more than this multiple of the median amplitude."""
+    below: Factor = 0.01
+    """Leave out traces with less than this multiple of the median amplitude."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.below >= min(self.above, 1.0):
+            raise ValueError("expected below less than above, and less than 1")
+        return self
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, Mapping | Mute) else value
+
+
+class DataSection(Section):
+    """Selection and weighting of the data; by default the data are not changed.
+
+    All keys except `correct` apply to observed and simulated traces alike. docs/data.md has the
+    formulas and describes when to use which key.
+    """
+
+    band: Annotated[tuple[Corner, Corner], Field(strict=False)] | None = None
+    """Lowest and highest frequency: `[0.0, 3.0]` is a low-pass, `[2.0, 12.0]` a band-pass filter.
+
+    The filter has zero phase, and halves the amplitude at both frequencies. Traces and wavelet are
+    sampled only as finely as the band requires. By default all frequencies are used.
+    """
+    offsets: Annotated[tuple[Offset, Offset], Field(strict=False)] | None = None
+    """Smallest and largest offset of the traces that are used.
+
+    `inversion.max_offset` is a further limit.
+    """
+    mute: Annotated[
+        tuple[Mute, ...], BeforeValidator(_listed), Field(strict=False, max_length=20)
+    ] = ()
+    """Parts of the traces that are silenced: one table or a list of tables."""
+    weight: Weight | None = None
+    """Factors of whole traces, which depend on offset or amplitude."""
+    components: dict[ComponentName, Annotated[float, Field(ge=0.0, le=1e9)]] = Field(
+        default_factory=dict
+    )
+    """Weights of components in the misfit, such as `{ vz = 0.5 }`; 1 by default, 0 leaves one out.
+
+    The traces of each component are first scaled so that all components have the same observed
+    energy, in the unit of the first component.
+    """
+    gain: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    """Power of the time (s) by which samples are multiplied; 1 or 2 amplifies late arrivals."""
+    edit: Edit | None = None
+    """Leave out traces that are dead, too loud or not finite; `{}` uses the default limits."""
+    correct: Literal["line-source"] | None = None
+    """Convert observed data from point sources to line sources, as a 2-D model assumes."""
+
+    @property
+    def picks(self) -> list[str]:
+        """The files of picks, without duplicates."""
+        return list(dict.fromkeys(mute.picks for mute in self.mute if mute.picks is not None))
+
+    @property
+    def shapes_traces(self) -> bool:
+        """True if observed and simulated traces are multiplied by factors."""
+        return bool(self.mute or self.weight or self.gain)
+
+    @model_validator(mode="after")
+    def _low_before_high(self) -> Self:
+        if self.band is not None and self.band[0] >= self.band[1]:
+            raise ValueError(f"band is {list(self.band)}; expected the lower frequency first")
+        return self
+
+    @model_validator(mode="after")
+    def _near_before_far(self) -> Self:
+        if self.offsets is not None and self.offsets[0] >= self.offsets[1]:
+            raise ValueError(
+                f"offsets are {list(self.offsets)}; expected the nearer one first, in m"
+            )
+        return self
