@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
+from hpcfwi.model import PARAMETERS
 from hpcfwi.report import style
 from hpcfwi.report.epoch_figure import section_figure, slice_figure
 from hpcfwi.report.panels import (
@@ -404,20 +405,26 @@ def _place_of_line(places: NDArray[np.float64], along: int) -> str:
 
 
 def loss_figure(
-    metrics: Sequence[Mapping[str, Any]], start: float | None = None, comparable: bool = True
+    metrics: Sequence[Mapping[str, Any]],
+    starts: Mapping[str, float] | None = None,
+    comparable: bool = True,
 ) -> Figure:
-    """Draw the misfit ("loss") of each epoch and the model error ("model_error", m/s) if known.
+    """Draw the misfit ("loss") of each epoch and the model error ("model_error") if known.
 
     The misfit of an epoch depends on its shots and varies with them; the strong line is a running
     median. Each stage ("stage") has separate lines, and begins at a vertical line. Values that are
-    None or not finite are gaps. start: the error of the initial model, if it is known; comparable:
-    True if the misfits of all stages are of the same kind and data; otherwise those of each stage
-    are drawn relative to its first one.
+    None or not finite are gaps. starts: the errors of the initial model by parameter, if they are
+    known; errors of parameters after the first have keys such as "model_error_vs"; comparable: True
+    if the misfits of all stages are of the same kind and data; otherwise those of each stage are
+    drawn relative to its first one.
     """
-    epochs, losses, errors = (_column(metrics, key) for key in ("epoch", "loss", "model_error"))
-    with_errors = bool(np.isfinite(errors).any())
-    figure = style.new_figure(8.0 if with_errors else 5.0, 3.0)
-    panels = figure.subplots(1, 2 if with_errors else 1, squeeze=False)[0]
+    epochs, losses = (_column(metrics, key) for key in ("epoch", "loss"))
+    errors = {"": _column(metrics, "model_error")}
+    for name in [*(starts or {})][1:]:
+        errors[name] = _column(metrics, f"model_error_{name}")
+    count = len(errors) if np.isfinite(errors[""]).any() else 0
+    figure = style.new_figure(5.0 + 3.0 * count, 3.0)
+    panels = figure.subplots(1, 1 + count, squeeze=False)[0]
     stages = _find_stages(metrics)
     if not comparable:
         for stage in stages:
@@ -427,17 +434,18 @@ def loss_figure(
     _scale_misfits(panels[0], losses)
     style.title(panels[0], "Misfit" if comparable else "Misfit, stage by stage")
     style.label(panels[0], "epoch", "misfit" if comparable else "misfit / first of its stage")
-    if with_errors:
-        before = [] if start is None else [start]
-        panels[1].plot(
-            np.concatenate([np.zeros(len(before)), epochs]),
-            np.concatenate([before, errors]),
+    before = [*(starts or {"vp": np.nan}).items()]
+    for axes, values, (name, start) in zip(panels[1:], errors.values(), before, strict=False):
+        axes.plot(
+            np.concatenate([[0.0], epochs]),
+            np.concatenate([[start], values]),
             color=style.STRONG,
             linewidth=1.6,
             marker=_marker(epochs),
         )
-        style.title(panels[1], "Model error")
-        style.label(panels[1], "epoch", "RMS error (m/s)")
+        style.title(axes, "Model error" + f", {name}" * (count > 1))
+        unit = PARAMETERS[name].unit
+        style.label(axes, "epoch", f"RMS error ({unit})" if unit else "RMS error")
     for axes in panels:
         axes.grid(color="0.9", linewidth=0.6)
         style.set_ticks(axes.xaxis, 7, integer=True)

@@ -232,7 +232,6 @@ class Recorder:
         # From here on, a signal saves this state.
         self.state = state
         if pictures:
-            start = next(iter((self._first_errors or {}).values()), None)
             label = None
             if epoch == stage.last:
                 label = self.directory.label(stage.number, len(self.stages))
@@ -241,7 +240,7 @@ class Recorder:
                 self.directory,
                 pictures,
                 state.metrics,
-                start,
+                self._first_errors,
                 label,
                 records.are_comparable([stage.experiment.config for stage in self.stages]),
             )

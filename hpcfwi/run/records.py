@@ -7,7 +7,7 @@ would delay the start of the other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -362,19 +362,19 @@ def draw_epoch_figures(
     directory: RunDirectory,
     pictures: Sequence[EpochPicture],
     history: Sequence[dict[str, Any]],
-    start: float | None = None,
+    starts: Mapping[str, float] | None = None,
     label: int | None = None,
     comparable: bool = True,
 ) -> None:
     """Draw the panels of an epoch, the misfits up to it and, if it ends a stage, profiles.
 
-    start: error of the initial model; label: label of the stage that the epoch ends, see
-    `RunDirectory.label`; comparable: True if stages have the same misfit of the same data.
+    starts: errors of the initial model by parameter; label: label of the stage that the epoch ends,
+    see `RunDirectory.label`; comparable: True if stages have the same misfit of the same data.
     """
     from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
 
     draw(epoch_figure, directory.figure(f"epoch_{pictures[0].epoch:04d}"), *pictures)
-    draw(loss_figure, directory.figure("loss"), list(history), start, comparable)
+    draw(loss_figure, directory.figure("loss"), list(history), starts, comparable)
     if label is not None:
         draw(profiles_figure, directory.figure("profiles", label), *pictures)
 
@@ -514,7 +514,6 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
             "Remove it; the figures are then drawn without the true model.",
         )
     observed = Path(given.survey.file) if given.survey.file else directory.observed
-    start = initial[name]
     blanks = [
         EpochPicture(
             0,
@@ -550,7 +549,9 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     stages, last = given.stages(), 0
     whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
     free = ~whole
-    error = None if true is None else rms_difference(start, true, free)
+    errors: dict[str, float] = {}
+    if truth is not None:
+        errors = {each: rms_difference(initial[each], truth[each], free) for each in inverted}
     comparable = are_comparable([config for _, config in stages])
     ends: dict[int, tuple[int | None, NDArray[np.bool_] | None]] = {}
     for number, (_, config) in enumerate(stages):
@@ -562,7 +563,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         pictures = _read_pictures(file, blanks)
         label, kept = ends.get(pictures[0].epoch, (None, None))
         pictures = [replace(picture, kept=kept) for picture in pictures]
-        draw_epoch_figures(draw, directory, pictures, history, error, label, comparable)
+        draw_epoch_figures(draw, directory, pictures, history, errors, label, comparable)
     return sorted(set(drawn))
 
 

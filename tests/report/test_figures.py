@@ -228,7 +228,7 @@ def test_incomparable_losses_of_stages_are_drawn_relative_to_their_first():
         for entry in part:
             entry |= {"stage": name, "epoch": entry["epoch"] + 5 * number}
             entry["loss"] *= 1e-6 if number else 1.0
-    figure = figures.loss_figure([*first, *second], 300.0, False)
+    figure = figures.loss_figure([*first, *second], {"vp": 300.0}, False)
     one, other = (line.get_ydata() for line in figure.axes[0].lines[:2])
     assert one[0] == other[0] == 1.0
     np.testing.assert_allclose(one, other)
@@ -237,6 +237,20 @@ def test_incomparable_losses_of_stages_are_drawn_relative_to_their_first():
     assert not texts_overlap(figure)
     whole = figures.loss_figure([*first, *second])
     assert whole.axes[0].lines[1].get_ydata()[0] < 1e-5
+
+
+def test_each_parameter_has_a_panel_of_its_error_from_the_start_on():
+    entries = [{**entry, "model_error_rho": 2.0 * entry["model_error"]} for entry in metrics(5)]
+    figure = figures.loss_figure(entries, {"vp": 300.0, "rho": 700.0})
+    assert titles(figure) == ["Misfit", "Model error, vp", "Model error, rho"]
+    assert [axes.get_ylabel() for axes in figure.axes[1:]] == [
+        "RMS error (m/s)",
+        "RMS error (kg/m3)",
+    ]
+    vp, rho = (axes.lines[0].get_ydata() for axes in figure.axes[1:])
+    assert (vp[0], rho[0]) == (300.0, 700.0)
+    np.testing.assert_allclose(rho[1:], 2.0 * vp[1:])
+    assert not texts_overlap(figure)
 
 
 def test_estimated_wavelet_is_drawn_with_the_scaled_one_of_the_survey():
