@@ -41,13 +41,7 @@ LIKELY_MILLISECONDS = 0.1
 
 
 class Points(Section):
-    """Points at one depth, evenly spaced along x, or along y and x for a 3-D model.
-
-    In a 3-D model `count`, `first` and `last` are pairs, for y and x:
-    `{ count = [4, 6], depth = 25.0, first = [200.0, 0.0], last = [800.0, 1500.0] }` defines four
-    lines along x of six points each, numbered line by line. `count = [1, 40]` is a single line in
-    the middle of the y axis. Pairs are an error in a 2-D model, and single numbers in a 3-D model.
-    """
+    """Points at one depth, evenly spaced along x, or along y and x for a 3-D model."""
 
     count: OneOrPair[Count]
     """Number of points; a single one is placed in the middle."""
@@ -74,7 +68,13 @@ Moment = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Sources(Points):
-    """Points that are one shot each, and what their sources do.
+    """Points at one depth, which are one shot each, and the kind of their sources.
+
+    They are evenly spaced along x, or along y and x for a 3-D model. In a 3-D model `count`,
+    `first` and `last` are pairs, for y and x:
+    `{ count = [4, 6], depth = 25.0, first = [200.0, 0.0], last = [800.0, 1500.0] }` defines four
+    lines along x of six points each, numbered line by line. `count = [1, 40]` is a single line in
+    the middle of the y axis. Pairs are an error in a 2-D model, and single numbers in a 3-D model.
 
     `{ count = 20, depth = 5.0, kind = "force-z" }` are vertical forces. With a `moment`, the
     wavelet is the rate of the moment.
@@ -106,8 +106,9 @@ class Sources(Points):
         rows, ndim = self.moment, 3 if isinstance(self.count, tuple) else 2
         if len(rows) != ndim or any(len(row) != ndim for row in rows):
             raise ValueError(f"moment is {rows}; expected {ndim} rows of {ndim} numbers")
-        if any(rows[i][j] != rows[j][i] for i in range(ndim) for j in range(i)):
-            raise ValueError(f"moment is {rows}; expected a symmetric tensor")
+        symmetric = all(rows[i][j] == rows[j][i] for i in range(ndim) for j in range(i))
+        if not symmetric or not any(map(any, rows)):
+            raise ValueError(f"moment is {rows}; expected a symmetric tensor that is not 0")
         return self
 
 
@@ -398,7 +399,7 @@ class DataSection(Section):
     """Weights of components in the misfit, such as `{ vz = 0.5 }`; 1 by default, 0 leaves one out.
 
     The traces of each component are first scaled so that all components have the same observed
-    energy, in the unit of the first component.
+    energy, and the observed traces a root mean square of 1.
     """
     gain: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Power of the time (s) by which samples are multiplied; 1 or 2 amplifies late arrivals."""

@@ -81,8 +81,8 @@ def look_into(request: Request) -> Contents:
     line = segy.choose_line(chosen.places, request, files)
     survey = _make_survey(gathering, chosen.places, line, dt, n_samples, request)
     kinds = chosen.columns["component"]
+    _check_kinds(chosen.columns, line, files, request)
     if kinds.any():
-        _check_components(chosen.columns, line, files, request)
         survey = replace(survey, components=_find_components(gathering, kinds))
     if request.source_kind != "explosive":
         survey = replace(survey, source_kinds={request.source_kind: np.ones(())})
@@ -185,16 +185,20 @@ def _make_survey(
     return Survey(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask)
 
 
-def _check_components(
-    columns: Columns, line: segy.Line | None, files: Files, request: Request
-) -> None:
-    """Raise `InputError` for components that gathers of this survey cannot have."""
-    if request.reciprocity:
+def _check_kinds(columns: Columns, line: segy.Line | None, files: Files, request: Request) -> None:
+    """Raise `InputError` for components and sources that gathers of this survey cannot have."""
+    if request.reciprocity and (columns["component"].any() or request.source_kind != "explosive"):
         raise InputError(
             "--reciprocity",
-            "some traces are of particle velocity, but the exchange of sources and receivers is "
-            "possible for pressure only",
-            "Keep the traces of pressure: --keep code=11, or 1.",
+            "some traces are of particle velocity, or sources are forces, but the exchange of "
+            "sources and receivers is possible for pressure of explosive sources only",
+            "Keep the traces of pressure, --keep code=11, or 1; or leave the option out.",
+        )
+    if line is not None and request.source_kind == "force-y":
+        raise InputError(
+            "--source-kind",
+            "found force-y, but the survey is along a line, which has no cross-line force",
+            "Give force-x or force-z, or --axes zyx.",
         )
     across = columns["component"] == COMPONENTS.index("vy")
     if line is not None and across.any():

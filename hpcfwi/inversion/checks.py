@@ -32,7 +32,7 @@ from hpcfwi.survey import (
     find_frequencies,
 )
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.equation import ACOUSTIC, FirstOrderEquation, find_equation
+from hpcfwi.wave.equation import ACOUSTIC, find_equation
 from hpcfwi.wave.numerics import longest_step
 from hpcfwi.wave.simulation import check_kinds
 
@@ -65,19 +65,28 @@ def check_units(experiment: Experiment) -> Iterator[Finding]:
 def _check_kinds(experiment: Experiment) -> Iterator[Finding]:
     """Yield an error if the equation lacks a component, or a kind of sources."""
     survey, equation, ndim = experiment.survey, experiment.equation, experiment.initial.grid.ndim
-    file = experiment.config.survey.file
+    file, given = experiment.config.survey.file, experiment.config.survey.sources
     components, kinds = survey.components.names, survey.source_kinds
-    remedy = 'Choose another wave.equation, such as "elastic", or leave these traces out.'
-    for asked, key, attribute in (
-        ((components, EXPLOSIVE), "survey.receivers.components", "kind_names"),
-        ((PRESSURE.names, kinds), "survey.sources.kind", "source_kind_names"),
+    of_sources = "kind" if given is None or given.moment is None else "moment"
+    for asked, key, attribute, what in (
+        ((components, EXPLOSIVE), "receivers.components", "kind_names", "components"),
+        ((PRESSURE.names, kinds), f"sources.{of_sources}", "source_kind_names", "sources"),
     ):
         try:
             check_kinds(*asked, equation, ndim)
         except ValueError as error:
-            where = f"{file}, attribute {attribute}" if file else key
+            where = f"{file}, attribute {attribute}" if file else f"survey.{key}"
+            remedy = f"Give other {what}, or another wave.equation that has them."
             yield Finding("error", where, str(error), remedy)
-    for name in experiment.config.data.components:
+    weights = experiment.config.data.components
+    if not any(weights.get(name, 1.0) for name in components):
+        yield Finding(
+            "error",
+            "data.components",
+            f"found 0 for {', '.join(components)}, which are all components of the survey",
+            "Give one of them a weight above 0.",
+        )
+    for name in weights:
         if name not in components:
             yield Finding(
                 "error",
@@ -227,19 +236,15 @@ def _check_free_surface(experiment: Experiment) -> Iterator[Finding]:
         return
     grid, survey, file = experiment.initial.grid, experiment.survey, experiment.config.survey.file
     top, spacing = grid.origin[0], grid.spacing[0]
-    equation, components = experiment.equation, survey.components
-    places = {"receivers": _on_surface(survey.receivers, top, spacing)}
-    if isinstance(equation, FirstOrderEquation):
-        system = equation.system(grid.axes)
-        zero = [
-            name in system.components
-            and all(system.fields[field].odd for field in system.components[name])
-            for name in components.names
-        ]
-        places["receivers"] = (
-            places["receivers"] & np.array(zero)[components.of_traces(survey.shape[:2])]
-        )
-    else:
+    equation, components, initial = experiment.equation, survey.components, experiment.initial
+    is_pressure = np.array([name == "pressure" for name in components.names])
+    deaf = _on_surface(survey.receivers, top, spacing)
+    deaf = deaf & is_pressure[components.of_traces(survey.shape[:2])]
+    if "vs" in initial.arrays and deaf.any():
+        # Horizontal stresses of rock are not zero at its surface.
+        deaf &= initial["vs"][grid.cells_of(survey.receivers)] == 0.0
+    places = {"receivers": deaf}
+    if equation is ACOUSTIC:
         places["sources"] = _on_surface(survey.sources, top, spacing)
     for name, on_surface in places.items():
         if on_surface.any():

@@ -435,7 +435,7 @@ class Conditioning:
             sources = survey.sources if survey.sources.ndim == 2 else survey.sources[:, 0]
             offsets = find_offsets(sources, survey.receivers)
             factors = np.ones(observed.shape, np.float32)
-            for k, alike in _list_alike(survey):
+            for k, alike in list_alike(survey):
                 picked = {f: at[alike] for f, at in self._find_times(survey, k).items()}
                 factors[k, alike] = find_factors(
                     observed[k, alike], offsets[k, alike], times, section, picked
@@ -460,12 +460,12 @@ class Conditioning:
         if edit is None:
             return mask
         offsets = find_offsets(survey.sources, survey.receivers)
-        for k, alike in _list_alike(survey):
+        for k, alike in list_alike(survey):
             mask[k, alike] = find_alike(observed[k, alike], offsets[k, alike], edit)
         return mask
 
 
-def _list_alike(survey: Survey) -> Iterator[tuple[int, slice | NDArray[np.bool_]]]:
+def list_alike(survey: Survey) -> Iterator[tuple[int, slice | NDArray[np.bool_]]]:
     """Yield each shot with an index of its traces, or one for each of its components."""
     components = survey.components
     kinds = components.of_traces((survey.n_shots, survey.n_receivers))
@@ -494,14 +494,12 @@ def measure_energies(given: Conditioned, survey: Survey) -> NDArray[np.float64]:
 def find_gains(
     energies: NDArray[np.float64], names: Sequence[str], weights: Mapping[str, float]
 ) -> tuple[float, ...]:
-    """Return the factors of components, whose energies (component,) are then those of the first.
+    """Return the factors of components, whose energies (component,) are then their weights.
 
-    weights: by name, by which these energies are then multiplied; 1 for others. A component without
-    energy is multiplied by its weight only.
+    weights: by name; 1 for others. A component without energy is multiplied by the root of its
+    weight.
     """
-    loud = energies > 0.0
-    reference = energies[loud][0] if loud.any() else 1.0
-    ratios = np.divide(reference, energies, out=np.ones_like(energies), where=loud)
+    ratios = np.divide(1.0, energies, out=np.ones_like(energies), where=energies > 0.0)
     return tuple(
         float(np.sqrt(weights.get(name, 1.0) * ratio))
         for name, ratio in zip(names, ratios, strict=True)

@@ -89,9 +89,9 @@ def place_spread(
     """Return positions (m) of receivers that move with the sources (shot, ndim), and a mask.
 
     Positions are (shot, receiver, ndim), along x at the y of each source. The mask (shot, receiver)
-    is False for receivers beyond an end of the model, which have the position of the nearest
-    existing receiver of their shot; it is None if all exist. Raises `InputError` if a shot has
-    none.
+    is False for receivers and gauges beyond an end of the model, which have the position of the
+    nearest existing receiver of their shot; it is None if all exist. Raises `InputError` if a shot
+    has none.
     """
     assert isinstance(receivers.count, int)
     assert receivers.offset is not None
@@ -100,6 +100,10 @@ def place_spread(
     x = sources[:, -1:] + receivers.offset + receivers.spacing * np.arange(count)
     line = Grid(grid.shape[-1:], grid.spacing[-1:], grid.origin[-1:])
     mask = line.contains(x[..., None])
+    if receivers.direction is not None and receivers.gauge is not None:
+        direction = np.array(receivers.direction)
+        half = 0.5 * receivers.gauge * direction[-1] / np.linalg.norm(direction)
+        mask &= line.contains((x - half)[..., None]) & line.contains((x + half)[..., None])
     dead = np.flatnonzero(~mask.any(axis=1))
     if dead.size:
         shot = dead[0]

@@ -250,24 +250,24 @@ class View:
     components: Components = PRESSURE
 
     def split(self) -> Iterator[tuple[str, View]]:
-        """Yield the view of each component, with a title."""
+        """Yield the view of each component that has traces, with a title."""
         names = self.components.names
         kinds = self.components.of_traces((1, self.offsets.size))[0]
-        for number, name in enumerate(names):
+        if len(names) == 1:
+            yield f"Shot {self.number}", self
+            return
+        for number in np.unique(kinds):
             some = kinds == number
-            title = f"Shot {self.number}" + f", {name}" * (len(names) > 1)
-            yield (
-                title,
-                View(self.number, self.offsets[some], self.observed[some], self.simulated[some]),
-            )
+            parts = self.offsets[some], self.observed[some], self.simulated[some]
+            yield f"Shot {self.number}, {names[number]}", View(self.number, *parts)
 
 
 def choose_drawn(views: Sequence[View]) -> list[tuple[str, View]]:
     """Return the views of all components, with titles, of as many shots as a figure can show."""
-    components = max((len(view.components.names) for view in views), default=1)
-    count = min(len(views), max(1, MOST_ROWS // components))
-    first = (len(views) - count) // 2
-    return [pair for view in views[first : first + count] for pair in view.split()]
+    parts = [[*view.split()] for view in views]
+    count = min(len(parts), MOST_ROWS // max(map(len, parts), default=1) or 1)
+    first = (len(parts) - count) // 2
+    return [pair for some in parts[first : first + count] for pair in some]
 
 
 def read_observed(
@@ -297,7 +297,7 @@ def balance(
     """
     survey = experiment.survey
     names = survey.components.names
-    if len(names) == 1:
+    if names == PRESSURE.names:
         return experiment
     found = np.zeros((0, len(names)))
     if shots.size:
@@ -308,9 +308,12 @@ def balance(
             counts &= some.mask
         found = measure_energies(replace(given, counts=counts), some)
     # The sums are exact, so that they do not depend on the number of ranks.
-    energies = [fsum(each) for each in np.concatenate(context.all_gather(found)).T]
+    each_shot = np.concatenate(context.all_gather(found))
+    energies = np.array([fsum(each) for each in each_shot.T])
+    # With this energy of each component, traces have a root mean square of 1.
+    energy = len(each_shot) * survey.n_receivers * survey.n_samples / len(names)
     weights = experiment.config.data.components
-    return replace(experiment, gains=find_gains(np.array(energies), names, weights))
+    return replace(experiment, gains=find_gains(energies / energy, names, weights))
 
 
 def balance_recorded(experiment: Experiment, reader: GatherReader, context: Context) -> Experiment:

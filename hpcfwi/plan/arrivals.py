@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hpcfwi.inversion.conditioning import (
     NEIGHBOURS,
     Conditioning,
+    list_alike,
     median_of_finite,
     median_of_neighbours,
     root_mean_square,
@@ -372,7 +373,11 @@ class _Scanner:
         due = peaks[:, None] + distances / self.slowest < survey.dt * survey.n_samples
         loudness = root_mean_square(traces)
         broken, spiky = ~np.isfinite(traces).all(axis=-1), find_spikes(traces)
-        typical = median_of_neighbours(loudness, distances)
+        typical = np.empty_like(loudness)
+        for shot, alike in list_alike(survey):
+            typical[shot, alike] = median_of_neighbours(
+                loudness[shot, alike], distances[shot, alike]
+            )
         dead = due & (loudness <= DEAD * np.nan_to_num(typical))
         with np.errstate(invalid="ignore"):
             loud = (loudness > LOUD * typical) & ~spiky

@@ -380,20 +380,28 @@ def _draw_gathers(
     component: str,
 ) -> None:
     """Draw the gathers of a component, see `gathers_figure`."""
-    lines = [find_line(*at) for at in zip(receivers, sources, strict=True)]
+    lines = [
+        find_line(*at) if len(at[0]) else (0, np.zeros(0, np.int64))
+        for at in zip(receivers, sources, strict=True)
+    ]
     shown = np.concatenate([g[line].ravel() for g, (_, line) in zip(data, lines, strict=True)])
-    limit = clip_limit(shown, GATHER_CLIP)
+    limit, image = clip_limit(shown, GATHER_CLIP), None
     for axes, gather, places, source, name, (along, line) in zip(
         panels, data, receivers, sources, names, lines, strict=True
     ):
+        if not len(places):
+            style.title(axes, name)
+            style.say_unknown(axes, "no traces")
+            continue
         image, first, last = draw_traces(axes, gather[line], places[line, along], axis, limit)
         if first <= source[along] <= last:
             axes.plot(source[along] / KM, 0.0, "*", color="#c03020", markersize=9, clip_on=False)
         style.title(axes, name + _place_of_line(places[line], along))
         direction = DIRECTIONS[places.shape[1]][along]
         style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is panels[0] else "")
-    extend, label = exceeded(shown, (-limit, limit)), f"{component}, clipped at {GATHER_CLIP:g} %"
-    style.add_colour_bar(panels[-1], image, label, extend, 0.03)
+    if image is not None:
+        label = f"{component}, clipped at {GATHER_CLIP:g} %"
+        style.add_colour_bar(panels[-1], image, label, exceeded(shown, (-limit, limit)), 0.03)
 
 
 def _place_of_line(places: NDArray[np.float64], along: int) -> str:

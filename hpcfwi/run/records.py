@@ -55,6 +55,7 @@ from hpcfwi.storage.hdf5 import (
     plain_numbers,
     read_real,
 )
+from hpcfwi.storage.kinds import split_names
 from hpcfwi.storage.models import read_image, read_model
 from hpcfwi.survey import PRESSURE, Components, Survey, TimeAxis, spread_shots
 from hpcfwi.system import check_link, check_regular, exists
@@ -168,7 +169,10 @@ def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[
         components = PRESSURE
         if holds(group, "kinds"):
             kinds = read_real(file, path, f"{number}/kinds").astype(np.int8)
-            components = Components(tuple(plain(group.attrs["kind_names"])), kinds)
+            components = Components(split_names(plain(group.attrs.get("kind_names"))), kinds)
+            known = np.isin(kinds, range(len(components.names))).all()
+            if kinds.shape != offsets.shape or not known:
+                raise _damaged(path)
         views.append(View(number, offsets, pair[0], pair[1], components=components))
         if traces[0].shape != traces[1].shape or traces[0].shape[:-1] != offsets.shape:
             raise _damaged(path)

@@ -73,7 +73,7 @@ from hpcfwi.storage.gathers import (
     read_labels,
     read_layout,
 )
-from hpcfwi.survey import Survey
+from hpcfwi.survey import PRESSURE, Survey
 from hpcfwi.system import is_there
 from hpcfwi.wave.numerics import peak_frequency
 
@@ -154,7 +154,7 @@ def _begin_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, En
     context, state = recorder.context, recorder.state
     # This comes first, so that the free memory is measured afterwards.
     stage = stage.ready(context)
-    if len(stage.experiment.survey.components.names) > 1:
+    if stage.experiment.survey.components.names != PRESSURE.names:
         with open_observed(recorder.experiment, context) as reader:
             balanced = balance_recorded(stage.experiment, reader, context)
         stage = replace(stage, experiment=balanced)

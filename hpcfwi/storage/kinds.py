@@ -88,7 +88,7 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
 
     Raises `InputError` if something about them is missing or wrong.
     """
-    names = _read_names(file, path, "kind_names", COMPONENTS, "kinds")
+    names = _read_names(file, path, "kind_names", COMPONENTS, ("kinds", "directions"))
     if names is None:
         return PRESSURE
     kinds = _read_kinds(file, path, "kinds", names, [shape[1:], shape])
@@ -104,16 +104,18 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
     number = names.index(STRAIN)
     all_kinds = np.zeros(shape[1]) if kinds is None else kinds
     fibre = np.any(np.atleast_2d(all_kinds == number), axis=0)
+    remedy = "Give the direction of the fibre at each receiver, in axis order."
+    if directions.shape != (shape[1], ndim):
+        found = f"its shape is {directions.shape}, expected {(shape[1], ndim)}"
+        raise InputError(f"{path}, /directions", found, remedy)
     length = np.linalg.norm(directions, axis=-1)
-    if (
-        directions.shape != (shape[1], ndim)
-        or not (np.isfinite(length) & (length > 0))[fibre].all()
-    ):
+    wrong = fibre & ~(np.isfinite(length) & (length > 0.0))
+    if wrong.any():
         raise InputError(
             f"{path}, /directions",
-            f"its shape is {directions.shape}, expected {(shape[1], ndim)} with finite vectors, "
-            "none of length 0 where traces record strain",
-            "Give the direction of the fibre at each receiver, in axis order.",
+            f"found {directions[wrong][0].tolist()} for receiver {wrong.argmax()}, which records "
+            "strain; expected a finite vector that is not 0",
+            remedy,
         )
     along = np.divide(
         directions, length[:, None], out=np.zeros_like(directions), where=fibre[:, None]
@@ -124,7 +126,8 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
 def read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> SourceKinds:
     """Return the kinds of the sources of an open file; raise `InputError` if they are wrong."""
     known = (*SOURCE_KINDS, MOMENT)
-    names = _read_names(file, path, "source_kind_names", known, "source_kinds")
+    arrays = ("source_kinds", "source_moments")
+    names = _read_names(file, path, "source_kind_names", known, arrays)
     if names is None:
         return EXPLOSIVE
     kinds = _read_kinds(file, path, "source_kinds", names, [(n_shots,)])
@@ -135,34 +138,49 @@ def read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> S
             found[name] = acts
             continue
         tensors, shape = read_real(file, path, "source_moments"), (n_shots, ndim, ndim)
-        symmetric = tensors.shape == shape and np.allclose(tensors, tensors.transpose(0, 2, 1))
-        if not symmetric or not np.isfinite(tensors).all():
+        remedy = "Give the moment tensor of each shot, in axis order."
+        if tensors.shape != shape:
+            fault = f"its shape is {tensors.shape}, expected {shape}"
+            raise InputError(f"{path}, /source_moments", fault, remedy)
+        tensors = np.where(np.reshape(acts, (-1, 1, 1)) > 0.0, tensors, 0.0)
+        turned = tensors.transpose(0, 2, 1)
+        wrong = ~np.isclose(tensors, turned, rtol=1e-6, atol=0.0).all(axis=(1, 2))
+        wrong |= ~np.isfinite(tensors).all(axis=(1, 2))
+        if wrong.any():
             raise InputError(
                 f"{path}, /source_moments",
-                f"its shape is {tensors.shape}, expected {shape} of finite and symmetric tensors",
-                "Give the moment tensor of each shot, in axis order.",
+                f"found {tensors[wrong][0].tolist()} for shot {wrong.argmax()}, expected finite "
+                "numbers and a symmetric tensor",
+                remedy,
             )
-        found |= moment_kinds(
-            tensors * acts.reshape(*acts.shape, *[1] * (3 - acts.ndim)), AXES[ndim]
-        )
+        found |= moment_kinds(tensors, AXES[ndim])
     return found
 
 
 def _read_names(
-    file: h5py.File, path: Path, key: str, known: Sequence[str], numbers: str
+    file: h5py.File, path: Path, key: str, known: Sequence[str], arrays: Sequence[str]
 ) -> tuple[str, ...] | None:
-    """Return the names in an attribute, None without it; raise `InputError` if they are wrong."""
+    """Return the names in an attribute, None without it; raise `InputError` if they are wrong.
+
+    arrays: names of the datasets that need the attribute.
+    """
     given = plain(file.attrs.get(key))
-    if given is None and not holds(file, numbers):
+    if given is None and not any(holds(file, name) for name in arrays):
         return None
-    names = tuple(map(plain, given)) if isinstance(given, list) else (given,)
-    if not set(names) <= set(known) or len(set(names)) < len(names):
+    names = split_names(given)
+    if not names or not set(names) <= set(known) or len(set(names)) < len(names):
         raise InputError(
             f"{path}, attribute {key}",
             f"found {quote(given)}, expected some of {', '.join(known)}, each of them once",
-            f"Give the names that the values of /{numbers} count, from 0.",
+            f"Give the names that the values of /{arrays[0]} count, from 0.",
         )
     return names
+
+
+def split_names(given: Any) -> tuple[str, ...]:
+    """Return the names in an attribute's plain value, which is a text if there is one name."""
+    each = given if isinstance(given, list) else [given]
+    return tuple(str(plain(name)) for name in each)
 
 
 def _read_kinds(

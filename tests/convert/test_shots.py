@@ -293,7 +293,7 @@ def test_rotated_components_are_refused_and_can_be_named(converted, refused, tmp
 
 def test_particle_velocity_has_no_reciprocity(refused):
     message = refused({**line_fields(), "code": 12}, None, "--reciprocity")
-    assert "possible for pressure only" in message
+    assert "possible for pressure of explosive sources only" in message
 
 
 def test_kind_of_sources_is_written(converted, tmp_path):

@@ -136,10 +136,13 @@ def of(name: str) -> Survey:
             "/kinds.*found 2, expected whole numbers from 0 to 1",
         ),
         ("/kinds", np.zeros(4), "its shape is .4,., expected .5,. or .4, 5."),
-        ("/directions", np.zeros((5, 3)), "/directions.*none of length 0"),
+        ("/directions", np.zeros((5, 3)), "/directions.*receiver 2.*finite vector that is not 0"),
         ("/directions", np.ones((5, 2)), "its shape is .5, 2., expected .5, 3."),
-        ("/source_moments", np.ones((4, 2, 2)), "expected .4, 3, 3. of finite and symmetric"),
-        ("/source_moments", np.full((4, 3, 3), np.nan), "finite and symmetric tensors"),
+        ("kind_names", [], "attribute kind_names.*expected some of pressure"),
+        ("kind_names", [["pressure"], ["vz"]], "attribute kind_names.*expected some of pressure"),
+        ("/source_moments", np.ones((4, 2, 2)), "its shape is .4, 2, 2., expected .4, 3, 3."),
+        ("/source_moments", np.full((4, 3, 3), np.nan), "for shot 0, expected finite numbers"),
+        ("/source_moments", np.arange(36.0).reshape(4, 3, 3), "a symmetric tensor"),
     ],
 )
 def test_wrong_kinds_are_refused_with_key_and_remedy(
@@ -164,3 +167,23 @@ def test_missing_arrays_of_kinds_are_named(tmp_path: Path, missing: str) -> None
         del file[missing]
     with pytest.raises(InputError, match=f"/{missing}: there is no such dataset"):
         read(path)
+
+
+@pytest.mark.parametrize("missing", ["kind_names", "source_kind_names"])
+def test_arrays_of_kinds_without_names_are_refused(tmp_path: Path, missing: str) -> None:
+    path = write(tmp_path / "kinds.h5", of("strain"))
+    with h5py.File(path, "r+") as file:
+        del file.attrs[missing]
+    with pytest.raises(InputError, match=f"attribute {missing}: found None"):
+        read(path)
+
+
+def test_moments_of_other_sources_are_ignored(tmp_path: Path) -> None:
+    acts = np.array([1.0, 0.0, 0.0, 0.0])
+    moments = moment_kinds(np.broadcast_to(np.eye(3), (SHOTS, 3, 3)) * acts[:, None, None], "zyx")
+    survey = make_survey(source_kinds={**moments, "explosive": 1.0 - acts})
+    path = write(tmp_path / "kinds.h5", survey)
+    with h5py.File(path, "r+") as file:
+        file["source_moments"][1:] = np.nan
+    for name, factors in read(path).source_kinds.items():
+        np.testing.assert_array_equal(factors, survey.source_kinds[name])

@@ -180,6 +180,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return traces.detach(), state
 
 
+@torch.enable_grad()
 def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, shot by shot; see `Engine.backward`."""
     (arriving,) = torch.autograd.grad(
