@@ -2,7 +2,8 @@
 
 A figure is a function in `drawing`, and its name that of the image. What needs an inversion runs
 `hpcfwi run inputs/small.toml` with other keys, in build/figures, where later calls find it; these
-together take some fifteen minutes on a core. `networks` and `field` draw runs that are there.
+together take some fifteen minutes on a core. `networks`, `field` and `elastic` draw runs that are
+there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     inversions.priors,
     inversions.networks,
     inversions.field,
+    inversions.elastic,
     diagrams.splitting,
 )
 

@@ -1,7 +1,7 @@
 """Figures of what inversions find: how models and misfits change over epochs, and how models end.
 
-The keys are here, and `runs` has what inverts with them; `networks` and `field` draw runs that must
-be there. What is drawn of a gradient before any update is in `gradients`.
+The keys are here, and `runs` has what inverts with them; `networks`, `field` and `elastic` draw
+runs that must be there. What is drawn of a gradient before any update is in `gradients`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 import h5py
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from drawing.panels import GREY, draw_errors, draw_misfits, label_ends
@@ -258,11 +260,52 @@ def field() -> Figure:
     return _draw_marmousi(models, true)
 
 
+def elastic() -> Figure:
+    """P and S velocities of an elastic inversion, and those that an acoustic one gives."""
+    runs = ROOT / "runs" / "marmousi_elastic", ROOT / "runs" / "marmousi_elastic_as_acoustic"
+    for run in runs:
+        if not (run / "model.h5").exists():
+            sys.exit(f"No {run}: see docs/elastic.md for the commands, which take half an hour.")
+    first, second = runs
+    files = {
+        "start": first / "initial.h5",
+        "elastic inversion": first / "model.h5",
+        "acoustic inversion of the same data": second / "model.h5",
+    }
+    figure = style.new_figure(10.0, 6.0)
+    panels = figure.subplots(4, 2, sharex=True, sharey=True)
+    for column, (name, limits) in enumerate({"vp": (1500.0, 4500.0), "vs": (0.0, 2600.0)}.items()):
+        true = read_array(first / "true.h5", name)
+        for axes, (text, file) in zip(panels[:, column], files.items(), strict=False):
+            if name == "vs" and file.parent == second:
+                axes.set_visible(False)
+                continue
+            array = read_array(file, name)
+            off = np.sqrt(np.square((array - true)[BELOW]).mean())
+            _draw_velocity(axes, f"{name}, {text}: {off:.0f} m/s off", array, limits)
+        image = _draw_velocity(panels[-1, column], f"true {name}", true, limits)
+        bar = figure.colorbar(image, ax=panels[:, column], extend="both", shrink=0.5, aspect=30)
+        bar.set_label(f"{name} (m/s)", fontsize=style.TEXT)
+    label_ends(panels, "x (km)", "depth (km)")
+    return figure
+
+
+def _draw_velocity(
+    axes: Axes, title: str, array: NDArray[np.float32], limits: tuple[float, float]
+) -> AxesImage:
+    """Draw a section of Marmousi2."""
+    style.title(axes, title)
+    extent = (0.0, 17.0, 3.5, 0.0)
+    return axes.imshow(array, vmin=limits[0], vmax=limits[1], extent=extent, aspect="auto")
+
+
+BELOW = slice(round(450.0 / 25.0) + 1, None)  # the sea floor
+
+
 def _draw_marmousi(models: Mapping[str, NDArray[np.float32]], true: NDArray[np.float32]) -> Figure:
     """Models of Marmousi2, with how far they are from the true one, and that."""
-    below = slice(round(450.0 / 25.0) + 1, None)  # the sea floor
     shown = {
-        f"{text}: {np.sqrt(np.square((array - true)[below]).mean()):.0f} m/s off": array
+        f"{text}: {np.sqrt(np.square((array - true)[BELOW]).mean()):.0f} m/s off": array
         for text, array in models.items()
     } | {"true model": true}
     figure = style.new_figure(7.0, 0.1 + 1.5 * len(shown))

@@ -252,14 +252,27 @@ class View:
     def split(self) -> Iterator[tuple[str, View]]:
         """Yield the view of each component that has traces, with a title."""
         names = self.components.names
-        kinds = self.components.of_traces((1, self.offsets.size))[0]
         if len(names) == 1:
             yield f"Shot {self.number}", self
             return
-        for number in np.unique(kinds):
-            some = kinds == number
-            parts = self.offsets[some], self.observed[some], self.simulated[some]
-            yield f"Shot {self.number}, {names[number]}", View(self.number, *parts)
+        for name in names:
+            view = self.select(name)
+            if view.offsets.size:
+                yield f"Shot {self.number}, {name}", view
+
+    def select(self, name: str) -> View:
+        """Return the view of the traces of a component."""
+        names = self.components.names
+        kinds = self.components.of_traces((1, self.offsets.size))[0]
+        some = kinds == (names.index(name) if name in names else -1)
+        return View(
+            self.number,
+            self.offsets[some],
+            self.observed[some],
+            self.simulated[some],
+            None if self.receivers is None else self.receivers[some],
+            Components((name,)),
+        )
 
 
 def choose_drawn(views: Sequence[View]) -> list[tuple[str, View]]:

@@ -100,8 +100,9 @@ def list_conventions(cell: float, speed: float, dt: float) -> tuple[Convention, 
 class Comparison:
     """Observed data compared with those of the starting model.
 
-    views: the shots; axis: time axis of their traces; scan: faults of all traces, None if hpcfwi
-    simulated the observed data; period: period of the wavelet's peak frequency, s.
+    views: the shots; component: of their traces that are compared; axis: time axis of the traces;
+    scan: faults of all traces, None if hpcfwi simulated the observed data; period: period of the
+    wavelet's peak frequency, s.
 
     traces: number of traces with a first arrival in the simulated data; muted: number of these that
     are muted there in the observed data; alike: share of the others whose observed arrival is
@@ -119,6 +120,7 @@ class Comparison:
     """
 
     views: tuple[View, ...]
+    component: str
     axis: TimeAxis
     scan: Scan | None
     period: float
@@ -151,13 +153,19 @@ class Comparison:
         """Number of first arrivals that can be compared."""
         return self.traces - self.muted
 
+    @property
+    def _of_component(self) -> str:
+        """The component that is compared, in words, if there are others."""
+        several = any(len(view.components.names) > 1 for view in self.views)
+        return f" of {self.component}" if several else ""
+
     def describe(self) -> Iterator[str]:
         """Yield the comparison in lines."""
         shots = ", ".join(str(view.number) for view in self.views)
         yield (
             f"shot{'s' * (len(self.views) > 1)} {shots} in the starting model"
             f"{', with an estimated wavelet' * self.is_fitted}: first arrivals in "
-            f"{self.traces} traces, "
+            f"{self.traces} traces{self._of_component}, "
             + (f"{self.muted} of which are muted in the observed data, " if self.muted else "")
             + f"found again in {100 * self.alike:.0f} % of {'the others' if self.muted else 'them'}"
         )
@@ -204,6 +212,8 @@ def compare(
 ) -> Comparison:
     """Compare some shots; axis, period, left, conventions: as in `Comparison`.
 
+    Of several components, the pressure or else the first one is compared.
+
     heads: for each shot, the ends of mutes (receiver,) in the recorded data, see `find_heads`; None
     for data that hpcfwi simulated.
 
@@ -215,7 +225,9 @@ def compare(
     if estimate is not None:
         together = [[view] for view in views] if estimate.per == "shot" else [list(views)]
         views = [fitted for some in together for fitted in _fit(some, estimate.furthest)]
-        observed, simulated = join(views)
+    drawn, component = tuple(views), _find_component(views)
+    views = [view.select(component) for view in views]
+    observed, simulated = join(views)
     offsets = np.abs(np.concatenate([view.offsets for view in views]))
     found = find_arrivals(observed, simulated, axis.dt, period)
     head = _join_heads(views, heads)[found.places]
@@ -228,7 +240,8 @@ def compare(
     live = np.isfinite(observed).all(axis=1) & observed.any(axis=1) & simulated.any(axis=1)
     fits = observed[live], simulated[live]
     return Comparison(
-        views=tuple(views),
+        views=drawn,
+        component=component,
         axis=axis,
         scan=scan,
         period=period,
@@ -251,6 +264,16 @@ def compare(
         left=left,
         conventions=tuple(conventions),
     )
+
+
+def _find_component(views: Sequence[View]) -> str:
+    """Return "pressure", or the first component that has traces if there is no pressure."""
+    found = [
+        view.components.names[kind]
+        for view in views
+        for kind in np.unique(view.components.of_traces((1, view.offsets.size)))
+    ]
+    return "pressure" if "pressure" in found or not found else found[0]
 
 
 def _join_heads(
