@@ -427,10 +427,10 @@ def loss_figure(
     drawn relative to its first one.
     """
     epochs, losses = (_column(metrics, key) for key in ("epoch", "loss"))
-    errors = {"": _column(metrics, "model_error")}
-    for name in [*(starts or {})][1:]:
-        errors[name] = _column(metrics, f"model_error_{name}")
-    count = len(errors) if np.isfinite(errors[""]).any() else 0
+    before = [*(starts or {"vp": np.nan}).items()]
+    keys = ["model_error", *(f"model_error_{name}" for name, _ in before[1:])]
+    errors = [_column(metrics, key) for key in keys]
+    count = len(errors) if np.isfinite(errors[0]).any() else 0
     figure = style.new_figure(5.0 + 3.0 * count, 3.0)
     panels = figure.subplots(1, 1 + count, squeeze=False)[0]
     stages = _find_stages(metrics)
@@ -442,8 +442,7 @@ def loss_figure(
     _scale_misfits(panels[0], losses)
     style.title(panels[0], "Misfit" if comparable else "Misfit, stage by stage")
     style.label(panels[0], "epoch", "misfit" if comparable else "misfit / first of its stage")
-    before = [*(starts or {"vp": np.nan}).items()]
-    for axes, values, (name, start) in zip(panels[1:], errors.values(), before, strict=False):
+    for axes, values, (name, start) in zip(panels[1:], errors, before, strict=False):
         axes.plot(
             np.concatenate([[0.0], epochs]),
             np.concatenate([[start], values]),
