@@ -34,7 +34,6 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     inversions.priors,
     inversions.networks,
     inversions.field,
-    inversions.elastic,
     diagrams.splitting,
 )
 

@@ -266,7 +266,7 @@ def _tell(
         survey.n_samples,
         survey.dt,
     )
-    if survey.components != PRESSURE:
+    if survey.components.names != PRESSURE.names:
         log.info("Components: %s", ", ".join(survey.components.names))
     if line is None:
         log.info("Positions (z, y, x) are those of the headers")

@@ -267,6 +267,18 @@ def test_order_of_components_does_not_matter(hpcfwi: Any, tmp_path: Path) -> Non
         np.testing.assert_allclose(one[name], other[name], rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gauss-newton", "lbfgs"])
+def test_line_searches_fit_several_components_with_several_parameters(
+    hpcfwi: Any, tmp_path: Path, name: str
+) -> None:
+    optimizer = {"name": name, "step": 60.0}
+    keys = {"inversion.optimizer": optimizer, "inversion.sampling": "all", "inversion.epochs": 3}
+    path = write_components(tmp_path, **keys, **{"inversion.parameters": ["vp", "vs", "rho"]})
+    assert hpcfwi("run", path, "--quiet") == 0
+    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert entries[-1]["loss"] < 0.5 * entries[0]["loss"]
+
+
 def test_resolution_of_an_elastic_run_is_measured(hpcfwi: Any, tmp_path: Path) -> None:
     path = write_elastic(tmp_path, "elastic", **{"inversion.epochs": 1})
     assert hpcfwi("run", path, "--quiet") == 0
