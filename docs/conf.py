@@ -79,6 +79,7 @@ docs/field
 docs/streamer
 docs/priors
 docs/networks
+docs/elastic
 docs/migration
 docs/resolution
 docs/figures

@@ -159,6 +159,10 @@ class Model(Generic[Array]):
         """The velocity of P waves, by which cells above the sea floor and reflectors are found."""
         return self.arrays["vp"]
 
+    def with_p_velocity(self, array: Array) -> Model[Array]:
+        """Return the model with another velocity of P waves."""
+        return Model(self.grid, {**self.arrays, "vp": array})
+
     def map(self, function: Callable[..., Other], *others: Model) -> Model[Other]:
         """Apply a function to each array and to those of the same name in other models."""
         return Model(

@@ -135,7 +135,7 @@ class Receivers(Points):
     `"acoustic"` has only `"pressure"`.
     """
     direction: Annotated[tuple[Moment, ...], Field(strict=False)] | None = None
-    """Direction of the fibre in the order z, x or z, y, x: `[0.0, 1.0]` is horizontal in 2-D."""
+    """Direction of the fibre, with depth first; `[0.0, 1.0]` is horizontal in a 2-D model."""
     gauge: Length | None = None
     """Length of fibre over which the strain is averaged."""
 

@@ -295,20 +295,22 @@ def _derive(
 
     given: the model from which it is made; kept: fixed cells; own: values from files.
     """
-    vp = initial.p_velocity.astype(np.float64)
+    speed = initial.p_velocity.astype(np.float64)
     fluid = (
         given["vs"] == 0.0 if "vs" in given.arrays else kept & (given.p_velocity < FASTEST_WATER)
     )
     arrays = dict(initial.arrays)
     if asked.vs is not None:
-        values = own["vs"] if asked.vs.ratio is None else np.where(fluid, 0.0, vp / asked.vs.ratio)
+        values = (
+            own["vs"] if asked.vs.ratio is None else np.where(fluid, 0.0, speed / asked.vs.ratio)
+        )
         arrays["vs"] = np.where(kept, given.arrays.get("vs", values), values)
     if asked.rho is not None:
         if asked.rho.gardner:
-            values = GARDNER[0] * vp ** GARDNER[1]
+            values = GARDNER[0] * speed ** GARDNER[1]
         else:
-            values = own.get("rho", np.full(vp.shape, asked.rho.constant))
-        water = given.arrays.get("rho", np.full(vp.shape, DENSITY))
+            values = own.get("rho", np.full(speed.shape, asked.rho.constant))
+        water = given.arrays.get("rho", np.full(speed.shape, DENSITY))
         still = kept if "rho" in given.arrays else np.zeros_like(kept)
         arrays["rho"] = np.where(fluid | still, water, values)
     return Model(initial.grid, {name: a.astype(np.float32) for name, a in arrays.items()})
@@ -455,8 +457,7 @@ def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bo
             "Give a velocity at depth 0 in m/s, and its increase in m/s per metre.",
         )
     level = speeds.reshape(-1, *[1] * (grid.ndim - 1))
-    vp = np.where(fixed, given["vp"], level).astype(np.float32)
-    return Model(grid, {**given.arrays, "vp": vp})
+    return given.with_p_velocity(np.where(fixed, given.p_velocity, level).astype(np.float32))
 
 
 def _describe(grid: Grid) -> str:

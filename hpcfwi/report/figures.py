@@ -427,7 +427,7 @@ def loss_figure(
     drawn relative to its first one.
     """
     epochs, losses = (_column(metrics, key) for key in ("epoch", "loss"))
-    before = [*(starts or {"vp": np.nan}).items()]
+    before = [*(starts or {next(iter(PARAMETERS)): np.nan}).items()]
     keys = ["model_error", *(f"model_error_{name}" for name, _ in before[1:])]
     errors = [_column(metrics, key) for key in keys]
     count = len(errors) if np.isfinite(errors[0]).any() else 0
