@@ -239,10 +239,10 @@ def _check_free_surface(experiment: Experiment) -> Iterator[Finding]:
     equation, components, initial = experiment.equation, survey.components, experiment.initial
     is_pressure = np.array([name == "pressure" for name in components.names])
     deaf = _on_surface(survey.receivers, top, spacing)
-    deaf = deaf & is_pressure[components.of_traces(survey.shape[:2])]
+    deaf = deaf & is_pressure[0 if components.kinds is None else components.kinds]
     if "vs" in initial.arrays and deaf.any():
         # Horizontal stresses of rock are not zero at its surface.
-        deaf &= initial["vs"][grid.cells_of(survey.receivers)] == 0.0
+        deaf = deaf & (initial["vs"][grid.cells_of(survey.receivers)] == 0.0)
     places = {"receivers": deaf}
     if equation is ACOUSTIC:
         places["sources"] = _on_surface(survey.sources, top, spacing)
