@@ -34,6 +34,7 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
     inversions.priors,
     inversions.networks,
     inversions.field,
+    inversions.elastic,
     diagrams.splitting,
 )
 
