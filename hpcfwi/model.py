@@ -226,19 +226,19 @@ def resample_onto(model: Model, grid: Grid) -> Model:
     step = [new / h for h, new in zip(old.spacing, grid.spacing, strict=True)]
     first = [(b - a) / h for a, b, h in zip(old.origin, grid.origin, old.spacing, strict=True)]
 
-    def onto_new_grid(array: NDArray[np.float32] | NDArray[np.bool_]) -> NDArray[np.float64]:
-        smooth = scipy.ndimage.gaussian_filter(array.astype(np.float64), sigma, mode="nearest")
+    def onto_new_grid(array: NDArray[np.float64]) -> NDArray[np.float64]:
+        smooth = scipy.ndimage.gaussian_filter(array, sigma, mode="nearest")
         # This works axis by axis and does not need the coordinates of all points
         new: NDArray[np.float64] = scipy.ndimage.affine_transform(
             smooth, step, first, output_shape=grid.shape, order=1, mode="nearest"
         )
         return new
 
-    found = {name: onto_new_grid(array) for name, array in model.arrays.items()}
+    found = {name: onto_new_grid(a.astype(np.float64)) for name, a in model.arrays.items()}
     if "vs" in found and not (solid := model["vs"] > 0.0).all():
         rock = find_nearest(solid, old, grid)
-        share = np.where(rock, onto_new_grid(solid), 1.0)
-        found["vs"] = np.where(rock, found["vs"] / share, 0.0)
+        averaged = _average_rock(onto_new_grid, model["vs"].astype(np.float64), solid, rock)
+        found["vs"] = np.where(rock, averaged, 0.0)
     return Model(grid, {name: array.astype(np.float32) for name, array in found.items()})
 
 
@@ -293,13 +293,23 @@ def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float =
             blurred = blur(array.astype(np.float64) ** exponent)
             return np.where(fixed, array, blurred ** (1.0 / exponent)).astype(np.float32)
         solid = array > 0.0
-        averaged = solid * np.where(solid, array, 1.0).astype(np.float64) ** power
-        share = np.where(solid, blur(solid.astype(np.float64)), 1.0)
-        blurred = np.where(solid, blur(averaged), 1.0) / share
+        values = np.where(solid, array, 1.0).astype(np.float64) ** power
+        blurred = _average_rock(blur, values, solid, solid)
         return np.where(fixed | ~solid, array, blurred ** (1.0 / power)).astype(np.float32)
 
     smoothed = {name: smooth_free(name, array) for name, array in model.arrays.items()}
     return Model(model.grid, smoothed)
+
+
+def _average_rock(
+    average: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    values: NDArray[np.float64],
+    solid: NDArray[np.bool_],
+    rock: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return averages over solid cells, in the cells `rock` of the result, and 1 elsewhere."""
+    share = np.where(rock, average(solid.astype(np.float64)), 1.0)
+    return np.where(rock, average(solid * values), 1.0) / share
 
 
 def rms_difference(

@@ -60,6 +60,16 @@ def moment_kinds(tensors: NDArray[np.float64], axes: str) -> SourceKinds:
     }
 
 
+def moment_tensors(kinds: SourceKinds, axes: str, n_shots: int) -> NDArray[np.float64]:
+    """Return the tensors (shot, ndim, ndim) of the moments among the kinds of sources."""
+    ndim = len(axes)
+    tensors = np.zeros((n_shots, ndim, ndim))
+    for row, column in combinations_with_replacement(range(ndim), 2):
+        factors = kinds.get(f"moment-{axes[row]}{axes[column]}", 0.0)
+        tensors[:, row, column] = tensors[:, column, row] = factors
+    return tensors
+
+
 def select_kinds(kinds: SourceKinds, shots: Any) -> SourceKinds:
     """Return the kinds of the sources of some shots, given by an index of NumPy."""
     return {name: factors[shots] if factors.ndim else factors for name, factors in kinds.items()}

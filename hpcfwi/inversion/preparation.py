@@ -13,6 +13,7 @@ from functools import partial
 from math import prod
 from os.path import realpath
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -299,21 +300,20 @@ def _derive(
     fluid = (
         given["vs"] == 0.0 if "vs" in given.arrays else kept & (given.p_velocity < FASTEST_WATER)
     )
+    values: dict[str, NDArray[Any] | float] = dict(own)
+    if asked.vs is not None and asked.vs.ratio is not None:
+        values["vs"] = speed / asked.vs.ratio
+    if asked.rho is not None and asked.rho.gardner:
+        values["rho"] = GARDNER[0] * speed ** GARDNER[1]
+    elif asked.rho is not None and asked.rho.constant is not None:
+        values["rho"] = asked.rho.constant
     arrays = dict(initial.arrays)
-    if asked.vs is not None:
-        values = (
-            own["vs"] if asked.vs.ratio is None else np.where(fluid, 0.0, speed / asked.vs.ratio)
-        )
-        arrays["vs"] = np.where(kept, given.arrays.get("vs", values), values)
-    if asked.rho is not None:
-        if asked.rho.gardner:
-            values = GARDNER[0] * speed ** GARDNER[1]
-        else:
-            values = own.get("rho", np.full(speed.shape, asked.rho.constant))
-        water = given.arrays.get("rho", np.full(speed.shape, DENSITY))
-        still = kept if "rho" in given.arrays else np.zeros_like(kept)
-        arrays["rho"] = np.where(fluid | still, water, values)
-    return Model(initial.grid, {name: a.astype(np.float32) for name, a in arrays.items()})
+    for name, water in (("vs", 0.0), ("rho", DENSITY)):
+        if name in values:
+            known = name in given.arrays
+            still, before = (fluid | kept, given[name]) if known else (fluid, water)
+            arrays[name] = np.where(still, before, values[name]).astype(np.float32)
+    return Model(initial.grid, arrays)
 
 
 def _find_begun(config: Config) -> str | None:

@@ -55,9 +55,9 @@ from hpcfwi.storage.hdf5 import (
     plain_numbers,
     read_real,
 )
-from hpcfwi.storage.kinds import split_names
+from hpcfwi.storage.kinds import read_kinds, read_names
 from hpcfwi.storage.models import read_image, read_model
-from hpcfwi.survey import PRESSURE, Components, Survey, TimeAxis, spread_shots
+from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis, spread_shots
 from hpcfwi.system import check_link, check_regular, exists
 from hpcfwi.wave.equation import find_equation
 
@@ -131,8 +131,8 @@ def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
                 view = views[shot.number]
                 group["observed"], group["simulated"] = view.observed, view.simulated
                 if view.components.kinds is not None:
-                    group["kinds"] = view.components.kinds.astype(np.float32)
-                    group.attrs["kind_names"] = view.components.names
+                    group["kinds"] = view.components.kinds
+                    file.attrs["kind_names"] = view.components.names
 
 
 def read_fit(path: Path) -> tuple[Fit, int]:
@@ -166,13 +166,10 @@ def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[
     if holds(group, "observed"):
         traces = [read_real(file, path, f"{number}/{name}") for name in ("observed", "simulated")]
         pair = [array.astype(np.float32) for array in traces]
-        components = PRESSURE
-        if holds(group, "kinds"):
-            kinds = read_real(file, path, f"{number}/kinds").astype(np.int8)
-            components = Components(split_names(plain(group.attrs.get("kind_names"))), kinds)
-            known = np.isin(kinds, range(len(components.names))).all()
-            if kinds.shape != offsets.shape or not known:
-                raise _damaged(path)
+        components, names = PRESSURE, read_names(file, path, "kind_names", COMPONENTS, ())
+        if names is not None:
+            kinds = read_kinds(file, path, f"{number}/kinds", names, [offsets.shape])
+            components = Components(names, kinds)
         views.append(View(number, offsets, pair[0], pair[1], components=components))
         if traces[0].shape != traces[1].shape or traces[0].shape[:-1] != offsets.shape:
             raise _damaged(path)

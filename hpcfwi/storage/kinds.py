@@ -32,6 +32,7 @@ from hpcfwi.survey import (
     SourceKinds,
     Survey,
     moment_kinds,
+    moment_tensors,
 )
 
 MOMENT = "moment"
@@ -54,18 +55,10 @@ def describe_kinds(survey: Survey) -> tuple[dict[str, NDArray[Any]], dict[str, A
             attributes["gauge"] = components.gauge
     if sources.keys() != EXPLOSIVE.keys():
         shape, ndim = (survey.n_shots,), survey.sources.shape[-1]
-        names = list(
-            dict.fromkeys(
-                name.partition("-")[0] if name.startswith(MOMENT) else name for name in sources
-            )
-        )
+        tensors = moment_tensors(sources, AXES[ndim], survey.n_shots)
+        names = list(dict.fromkeys(MOMENT if MOMENT in name else name for name in sources))
         attributes["source_kind_names"] = _as_attribute(names)
         if MOMENT in names:
-            tensors = np.zeros((*shape, ndim, ndim))
-            for row, i in enumerate(AXES[ndim]):
-                for column, j in enumerate(AXES[ndim]):
-                    name = f"moment-{i}{j}" if row <= column else f"moment-{j}{i}"
-                    tensors[:, row, column] = sources.get(name, 0.0)
             datasets["source_moments"] = tensors
         if len(names) > 1:
             acts = [
@@ -88,10 +81,10 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
 
     Raises `InputError` if something about them is missing or wrong.
     """
-    names = _read_names(file, path, "kind_names", COMPONENTS, ("kinds", "directions"))
+    names = read_names(file, path, "kind_names", COMPONENTS, ("kinds", "directions"))
     if names is None:
         return PRESSURE
-    kinds = _read_kinds(file, path, "kinds", names, [shape[1:], shape])
+    kinds = read_kinds(file, path, "kinds", names, [shape[1:], shape])
     if STRAIN not in names:
         return Components(names, kinds)
     gauge, directions = plain(file.attrs.get("gauge")), read_real(file, path, "directions")
@@ -127,10 +120,10 @@ def read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> S
     """Return the kinds of the sources of an open file; raise `InputError` if they are wrong."""
     known = (*SOURCE_KINDS, MOMENT)
     arrays = ("source_kinds", "source_moments")
-    names = _read_names(file, path, "source_kind_names", known, arrays)
+    names = read_names(file, path, "source_kind_names", known, arrays)
     if names is None:
         return EXPLOSIVE
-    kinds = _read_kinds(file, path, "source_kinds", names, [(n_shots,)])
+    kinds = read_kinds(file, path, "source_kinds", names, [(n_shots,)])
     found: dict[str, NDArray[np.float64]] = {}
     for number, name in enumerate(names):
         acts = np.ones(()) if kinds is None else (kinds == number).astype(np.float64)
@@ -146,18 +139,19 @@ def read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> S
         turned = tensors.transpose(0, 2, 1)
         wrong = ~np.isclose(tensors, turned, rtol=1e-6, atol=0.0).all(axis=(1, 2))
         wrong |= ~np.isfinite(tensors).all(axis=(1, 2))
+        wrong |= (acts > 0.0) & ~tensors.any(axis=(1, 2))
         if wrong.any():
             raise InputError(
                 f"{path}, /source_moments",
                 f"found {tensors[wrong][0].tolist()} for shot {wrong.argmax()}, expected finite "
-                "numbers and a symmetric tensor",
+                "numbers and a symmetric tensor that is not 0",
                 remedy,
             )
         found |= moment_kinds(tensors, AXES[ndim])
     return found
 
 
-def _read_names(
+def read_names(
     file: h5py.File, path: Path, key: str, known: Sequence[str], arrays: Sequence[str]
 ) -> tuple[str, ...] | None:
     """Return the names in an attribute, None without it; raise `InputError` if they are wrong.
@@ -167,7 +161,8 @@ def _read_names(
     given = plain(file.attrs.get(key))
     if given is None and not any(holds(file, name) for name in arrays):
         return None
-    names = split_names(given)
+    # `plain` makes a text of an array of one name.
+    names = tuple(str(plain(name)) for name in (given if isinstance(given, list) else [given]))
     if not names or not set(names) <= set(known) or len(set(names)) < len(names):
         raise InputError(
             f"{path}, attribute {key}",
@@ -177,13 +172,7 @@ def _read_names(
     return names
 
 
-def split_names(given: Any) -> tuple[str, ...]:
-    """Return the names in an attribute's plain value, which is a text if there is one name."""
-    each = given if isinstance(given, list) else [given]
-    return tuple(str(plain(name)) for name in each)
-
-
-def _read_kinds(
+def read_kinds(
     file: h5py.File,
     path: Path,
     key: str,

@@ -60,6 +60,15 @@ def write_elastic(folder: Path, equation: str, **changes: Any) -> Path:
     return write_input(folder, keys)
 
 
+def assert_refused(
+    hpcfwi: Any, path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Assert that a run ends with exit code 2 and one message, which has these words."""
+    assert hpcfwi("run", path, "--quiet") == 2
+    (message,) = messages(capsys.readouterr().err)
+    assert all(word in message for word in words), message
+
+
 @pytest.mark.parametrize("equation", INVERTED)
 def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
     hpcfwi: Any, tmp_path: Path, equation: str
@@ -247,9 +256,7 @@ def test_components_and_sources_that_make_no_sense_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write_elastic(tmp_path, equation, **changes)
-    assert hpcfwi("run", path, "--quiet") == 2
-    (message,) = messages(capsys.readouterr().err)
-    assert all(word in message for word in words)
+    assert_refused(hpcfwi, path, words, capsys)
 
 
 def test_order_of_components_does_not_matter(hpcfwi: Any, tmp_path: Path) -> None:
@@ -347,19 +354,14 @@ def test_medium_in_which_waves_are_unstable_is_refused(
 ) -> None:
     path = write_elastic(tmp_path, equation)
     write_medium(tmp_path, **changes)
-    assert hpcfwi("run", path, "--quiet") == 2
-    (message,) = messages(capsys.readouterr().err)
-    assert all(word in message for word in words)
+    assert_refused(hpcfwi, path, words, capsys)
 
 
 def test_engine_without_the_equation_is_refused(
     hpcfwi: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_elastic(tmp_path, "elastic", **{"wave.engine": "deepwave"})
-    assert hpcfwi("run", path, "--quiet") == 2
-    (message,) = messages(capsys.readouterr().err)
-    assert "wave.engine" in message
-    assert "for the equation elastic" in message
+    assert_refused(hpcfwi, path, ["wave.engine", "for the equation elastic"], capsys)
 
 
 @pytest.mark.parametrize("kind", ["smooth", "linear", "file"])

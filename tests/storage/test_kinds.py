@@ -143,6 +143,7 @@ def of(name: str) -> Survey:
         ("/source_moments", np.ones((4, 2, 2)), "its shape is .4, 2, 2., expected .4, 3, 3."),
         ("/source_moments", np.full((4, 3, 3), np.nan), "for shot 0, expected finite numbers"),
         ("/source_moments", np.arange(36.0).reshape(4, 3, 3), "a symmetric tensor"),
+        ("/source_moments", np.zeros((4, 3, 3)), "for shot 0, expected .* that is not 0"),
     ],
 )
 def test_wrong_kinds_are_refused_with_key_and_remedy(
