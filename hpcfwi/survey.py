@@ -239,15 +239,17 @@ class Survey:
     def receiver_positions(self) -> NDArray[np.float64]:
         """Return positions (n, ndim) of the receivers whose traces count, once for each shot.
 
-        Receivers that all shots share are included only once if all traces count.
+        Receivers that all shots share are included only once if all traces count, and so is every
+        position if there are several components.
         """
-        if self.mask is None:
-            return self.receivers.reshape(-1, self.receivers.shape[-1])
-        receivers = np.broadcast_to(self.receivers, (*self.mask.shape, self.receivers.shape[-1]))
-        return receivers[self.mask]
+        receivers = self.receivers.reshape(-1, self.receivers.shape[-1])
+        if self.mask is not None:
+            shape = *self.mask.shape, self.receivers.shape[-1]
+            receivers = np.broadcast_to(self.receivers, shape)[self.mask]
+        return receivers if len(self.components.names) == 1 else np.unique(receivers, axis=0)
 
     def receiver_positions_by_part(self) -> Iterator[NDArray[np.float64]]:
-        """Yield the result of `receiver_positions` in parts (n, ndim)."""
+        """Yield the positions of `receiver_positions` in parts (n, ndim), which may repeat some."""
         if self.mask is None and self.receivers.ndim == 2:
             yield self.receivers
         else:

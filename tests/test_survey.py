@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpcfwi.survey
-from hpcfwi.survey import Survey, spread_shots
+from hpcfwi.survey import Components, Survey, spread_shots
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 6, 3, 8
 
@@ -75,6 +75,19 @@ def test_receiver_positions_are_given_in_parts(per_shot, masked, monkeypatch):
     parts = [*survey.receiver_positions_by_part()]
     np.testing.assert_array_equal(np.concatenate(parts), survey.receiver_positions())
     assert len(parts) == (-(-N_SHOTS // 2) if per_shot or masked else 1)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_receivers_with_several_components_are_counted_once(masked):
+    survey = make_survey(False)
+    twice = replace(
+        survey,
+        receivers=np.concatenate([survey.receivers] * 2),
+        mask=np.ones((N_SHOTS, 2 * N_RECEIVERS), bool) if masked else None,
+        components=Components(("pressure", "vz"), np.repeat(np.arange(2), N_RECEIVERS)),
+    )
+    expected = np.unique(survey.receivers, axis=0)
+    np.testing.assert_array_equal(twice.receiver_positions(), expected)
 
 
 def test_selection_from_a_selection_equals_a_direct_one():
