@@ -81,6 +81,13 @@ DENOISERS = {
     "nlm": "hpcfwi.inversion.optimizers.wrappers:denoise_nlm",
 }
 
+PARAMETRIZATIONS = {
+    "velocity": "hpcfwi.inversion.parametrizations:VELOCITY",
+    "impedance": "hpcfwi.inversion.parametrizations:IMPEDANCE",
+    "lame": "hpcfwi.inversion.parametrizations:LAME",
+    "log": "hpcfwi.inversion.parametrizations:LOGARITHM",
+}
+
 NETWORKS = {
     "siren": "hpcfwi.inversion.networks:Siren",
     "cnn": "hpcfwi.inversion.networks:Cnn",

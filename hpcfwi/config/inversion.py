@@ -30,6 +30,7 @@ from hpcfwi.registry import (
     DENOISERS,
     MISFITS,
     OPTIMIZERS,
+    PARAMETRIZATIONS,
     REGULARIZERS,
     SAMPLINGS,
     WAVELETS,
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     MisfitName = str
     OptimizerName = str
     ParameterName = str
+    ParametrizationName = str
     RegularizerName = str
     SamplingName = str
     WaveletName = str
@@ -115,6 +117,7 @@ else:
     MisfitName = Literal[*MISFITS]
     OptimizerName = Literal[*OPTIMIZERS]
     ParameterName = Literal[*PARAMETERS]
+    ParametrizationName = Literal[*PARAMETRIZATIONS]
     RegularizerName = Literal[*REGULARIZERS]
     SamplingName = Literal[*SAMPLINGS]
     WaveletName = Literal[*WAVELETS]
@@ -198,6 +201,18 @@ class Fixed(Section):
     _one_of_both = exactly_one("file", "above_velocity")
 
 
+class Tied(Section):
+    """Parameters that follow the P velocity in each cell; they change, but have no unknown.
+
+    The values of the initial model fix the factors, so that it satisfies the relations.
+    """
+
+    vs: Literal["ratio"] | None = None
+    """`"ratio"`: the ratio of P and S velocity does not change."""
+    rho: Literal["gardner"] | None = None
+    """`"gardner"`: the density changes as the P velocity to the power 0.25."""
+
+
 def _tag_bounds(value: object) -> str:
     return "a table" if isinstance(value, Mapping) else "a pair"
 
@@ -244,6 +259,16 @@ class InversionSection(Section):
         next(iter(PARAMETERS)),
     )
     """Parameters of the model that are inverted for."""
+    parametrization: ParametrizationName = "velocity"
+    """The unknowns in place of the parameters.
+
+    `"velocity"`: the parameters themselves. `"impedance"`: impedances, the products of density and
+    velocity, in place of velocities. `"lame"`: lambda and mu in place of velocities. `"log"`:
+    logarithms of the parameters, except `epsilon` and `delta`. Limits, penalties, files and figures
+    have the parameters themselves in any case; docs/equations.md describes when to use which.
+    """
+    tied: Tied | None = None
+    """Parameters that follow the P velocity; by default none."""
     misfit: Misfit = Misfit(name="least-squares")
     """The misfit and its keys."""
     wavelet: SourceWavelet = SourceWavelet(name="known")
@@ -264,7 +289,8 @@ class InversionSection(Section):
     ) = None
     """Smallest and largest value of the cells that may change, in the unit of the parameter.
 
-    A pair applies to the first of `parameters`; a table has a pair for each name. The absorbing
+    A pair applies to the first of `parameters`; a table has a pair for each name, which may be that
+    of a tied parameter. The absorbing
     boundary is tuned to the upper bound of the velocity or, without bounds, to the largest velocity
     of the initial model.
     """
@@ -275,7 +301,8 @@ class InversionSection(Section):
 
     The optimizer updates each parameter divided by its size relative to that of the first of
     `parameters`, rounded to a power of two. `lr` and `step` are therefore in the unit of the first
-    one. By default the sizes are 100 m/s, 100 kg/m3, and 0.05 for `epsilon` and `delta`.
+    one. By default the sizes are 100 m/s, 100 kg/m3, and 0.05 for `epsilon` and `delta`. Sizes of
+    other unknowns follow from those of the parameters whose place they take.
     The weights of a network are not scaled.
     """
     linear: bool = False
@@ -327,13 +354,39 @@ class InversionSection(Section):
 
     @model_validator(mode="after")
     def _tables_of_parameters(self) -> Self:
-        for key, table in (("bounds", self.bounds_by_name), ("scale", self.scale)):
+        for key, table, names in (
+            ("bounds", self.bounds_by_name, self.changing),
+            ("scale", self.scale, self.parameters),
+        ):
             for name in table:
-                if name not in self.parameters:
+                if name not in names:
                     raise ValueError(
                         f"{key} has {name}; expected only names of parameters, which are "
-                        f"{', '.join(self.parameters)}"
+                        f"{', '.join(names)}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _tied_to_an_inverted_parameter(self) -> Self:
+        first = next(iter(PARAMETERS))
+        for name in self.ties:
+            if name in self.parameters:
+                raise ValueError(
+                    f"tied has {name}, which is one of parameters; leave it out of one of them"
+                )
+            if first not in self.parameters:
+                raise ValueError(
+                    f"tied has {name}, which follows {first}, but parameters are "
+                    f"{', '.join(self.parameters)}; add {first} to them"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _linear_in_its_unknowns(self) -> Self:
+        if self.linear and (self.parametrization != "velocity" or self.ties):
+            raise ValueError(
+                'linear = true requires parametrization = "velocity" and no tied parameters'
+            )
         return self
 
     @model_validator(mode="after")
@@ -358,6 +411,22 @@ class InversionSection(Section):
     def largest_batch(self, n_shots: int) -> int:
         """Return the largest number of shots of any epoch; n_shots: of the survey."""
         return max(self.batch_ends(n_shots))
+
+    @property
+    def ties(self) -> Mapping[str, str]:
+        """The relation of each tied parameter."""
+        return {} if self.tied is None else self.tied.model_dump(exclude_none=True)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The names of the parameters that the inversion changes: inverted and tied ones."""
+        return (*self.parameters, *self.ties)
+
+    @property
+    def changes_variables(self) -> bool:
+        """True if an optimizer updates other numbers than the values of the model."""
+        is_plain = self.parametrization == "velocity" and set(self.scales.values()) == {1.0}
+        return not is_plain or bool(self.ties)
 
     @property
     def bounds_by_name(self) -> Mapping[str, tuple[float, float]]:

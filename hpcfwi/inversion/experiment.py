@@ -27,6 +27,7 @@ from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
 from hpcfwi.inversion.parameters import Known, Limits
+from hpcfwi.inversion.parametrizations import POWERS, Medium, Unknowns
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
 from hpcfwi.model import PARAMETERS, Grid, Model
@@ -35,6 +36,7 @@ from hpcfwi.operators.simulator import Aperture, Simulator
 from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
+from hpcfwi.registry import PARAMETRIZATIONS, find
 from hpcfwi.storage.kinds import describe_kinds
 from hpcfwi.survey import (
     EXPLOSIVE,
@@ -243,7 +245,7 @@ class Experiment:
     @cached_property
     def inverted(self) -> Model:
         """The arrays of the initial model that the inversion changes."""
-        names = self.config.inversion.parameters
+        names = self.config.inversion.changing
         return Model(self.initial.grid, {name: self.initial[name] for name in names})
 
     def complete(self, model: Model) -> Model:
@@ -404,6 +406,14 @@ class Experiment:
             for name, array in model.arrays.items()
         }
         return Limits(model, kept, section.bounds_by_name, section.linear, limit)
+
+    def find_unknowns(self, initial: Model, limits: Limits) -> Unknowns:
+        """Return the unknowns of an inversion from this initial model, of tensors."""
+        section = self.config.inversion
+        powers = {name: POWERS[relation] for name, relation in section.ties.items()}
+        start = self.complete(initial).map(torch.Tensor.double).arrays
+        parametrization = find(PARAMETRIZATIONS[section.parametrization])
+        return Unknowns(parametrization, limits, Medium(start, powers), section.scales)
 
     @cached_property
     def fingerprint(self) -> str:

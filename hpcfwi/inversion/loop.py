@@ -27,7 +27,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.networks import Represented
 from hpcfwi.inversion.objective import Evaluation, Objective, Times, Timings, measure_timings
 from hpcfwi.inversion.optimizers import Optimizer, OptimizerCost
-from hpcfwi.inversion.optimizers.wrappers import Denoised, Reparametrized, Scaled
+from hpcfwi.inversion.optimizers.wrappers import Denoised, Parametrized, Reparametrized
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.stages import Batch, EncodedSampler, Sampler, Stage
 from hpcfwi.inversion.state import KnownEvaluation, State
@@ -74,8 +74,8 @@ def make_optimizer(
     if config.model.network is not None:
         represented = Represented(config.model.network, limits, context, section.reproducible)
         return Reparametrized(represented, make, before and before["weights"])
-    if set(section.scales.values()) != {1.0}:
-        make = partial(Scaled, make, section.scales)
+    if section.changes_variables:
+        make = partial(Parametrized, make, partial(experiment.find_unknowns, initial))
     if section.prior is not None:
         key, prior = "inversion.prior.denoiser", section.prior
         denoiser = find_plugin(key, prior.denoiser, DENOISERS, prior.folder)
@@ -94,17 +94,18 @@ def find_optimizer_cost(experiment: Experiment) -> Callable[[int], OptimizerCost
     first = (slice(1),) * grid.ndim
     cell = replace(grid, shape=(1,) * grid.ndim)
     arrays = experiment.inverted.arrays
-    initial = Model(cell, {name: torch.tensor(array[first]) for name, array in arrays.items()})
+    names = section.parameters
+    initial = Model(cell, {name: torch.tensor(arrays[name][first]) for name in names})
     fixed = dict.fromkeys(initial.arrays, torch.tensor(experiment.fixed[first]))
     limits = Limits(initial, fixed, section.bounds_by_name)
     return cast(Optimizer, section.optimizer.bind()(initial, limits)).cost
 
 
 def size_unknowns(experiment: Experiment) -> list[int]:
-    """Return the sizes of the arrays that the optimizer updates: parameters, or weights."""
+    """Return the sizes of the arrays that the optimizer updates: unknowns, or weights."""
     initial, network = experiment.inverted, experiment.config.model.network
     if network is None:
-        return [array.size for array in initial.arrays.values()]
+        return [initial[name].size for name in experiment.config.inversion.parameters]
     limits = experiment.limits(initial.as_tensors(torch.device("cpu")))
     return Represented(network, limits, Context.alone(), reproducible=True).sizes
 

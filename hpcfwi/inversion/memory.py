@@ -46,35 +46,40 @@ log = logging.getLogger("hpcfwi")
 # Bytes by which the program itself grows (docs/decisions/062): on each rank when the wave engine is
 # loaded, and on rank 0 when it is compiled and when figures are drawn.
 ENGINE, COMPILER, FIGURES = 40_000_000, 60_000_000, 100_000_000
-# Bytes per cell. A stage: the initial model as tensors, and the fixed cells twice.
+# Bytes per cell and inverted parameter, up to `CARRIED`. A stage: the initial model as tensors, and
+# the fixed cells twice.
 LIMITS = 4 + 2
 # A stage's background of linear waves, and the prior model of its regularizer, if it has them.
 BACKGROUND, PRIOR = 4, 4
-# The taper around sources and receivers, once per host. It exists when a history is chosen.
-TAPER = 8
 # Between epochs: the model, the best one, and a gradient that is already known.
 STATE = 3 * 4
-# An update: the gradient, integer sums of it and of two illuminations, and their means.
-UPDATE = 4 + 3 * 8 + 3 * 4
+# An update: the gradient, the integer sum of it, and its mean.
+UPDATE = 4 + 8 + 4
 # An update with products: the directions in double precision, and the last ones.
 PRODUCTS = 3 * 8
 # A regularizer: slopes, their lengths and the fluxes, in double precision.
 REGULARIZED = 7 * 8
-# For each shot that is simulated at a time: its gradient and illuminations.
-SHOT = 3 * 4
+# A change of variables, in double precision: both sides of it, their gradients and intermediates.
+CHANGED = 8 * 8
+# For each shot that is simulated at a time: its gradient.
+SHOT = 4
 # Rank 0: the arrays of the figure that is drawn, and of one in the queue; the arrays that are
 # written, and a file in memory.
 PICTURES, FILES = 2 * 4 * 4, 4 * 4
 # Rank 0, for a large model that is drawn as an excerpt: a gradient and its magnitudes, from which
 # the excerpt is made, and the excerpt; the file of a model.
 EXCERPTED, MODEL_FILE = 4 + 9, 4
+# Rank 0, for an older state that is being written: its model, and its gradient if that is known.
+WRITTEN, CARRIED = 4, 4
+# Bytes per cell. The sums of two illuminations and their means, and those of a shot.
+LIT, SHOT_LIT = 2 * 8 + 2 * 4, 2 * 4
+# The taper around sources and receivers, once per host. It exists when a history is chosen.
+TAPER = 8
 # Rank 0, per drawn cell: six panels and Matplotlib's copies, in double precision.
 DRAWN = 6 * 2 * 8
 # Rank 0, for an image: its operands and the true one; the reflectivities of the figure that is
 # drawn, and of one in the queue.
 IMAGES = 5 * 8 + 2 * 2 * 8
-# Rank 0, for an older state that is being written: its model, and its gradient if that is known.
-WRITTEN, CARRIED = 4, 4
 # A resolution: the speed, the perturbation and the response in double precision, and a model and
 # its change as tensors.
 RESOLVED = 3 * 8 + 2 * 4
@@ -119,6 +124,7 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
     """Return the overhead of one of so many ranks with equal numbers of shots."""
     section, survey = experiment.config.inversion, experiment.survey
     cells, traces = prod(experiment.initial.grid.shape), survey.n_receivers * survey.n_samples
+    values = _count_values(experiment)
     batch = section.largest_batch(survey.n_shots)
     # The next epoch's data are read while this one's are used.
     held = min(2, section.epochs) * -(-batch // ranks)
@@ -129,15 +135,20 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
         host + TAPER * cells * tapers,
         given,
         _estimate_stage(experiment, -(-batch // ranks)),
-        STATE * cells,
+        STATE * values,
         shards if section.optimizer.sharded else whole,
         _estimate_update(experiment),
         4 * traces * held,
         _estimate_records(experiment, whole) if rank == 0 else 0,
-        SHOT * cells + COMPARED * traces + _estimate_sources(experiment),
+        SHOT * values + SHOT_LIT * cells + COMPARED * traces + _estimate_sources(experiment),
         estimate_engine(rank),
         FIGURES if rank == 0 and "matplotlib.figure" not in sys.modules else 0,
     )
+
+
+def _count_values(experiment: Experiment) -> int:
+    """Return the number of values of all inverted parameters."""
+    return sum(array.size for array in experiment.inverted.arrays.values())
 
 
 def estimate_engine(rank: int) -> int:
@@ -150,7 +161,8 @@ def estimate_resolution(experiment: Experiment, context: Context) -> int:
     grid, survey = experiment.initial.grid, experiment.survey
     cells, traces = prod(grid.shape), survey.n_receivers * survey.n_samples
     shots = min(context.threads, survey.n_shots)
-    needed = (RESOLVED + UPDATE) * cells + shots * (SHOT * cells + COMPARED * traces)
+    needed = (RESOLVED + UPDATE + LIT) * cells
+    needed += shots * ((SHOT + SHOT_LIT) * cells + COMPARED * traces)
     if context.device.type == "cpu":
         needed += estimate_engine(context.rank)
         needed += (FIGURES + DRAWN * _count_drawn(grid)) * context.is_root
@@ -195,14 +207,15 @@ def _estimate_update(experiment: Experiment) -> int:
     cost, regularizes = _find_cost(experiment), experiment.config.inversion.regularize is not None
     products = PRODUCTS * (cost.products[1] > 0)
     each = UPDATE + products + cost.working + REGULARIZED * regularizes
-    return each * prod(experiment.initial.grid.shape)
+    each += CHANGED * experiment.config.inversion.changes_variables
+    return each * _count_values(experiment) + LIT * prod(experiment.initial.grid.shape)
 
 
 def _estimate_stage(experiment: Experiment, shots: int) -> int:
     """Return the bytes of a stage; shots: number of this rank's shots in an epoch."""
     section = experiment.config.inversion
     each = LIMITS + BACKGROUND * section.linear + PRIOR * (section.regularize is not None)
-    return each * prod(experiment.initial.grid.shape) + shots * _estimate_sources(experiment)
+    return each * _count_values(experiment) + shots * _estimate_sources(experiment)
 
 
 def _estimate_sources(experiment: Experiment) -> int:
@@ -222,7 +235,8 @@ def _estimate_records(experiment: Experiment, whole: int) -> int:
     each = pictures + IMAGES * section.linear + WRITTEN + carried
     # With a mask, each figure has the positions of the receivers that exist.
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
-    return each * prod(grid.shape) + DRAWN * _count_drawn(grid) + whole + 2 * 8 * grid.ndim * heard
+    drawn = DRAWN * _count_drawn(grid) * len(experiment.inverted.arrays)
+    return each * _count_values(experiment) + drawn + whole + 2 * 8 * grid.ndim * heard
 
 
 def _count_drawn(grid: Grid) -> int:

@@ -37,6 +37,7 @@ from hpcfwi.inversion.experiment import (
     record_components,
 )
 from hpcfwi.inversion.parameters import Known, lay_surface
+from hpcfwi.inversion.parametrizations import Parametrization
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
     Grid,
@@ -49,6 +50,7 @@ from hpcfwi.model import (
 )
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
+from hpcfwi.registry import PARAMETRIZATIONS, find
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch, read_surface
@@ -149,18 +151,21 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
 
 def _check_parameters(config: Config) -> None:
     """Raise `InputError` if the equation lacks a parameter, or stages have other parameters."""
-    equation, wanted = config.wave.equation, config.inversion.parameters
+    equation, first = config.wave.equation, config.inversion
     names = find_equation(equation).parameters
-    for name in wanted:
-        if name not in names:
-            raise InputError(
-                "inversion.parameters",
-                f'found {name}, but wave.equation = "{equation}" has {", ".join(names)}',
-                "Leave it out, or choose another equation.",
-            )
+    for key, wanted in (("parameters", first.parameters), ("tied", first.ties)):
+        for name in wanted:
+            if name not in names:
+                raise InputError(
+                    f"inversion.{key}",
+                    f'found {name}, but wave.equation = "{equation}" has {", ".join(names)}',
+                    "Leave it out, or choose another equation.",
+                )
     for number, (_, part) in enumerate(config.stages(), start=1):
+        _check_unknowns(part, f"stage.{number}." if config.stage else "", names)
         for key, found, expected in (
-            ("inversion.parameters", part.inversion.parameters, wanted),
+            ("inversion.parameters", part.inversion.parameters, first.parameters),
+            ("inversion.tied", dict(part.inversion.ties), dict(first.ties)),
             ("wave.equation", part.wave.equation, equation),
         ):
             if found != expected:
@@ -169,6 +174,39 @@ def _check_parameters(config: Config) -> None:
                     f"found {quote(found)}, expected {quote(expected)}, as in the other stages",
                     "Leave it out, or run the stages one after the other with model.initial.run.",
                 )
+
+
+def _check_unknowns(config: Config, where: str, names: Sequence[str]) -> None:
+    """Raise `InputError` if an inversion cannot have the unknowns that a stage asks for.
+
+    names: the parameters of the equation.
+    """
+    section = config.inversion
+    chosen, inverted = section.parametrization, section.parameters
+    parametrization: Parametrization = find(PARAMETRIZATIONS[chosen])
+    lacking = [name for name in parametrization.needs if name not in names]
+    left = [n for n in parametrization.together if n in names and n not in inverted]
+    key = f"{where}inversion.parametrization"
+    if lacking:
+        raise InputError(
+            key,
+            f'"{chosen}" depends on {lacking[0]}, which wave.equation = "{config.wave.equation}" '
+            "does not have",
+            'Leave it out, or choose another equation, such as "acoustic-density".',
+        )
+    if left:
+        raise InputError(
+            key,
+            f'"{chosen}" changes {" and ".join(parametrization.together)} together, but '
+            f"inversion.parameters are {', '.join(inverted)}",
+            f"Add {' and '.join(left)} to inversion.parameters, or choose another parametrization.",
+        )
+    if config.model.network is not None and (chosen != "velocity" or section.ties):
+        raise InputError(
+            key if chosen != "velocity" else f"{where}inversion.tied",
+            "found with model.network, whose weights are the unknowns",
+            "Leave one of them out.",
+        )
 
 
 def _load_given(config: Config, names: Sequence[str], context: Context) -> Model:
@@ -425,7 +463,7 @@ def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Mode
     """Read the models that regularizers of the input and its stages name; collective."""
     asked = [section.regularize for section in _updates(config)]
     files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
-    key, names = "inversion.regularize.prior", config.inversion.parameters
+    key, names = "inversion.regularize.prior", config.inversion.changing
     return {file: load_onto(grid, file, names, key, context) for file in files}
 
 

@@ -123,7 +123,7 @@ class Recorder:
 
         The score is the model error or, if the true model is not known, the misfit.
         """
-        first, *others = self.experiment.config.inversion.parameters
+        first, *others = self.experiment.config.inversion.changing
         errors, likeness = self._measure_errors(model), None
         error = errors.get(first)
         if self.experiment.true is not None:  # otherwise the model is not copied from a GPU
@@ -155,7 +155,7 @@ class Recorder:
 
     def _measure_errors(self, model: Model[Any]) -> dict[str, float]:
         """Return the errors of the inverted parameters, none without a true model; collective."""
-        names = self.experiment.config.inversion.parameters
+        names = self.experiment.config.inversion.changing
         found = {name: self._measure_error(model, name) for name in names}
         return {name: error for name, error in found.items() if error is not None}
 
@@ -292,7 +292,7 @@ class Recorder:
                 last["correlation"],
                 self.directory.image,
             )
-        first, *others = self.experiment.config.inversion.parameters
+        first, *others = self.experiment.config.inversion.changing
         at_end = {first: last["model_error"]}
         at_end |= {name: last.get(f"model_error_{name}") for name in others}
         at_end = {name: error for name, error in at_end.items() if error is not None}

@@ -203,7 +203,7 @@ def make_pictures(
     true, survey = experiment.true, experiment.survey
     energies = {name: f.cpu().numpy() for name, f in evaluation.illuminations.items()}
     pictures: list[EpochPicture] = []
-    for name in experiment.config.inversion.parameters:
+    for name in experiment.config.inversion.changing:
         picture = EpochPicture(
             epoch=state.epoch,
             grid=experiment.initial.grid,
@@ -503,7 +503,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     if not is_run:
         return drawn
     given = load_config(directory.path)
-    names, inverted = find_equation(given.wave.equation).parameters, given.inversion.parameters
+    names, inverted = find_equation(given.wave.equation).parameters, given.inversion.changing
     name = inverted[0]
     initial = read_model(directory.initial, names)
     truth = read_model(directory.true, names) if exists(directory.true) else None

@@ -89,6 +89,61 @@ def test_stages_have_the_same_parameters(tmp_path, monkeypatch):
     assert caught.value.where == "stage.1.inversion.parameters"
 
 
+ELASTIC = {"wave.equation": "elastic", "inversion.parameters": ["vp", "vs"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "words"),
+    [
+        (
+            {"inversion.parametrization": "impedance"},
+            "inversion.parametrization",
+            '"impedance" depends on rho, which wave.equation = "acoustic" does not have',
+        ),
+        (
+            {"inversion.tied": {"rho": "gardner"}},
+            "inversion.tied",
+            'found rho, but wave.equation = "acoustic" has vp',
+        ),
+        (
+            {**ELASTIC, "inversion.parameters": ["vp"], "inversion.parametrization": "lame"},
+            "inversion.parametrization",
+            '"lame" changes vp and vs together, but inversion.parameters are vp',
+        ),
+        (
+            {**ELASTIC, "stage": [{}, {"inversion": {"tied": {"rho": "gardner"}}}]},
+            "stage.2.inversion.tied",
+            "as in the other stages",
+        ),
+        (
+            {**ELASTIC, "inversion.parametrization": "log", "model.network": {"kind": "siren"}},
+            "inversion.parametrization",
+            "found with model.network, whose weights are the unknowns",
+        ),
+    ],
+    ids=["no density", "tied without density", "one velocity", "stages", "network"],
+)
+def test_unknowns_that_an_inversion_cannot_have_are_refused(tmp_path, changes, where, words):
+    with pytest.raises(InputError) as caught:
+        prepare(load_config(write_input(tmp_path, changes)), Context.alone())
+    assert caught.value.where == where
+    assert words in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parameters": ["vp", "rho"], "tied": {"rho": "gardner"}}, "tied has rho, which is one"),
+        ({"parameters": ["vs"], "tied": {"rho": "gardner"}}, "which follows vp"),
+        ({"linear": True, "parametrization": "log"}, "linear = true requires parametrization"),
+    ],
+)
+def test_contradictions_of_unknowns_are_refused(tmp_path, changes, words):
+    keys = {f"inversion.{key}": value for key, value in changes.items()}
+    with pytest.raises(InputError, match=words):
+        load_config(write_input(tmp_path, keys))
+
+
 @pytest.mark.parametrize(
     ("name", "possible", "impossible", "words"),
     [

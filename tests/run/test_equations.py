@@ -33,6 +33,13 @@ INVERTED = {
 }
 
 
+MODULI = {
+    "inversion.parametrization": "lame",
+    "inversion.tied": {"rho": "gardner"},
+    "inversion.optimizer": {"name": "lbfgs", "step": 50.0},
+}
+
+
 def write_medium(folder: Path, **changes: float) -> None:
     """Write the model of the examples with arrays for every equation, and no S waves in water."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,12 +96,18 @@ def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
         np.testing.assert_array_equal(array[water], true[name][water])
 
 
-@pytest.mark.parametrize("equation", ["elastic", "acoustic-density"])
-def test_ranks_and_kills_do_not_change_the_bits(tmp_path: Path, equation: str) -> None:
+@pytest.mark.parametrize(
+    ("equation", "unknowns"),
+    [("elastic", {}), ("acoustic-density", {}), ("elastic", MODULI)],
+    ids=["elastic", "acoustic-density", "moduli and tied density"],
+)
+def test_ranks_and_kills_do_not_change_the_bits(
+    tmp_path: Path, equation: str, unknowns: dict[str, Any]
+) -> None:
     found = []
     for ranks, epochs in ((1, (4,)), (2, (4,)), (3, (2, 4))):
         folder = tmp_path / str(ranks)
-        path = write_elastic(folder, equation)
+        path = write_elastic(folder, equation, **unknowns)
         for last in epochs:
             command = [
                 "-m",
@@ -108,9 +121,39 @@ def test_ranks_and_kills_do_not_change_the_bits(tmp_path: Path, equation: str) -
             job = run_ranks(ranks, command, warm=True)
             assert job.returncode == 0, job.stderr
         found.append(read_model(folder / "run" / "model.h5"))
-    for name in INVERTED[equation]:
+    for name, array in found[0].arrays.items():
         for other in found[1:]:
-            np.testing.assert_array_equal(other[name], found[0][name])
+            np.testing.assert_array_equal(other[name], array)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("velocity", "adam"), ("impedance", "lbfgs"), ("lame", "gauss-newton"), ("log", "adam")],
+)
+def test_inversion_of_every_kind_of_unknowns_fits_the_data(
+    hpcfwi: Any, tmp_path: Path, name: str, optimizer: str
+) -> None:
+    keys = {
+        "inversion.parameters": ["vp", "vs"],
+        "inversion.parametrization": name,
+        "inversion.tied": {"rho": "gardner"},
+        "inversion.bounds": {"vp": [1400.0, 2800.0], "rho": [1000.0, 2250.0]},
+        "inversion.optimizer": {"name": optimizer, "lr" if optimizer == "adam" else "step": 50.0},
+        "inversion.batch": 10,
+    }
+    assert hpcfwi("run", write_elastic(tmp_path, "elastic", **keys), "--quiet") == 0
+    run = tmp_path / "run"
+    entries = read_metrics(run / "metrics.jsonl")
+    assert entries[-1]["loss"] < 0.5 * entries[0]["loss"]
+    assert "model_error_rho" in entries[-1]
+    start, result = read_model(run / "initial.h5"), read_model(run / "model.h5")
+    water = start.grid.coordinates(0) <= WATER
+    for key, array in result.arrays.items():
+        np.testing.assert_array_equal(array[water], start[key][water])
+    tied = start["rho"] * (result["vp"] / start["vp"]) ** 0.25
+    np.testing.assert_allclose(
+        result["rho"], np.where(water[:, None], start["rho"], tied.clip(1000.0, 2250.0)), rtol=1e-6
+    )
 
 
 def write_components(folder: Path, **changes: Any) -> Path:

@@ -1,13 +1,15 @@
-"""Wrappers of optimizers: scaled parameters, a denoiser, or a network whose weights are updated.
+"""Wrappers of optimizers: other unknowns than the parameters of a model, or a denoiser.
+
+Unknowns are functions of the parameters in each cell, which `parametrizations` describes, or the
+weights of a network. `networks` computes models from weights, and gradients with respect to weights
+from those with respect to models.
 
 The module has two denoisers of scikit-image, which `registry.DENOISERS` names; `operators.tiles`
-distributes their tiles over ranks. `networks` computes models from weights, and gradients with
-respect to weights from those with respect to models.
+distributes their tiles over ranks.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +26,7 @@ from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluator, Optimizer, OptimizerCost
 from hpcfwi.inversion.optimizers.line_search import as_model
 from hpcfwi.inversion.parameters import Limits
+from hpcfwi.inversion.parametrizations import Unknowns
 from hpcfwi.model import Model
 from hpcfwi.operators.tiles import Tiles
 from hpcfwi.operators.vectors import one_thread
@@ -157,35 +160,35 @@ class Denoised:
         return made.to(array) * extent + lowest
 
 
-class Scaled:
-    """An `Optimizer` of models whose arrays are divided by scales.
+class Parametrized:
+    """An `Optimizer` of unknowns from which the model follows.
 
-    A step of the optimizer then changes parameters with different units by similar shares. make:
-    returns the optimizer, given the first model and its limits; scales: powers of two by name, with
-    which products and quotients are exact.
+    make: returns the optimizer, given the first unknowns and their limits; find_unknowns: returns
+    the unknowns of models with these limits.
     """
 
     def __init__(
         self,
         make: Callable[[Model, Limits], Optimizer],
-        scales: Mapping[str, float],
+        find_unknowns: Callable[[Limits], Unknowns],
         initial: Model,
         limits: Limits,
     ) -> None:
-        self._scales = Model(initial.grid, scales)
-        self._optimizer = make(
-            _divide(initial, self._scales), _ScaledLimits(**vars(limits), scales=self._scales)
-        )
+        self._unknowns = unknowns = find_unknowns(limits)
+        first = unknowns.of(initial)
+        fixed = {name: limits.fixed[name] for name in first.arrays}
+        within = _LimitsOfUnknowns(first, fixed, {}, limits.linear, unknowns=unknowns)
+        self._optimizer = make(first, within)
 
     def step(
         self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        start, through = _divide(model, self._scales), _ThroughScales(evaluate, self._scales)
-        through.known = start, model
+        unknowns = self._unknowns
+        start, through = unknowns.of(model), _ThroughUnknowns(unknowns, evaluate)
+        through.know(start, model)
         found, evaluation = self._optimizer.step(start, through, progress)
-        gradient = _divide(evaluation.gradient, self._scales)
-        result = model if found is start else through.make(found)
-        return result, replace(evaluation, gradient=gradient)
+        gradient = unknowns.pull_back_to_model(model, evaluation.gradient)
+        return through.make(found), replace(evaluation, gradient=gradient)
 
     def cost(self, shots: int) -> OptimizerCost:
         return self._optimizer.cost(shots)
@@ -197,57 +200,21 @@ class Scaled:
         self._optimizer.restore(state)
 
 
-def _multiply(model: Model, scales: Model[float]) -> Model:
-    return model.map(operator.mul, scales)
-
-
-def _divide(model: Model, scales: Model[float]) -> Model:
-    return model.map(operator.truediv, scales)
-
-
 @dataclass(frozen=True, kw_only=True)
-class _ScaledLimits(Limits):
-    """The limits of models whose arrays are divided by scales."""
+class _LimitsOfUnknowns(Limits):
+    """The limits of unknowns, which follow from those of their models."""
 
-    scales: Model[float]
+    unknowns: Unknowns
 
     def within(self, model: Model, direction: Model) -> Model:
-        return super().within(_multiply(model, self.scales), direction)
+        """Return a direction without the changes of parameters that would leave the limits."""
+        made, change = self.unknowns.make(model), self.unknowns.push(model, direction)
+        kept = self.unknowns.limits.within(made, change)
+        return self.unknowns.push_to_unknowns(made, kept)
 
     def apply(self, model: Model) -> Model:
-        return _divide(super().apply(_multiply(model, self.scales)), self.scales)
-
-
-class _ThroughScales:
-    """An `Evaluator` of scaled models.
-
-    Preconditioners treat each array separately, and need not know its scale. known: the last scaled
-    model, and the model itself, so that its evaluation can be used again.
-    """
-
-    known: tuple[Model, Model]
-
-    def __init__(self, evaluate: Evaluator, scales: Model[float]) -> None:
-        self._evaluate, self._scales = evaluate, scales
-        self.precondition = evaluate.precondition
-
-    def make(self, scaled: Model) -> Model:
-        """Return the model itself."""
-        if self.known[0] is not scaled:
-            self.known = scaled, _multiply(scaled, self._scales)
-        return self.known[1]
-
-    def __call__(self, scaled: Model) -> Evaluation:
-        found = self._evaluate(self.make(scaled))
-        return replace(found, gradient=_multiply(found.gradient, self._scales))
-
-    def product(self, scaled: Model, direction: Model, shots: int | None = None) -> Model:
-        change = _multiply(direction, self._scales)
-        return _multiply(self._evaluate.product(self.make(scaled), change, shots), self._scales)
-
-    def remember(self, scaled: Model, evaluation: Evaluation) -> None:
-        gradient = _divide(evaluation.gradient, self._scales)
-        self._evaluate.remember(self.make(scaled), replace(evaluation, gradient=gradient))
+        """Return the nearest unknowns whose model is within the limits."""
+        return self.unknowns.of(self.unknowns.make(model))
 
 
 class Reparametrized:
@@ -323,11 +290,14 @@ class _Finite(Limits):
 
 
 class _Through:
-    """An `Evaluator` of weights, which evaluates their models."""
+    """An `Evaluator` of unknowns, which evaluates their models.
 
-    def __init__(self, represented: Represented, evaluate: Evaluator) -> None:
-        self._represented, self._evaluate = represented, evaluate
-        self._known: tuple[Weights, Model] | None = None
+    source: makes models, and transforms directions and gradients.
+    """
+
+    def __init__(self, source: Represented | Unknowns, evaluate: Evaluator) -> None:
+        self._source, self._evaluate = source, evaluate
+        self._known: tuple[Model, Model] | None = None
         self._first: Evaluation | None = None
 
     @property
@@ -336,32 +306,51 @@ class _Through:
         assert self._first is not None, "optimisers evaluate the model that they begin with"
         return self._first
 
-    def know(self, weights: Weights, model: Model) -> None:
-        """Store the model of some weights, so that its known evaluation can be used."""
-        self._known = weights, model
+    def know(self, unknowns: Model, model: Model) -> None:
+        """Store the model of some unknowns, so that its known evaluation can be used."""
+        self._known = unknowns, model
 
-    def make(self, weights: Weights) -> Model:
-        if self._known is None or self._known[0] is not weights:
-            self._known = weights, self._represented.make(weights)
+    def make(self, unknowns: Model) -> Model:
+        if self._known is None or self._known[0] is not unknowns:
+            self._known = unknowns, self._source.make(unknowns)
         return self._known[1]
 
-    def __call__(self, weights: Weights) -> Evaluation:
-        model = self.make(weights)
+    def __call__(self, unknowns: Model) -> Evaluation:
+        model = self.make(unknowns)
         found = self._evaluate(model)
         self._first = self._first or found
-        return replace(found, gradient=self._pull(weights, model, found.gradient))
+        return replace(found, gradient=self._pull(unknowns, model, found.gradient))
 
-    def product(self, weights: Weights, direction: Weights, shots: int | None = None) -> Weights:
-        model = self.make(weights)
-        change = self._represented.push(weights, direction)
-        return self._pull(weights, model, self._evaluate.product(model, change, shots))
+    def product(self, unknowns: Model, direction: Model, shots: int | None = None) -> Model:
+        model = self.make(unknowns)
+        change = self._source.push(unknowns, direction)
+        return self._pull(unknowns, model, self._evaluate.product(model, change, shots))
 
-    def remember(self, weights: Weights, evaluation: Evaluation) -> None:
-        """Do nothing, because the gradient of the model is not known."""
+    def remember(self, unknowns: Model, evaluation: Evaluation) -> None:
+        """Do nothing, because the gradient of the model does not follow from that of weights."""
 
-    def precondition(self, gradient: Weights) -> Weights:
-        """Return the gradient unchanged, because only gradients of models are preconditioned."""
+    def precondition(self, gradient: Model) -> Model:
+        """Return the gradient unchanged, because gradients of weights have no place."""
         return gradient
 
-    def _pull(self, weights: Weights, model: Model, gradient: Model) -> Weights:
-        return self._represented.pull_back(weights, model, gradient)
+    def _pull(self, unknowns: Model, model: Model, gradient: Model) -> Model:
+        return self._source.pull_back(unknowns, model, gradient)
+
+
+class _ThroughUnknowns(_Through):
+    """An `Evaluator` of unknowns in each cell.
+
+    Preconditioners treat each array separately, and need not know what it means.
+    """
+
+    def __init__(self, unknowns: Unknowns, evaluate: Evaluator) -> None:
+        super().__init__(unknowns, evaluate)
+        self._unknowns = unknowns
+
+    def remember(self, unknowns: Model, evaluation: Evaluation) -> None:
+        model = self.make(unknowns)
+        gradient = self._unknowns.pull_back_to_model(model, evaluation.gradient)
+        self._evaluate.remember(model, replace(evaluation, gradient=gradient))
+
+    def precondition(self, gradient: Model) -> Model:
+        return self._evaluate.precondition(gradient)

@@ -1,4 +1,4 @@
-"""Tests of optimizers of scaled parameters."""
+"""Tests of optimizers of other unknowns than the parameters of a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hpcfwi.inversion.objective import Evaluation, Times
 from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.inversion.optimizers.gauss_newton import GaussNewton, LinearConjugateGradients
 from hpcfwi.inversion.optimizers.line_search import LBFGS, ConjugateGradients
-from hpcfwi.inversion.optimizers.wrappers import Scaled
+from hpcfwi.inversion.optimizers.wrappers import Parametrized
 from hpcfwi.inversion.parameters import Limits
+from hpcfwi.inversion.parametrizations import VELOCITY, Medium, Unknowns
 from hpcfwi.model import Grid, Model
 
 GRID = Grid((2, 3), (10.0, 10.0), (0.0, 0.0))
@@ -68,6 +69,10 @@ class Quadratic:
         return gradient.map(lambda array: 0.5 * array)
 
 
+def change(limits):
+    return Unknowns(VELOCITY, limits, Medium({}, {}), SCALES)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_scaled_steps_are_those_of_a_scaled_problem_to_the_bit(name):
     start = {"vp": 2000.0, "epsilon": 0.01}
@@ -77,7 +82,7 @@ def test_scaled_steps_are_those_of_a_scaled_problem_to_the_bit(name):
     top = {} if name == "cg" else {"epsilon": 0.035}
     models, evaluations = [], []
     for scales, wrap in (
-        (ONES, partial(Scaled, METHODS[name], SCALES)),
+        (ONES, partial(Parametrized, METHODS[name], change)),
         (SCALES, METHODS[name]),
     ):
         model = first = model_of(start, scales)
