@@ -136,6 +136,9 @@ PARAMETERS = {
         # Thomsen's parameters, 1986. Waves with values of -0.5 or less do not propagate.
         Parameter("epsilon", "Thomsen's epsilon", "", -0.49, 5.0, "", 1.0, -inf, False, 0.05),
         Parameter("delta", "Thomsen's delta", "", -0.49, 5.0, "", 1.0, -inf, False, 0.05),
+        # Below 5, standard linear solids do not have the asked quality factor.
+        Parameter("qp", "quality factor of P waves", "", 5.0, 1e5, "", 1.0, -inf, False, 20.0),
+        Parameter("qs", "quality factor of S waves", "", 5.0, 1e5, "", 1.0, -inf, False, 20.0),
     )
 }
 

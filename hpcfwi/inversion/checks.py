@@ -19,7 +19,7 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.survey import DataSection
 from hpcfwi.errors import Finding, InputError
 from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
-from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.experiment import Experiment, equation_of
 from hpcfwi.model import PARAMETERS
 from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
@@ -32,7 +32,7 @@ from hpcfwi.survey import (
     find_frequencies,
 )
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.equation import ACOUSTIC, find_equation
+from hpcfwi.wave.equation import ACOUSTIC
 from hpcfwi.wave.numerics import longest_step
 from hpcfwi.wave.simulation import check_kinds
 
@@ -274,7 +274,7 @@ def _on_surface(points: NDArray[np.float64], top: float, spacing: float) -> NDAr
 def refuse_engine(config: Config, where: str, context: Context) -> None:
     """Raise `InputError` for an engine that lacks the equation, or cannot work on this device."""
     try:
-        choose(config.wave.engine, context.device, find_equation(config.wave.equation))
+        choose(config.wave.engine, context.device, equation_of(config))
     except ValueError as error:
         raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.sections import HistorySection
+from hpcfwi.config.sections import HistorySection, WaveSection
 from hpcfwi.config.survey import Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
@@ -48,7 +48,7 @@ from hpcfwi.survey import (
     Survey,
     moment_kinds,
 )
-from hpcfwi.wave import Auto, Method
+from hpcfwi.wave import Attenuation, Auto, Method
 from hpcfwi.wave.equation import Equation, find_equation
 from hpcfwi.wave.history import History, from_table, parse
 
@@ -212,6 +212,17 @@ def _part_of(survey: Survey, context: Context) -> Survey:
     return survey.between(*ends)
 
 
+def find_attenuation(wave: WaveSection) -> Attenuation | None:
+    """Return the attenuation that an input asks for, None for the default or without any."""
+    asked = wave.attenuation
+    return None if asked is None else Attenuation(**asked.model_dump())
+
+
+def equation_of(config: Config) -> Equation:
+    """Return the equation of the waves."""
+    return find_equation(config.wave.equation, find_attenuation(config.wave))
+
+
 @dataclass(frozen=True)
 class Experiment:
     """The models, survey and simulations that a config describes.
@@ -240,7 +251,7 @@ class Experiment:
     @property
     def equation(self) -> Equation:
         """The equation of the waves."""
-        return find_equation(self.config.wave.equation)
+        return equation_of(self.config)
 
     @cached_property
     def inverted(self) -> Model:
@@ -299,6 +310,7 @@ class Experiment:
                 engine=wave.engine,
                 history=_history(wave.history, spectrum.highest()),
                 equation=wave.equation,
+                attenuation=find_attenuation(wave),
             ),
             self.aperture,
             self.coarsening,
@@ -383,13 +395,14 @@ class Experiment:
         return max(*speeds, *(self._fastest_within_bounds(model) for model in models))
 
     def _fastest_within_bounds(self, model: Model) -> float:
-        """Return the fastest speed at the upper bounds, or in the model for parameters without any.
+        """Return the fastest speed within the bounds, or in the model for parameters without any.
 
-        All parameters are assumed to make the fastest waves faster, or not to change them.
+        It is assumed to be at an end of each pair of bounds.
         """
         bounds = self.config.inversion.bounds_by_name
-        highest = {name: np.array(pair[1]) for name, pair in bounds.items()}
-        return float(self.equation.fastest({**model.arrays, **highest}).max())
+        ends = [dict(zip(bounds, each, strict=True)) for each in product(*bounds.values())]
+        extremes = ({name: np.array(end) for name, end in each.items()} for each in ends)
+        return max(float(self.equation.fastest({**model.arrays, **e}).max()) for e in extremes)
 
     def limits(self, model: Model) -> Limits:
         """Return the limits of an inversion from this initial model, of tensors."""
@@ -420,7 +433,8 @@ class Experiment:
         """A hash of everything that synthetic observed data depend on."""
         assert self.true is not None
         method = vars(self.simulator(self.true).method)
-        scheme = {k: v for k, v in method.items() if k not in ("engine", "history")}
+        others = {"engine", "history", *(() if method["attenuation"] else ("attenuation",))}
+        scheme = {k: v for k, v in method.items() if k not in others}
         digest = hashlib.sha256(repr(sorted(scheme.items())).encode())
         grid, survey = self.true.grid, self.survey
         digest.update(repr((grid.spacing, grid.origin, survey.dt)).encode())

@@ -30,6 +30,7 @@ from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine
 from hpcfwi.inversion.conditioning import read_picks
 from hpcfwi.inversion.experiment import (
     Experiment,
+    equation_of,
     find_source_kinds,
     know_spectrum,
     place_points,
@@ -56,7 +57,6 @@ from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch, read_surface
 from hpcfwi.survey import Spectrum, Survey, spread_shots
 from hpcfwi.system import check_room, exists
-from hpcfwi.wave.equation import find_equation
 from hpcfwi.wave.numerics import FEWEST_POINTS, ricker
 
 log = logging.getLogger("hpcfwi")
@@ -78,7 +78,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         that is given. The given model is then the true one. Nothing is inverted, so that there is
         no other initial model, and keys of the inversion are not checked.
     """
-    section, names = config.model, find_equation(config.wave.equation).parameters
+    section, names = config.model, equation_of(config).parameters
     if target is None:
         _check_parameters(config)
     needed = names if config.survey.file is None or target is not None else _find_base(config)
@@ -152,7 +152,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
 def _check_parameters(config: Config) -> None:
     """Raise `InputError` if the equation lacks a parameter, or stages have other parameters."""
     equation, first = config.wave.equation, config.inversion
-    names = find_equation(equation).parameters
+    names = equation_of(config).parameters
     for key, wanted in (("parameters", first.parameters), ("tied", first.ties)):
         for name in wanted:
             if name not in names:
@@ -161,6 +161,19 @@ def _check_parameters(config: Config) -> None:
                     f'found {name}, but wave.equation = "{equation}" has {", ".join(names)}',
                     "Leave it out, or choose another equation.",
                 )
+    for name in DERIVED:
+        if getattr(config.model.initial, name) is not None and name not in names:
+            raise InputError(
+                f"model.initial.{name}",
+                f'wave.equation = "{equation}" has no {name}, only {", ".join(names)}',
+                "Leave it out, or choose another equation.",
+            )
+    if config.wave.attenuation is not None and "qp" not in names:
+        raise InputError(
+            "wave.attenuation",
+            f'waves of wave.equation = "{equation}" are not attenuated',
+            'Leave it out, or choose "viscoacoustic" or "viscoelastic".',
+        )
     for number, (_, part) in enumerate(config.stages(), start=1):
         _check_unknowns(part, f"stage.{number}." if config.stage else "", names)
         for key, found, expected in (
@@ -228,7 +241,7 @@ def _load_given(config: Config, names: Sequence[str], context: Context) -> Model
 
 def _check_medium(config: Config, model: Model, key: str) -> None:
     """Raise `InputError` if waves cannot be simulated in a model."""
-    fault = find_equation(config.wave.equation).find_fault(model.arrays)
+    fault = equation_of(config).find_fault(model.arrays)
     if fault is not None:
         raise InputError(
             key,
@@ -246,7 +259,7 @@ def _limit_medium(config: Config, model: Model) -> Model:
     if asked.smoothing is None and asked.linear is None and not _find_derived(config):
         return model
     arrays = model.as_tensors(torch.device("cpu")).arrays
-    changed = find_equation(config.wave.equation).limit(arrays, arrays.keys())
+    changed = equation_of(config).limit(arrays, arrays.keys())
     return Model(model.grid, {**model.arrays, **{n: a.numpy() for n, a in changed.items()}})
 
 
@@ -293,9 +306,10 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
 
 
 # The parameters with starting values of their own.
-DERIVED = ("vs", "rho")
-# Of water, kg/m3; and the largest P velocity of water, m/s.
-DENSITY, FASTEST_WATER = 1000.0, 1600.0
+DERIVED = ("vs", "rho", "qp", "qs")
+# Values of water, and its largest P velocity, m/s.
+WATER = {"vs": 0.0, "rho": 1000.0, "qp": 1e4, "qs": 1e4}
+FASTEST_WATER = 1600.0
 # kg/m3 of a rock in which P waves have 1 m/s, and power of their velocity: Gardner, Gardner and
 # Gregory (1974), figure 1.
 GARDNER = 310.0, 0.25
@@ -303,14 +317,14 @@ GARDNER = 310.0, 0.25
 
 def _find_derived(config: Config) -> list[str]:
     """Return the names of the parameters with starting values of their own."""
-    names, asked = find_equation(config.wave.equation).parameters, config.model.initial
+    names, asked = equation_of(config).parameters, config.model.initial
     return [name for name in DERIVED if name in names and getattr(asked, name) is not None]
 
 
 def _find_base(config: Config) -> list[str]:
     """Return the names of the parameters that come from the starting model."""
     derived = _find_derived(config)
-    return [n for n in find_equation(config.wave.equation).parameters if n not in derived]
+    return [n for n in equation_of(config).parameters if n not in derived]
 
 
 def _load_own(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float32]]:
@@ -345,8 +359,11 @@ def _derive(
         values["rho"] = GARDNER[0] * speed ** GARDNER[1]
     elif asked.rho is not None and asked.rho.constant is not None:
         values["rho"] = asked.rho.constant
+    for name, quality in (("qp", asked.qp), ("qs", asked.qs)):
+        if quality is not None and quality.constant is not None:
+            values[name] = quality.constant
     arrays = dict(initial.arrays)
-    for name, water in (("vs", 0.0), ("rho", DENSITY)):
+    for name, water in WATER.items():
         if name in values:
             known = name in given.arrays
             still, before = (fluid | kept, given[name]) if known else (fluid, water)

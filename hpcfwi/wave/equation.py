@@ -9,14 +9,15 @@ are in `equations`; their discretization is in `staggered`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from hpcfwi.registry import EQUATIONS, find
+from hpcfwi.wave.attenuation import Attenuation
 
 # The arrays of a model by name: NumPy arrays or tensors.
 Arrays = Mapping[str, Any]
@@ -71,14 +72,27 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """A field that relaxes, and that is added to the rate of change of another one.
+
+    field: the name of the other one, which the same stage updates; frequency: angular frequency of
+    the relaxation, rad/s, whose product with r + the sum of its terms is minus the rate of change
+    of the memory variable r.
+    """
+
+    field: str
+    frequency: float
+
+
+@dataclass(frozen=True)
 class System:
     """Fields on a staggered grid and the rates at which they change.
 
     fields: by name; stages: for each of the two, the fields that it updates and the terms whose sum
     is the rate of change; sources: by kind; components: for each name of a recorded quantity, the
-    factors of the fields of which it is the sum; surface: the field that is zero on a free surface.
-    Raises ValueError if a derivative does not lie where the field that it updates lies, or if a
-    stage reads a field that it updates.
+    factors of the fields of which it is the sum; surface: the field that is zero on a free surface;
+    memories: the fields that are memory variables. Raises ValueError if a derivative does not lie
+    where the field that it updates lies, or if a stage reads a field that it updates.
     """
 
     fields: Mapping[str, Wavefield]
@@ -86,6 +100,7 @@ class System:
     sources: Mapping[str, Source]
     components: Mapping[str, Mapping[str, float]]
     surface: str
+    memories: Mapping[str, Memory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -98,6 +113,24 @@ class System:
     def stage_of(self, name: str) -> int:
         """Return the number of the stage that updates a field, 0 or 1."""
         return next(k for k, stage in enumerate(self.stages) if name in stage)
+
+
+def add_memories(system: System, frequencies: Sequence[float]) -> System:
+    """Return a system whose second stage, that of the stresses, relaxes at angular frequencies.
+
+    The coefficients of the memory variables are those of their field with the ending "_lost".
+    """
+    first, stresses = system.stages
+    fields, stage, memories = dict(system.fields), dict(stresses), {}
+    for name, terms in stresses.items():
+        for number, frequency in enumerate(frequencies):
+            memory = f"{name}_{number}"
+            fields[memory] = system.fields[name]
+            stage[memory] = tuple(
+                Term(f"{term.coefficient}_lost", term.axis, term.field) for term in terms
+            )
+            memories[memory] = Memory(name, frequency)
+    return replace(system, fields=fields, stages=(first, stage), memories=memories)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +191,15 @@ ACOUSTIC = Equation(
 )
 
 
-def find_equation(name: str) -> Equation:
-    """Return the equation of a name in the registry."""
-    return cast(Equation, find(EQUATIONS[name]))
+def find_equation(name: str, attenuation: Attenuation | None = None) -> Equation:
+    """Return the equation of a name in the registry.
+
+    attenuation: of an equation whose waves lose energy; by default that of `Attenuation()`.
+    """
+    found = find(EQUATIONS[name])
+    if isinstance(found, Equation):
+        return found
+    return cast(Equation, found(attenuation or Attenuation()))
 
 
 def _next(values: Tensor, axis: int) -> Tensor:

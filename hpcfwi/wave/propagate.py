@@ -16,8 +16,9 @@ from hpcfwi.registry import EQUATIONS
 from hpcfwi.survey import STRAIN, Components, SourceKinds, moment_kinds
 from hpcfwi.wave import numerics
 from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
+from hpcfwi.wave.attenuation import Attenuation
 from hpcfwi.wave.engines import FirstOrderEngine
-from hpcfwi.wave.equation import FirstOrderEquation, find_equation
+from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Auto, History
 from hpcfwi.wave.simulation import (
     Acquisition,
@@ -39,6 +40,7 @@ def propagate(
     sources: Tensor | NDArray[np.float64],
     receivers: Tensor | NDArray[np.float64],
     *,
+    attenuation: Attenuation | None = None,
     source_kind: str | ArrayLike = "explosive",
     components: str | Sequence[str] = "pressure",
     directions: ArrayLike | None = None,
@@ -59,15 +61,20 @@ def propagate(
     Parameters
     ----------
     equation
-        "acoustic", "acoustic-density", "elastic" or "acoustic-vti".
+        "acoustic", "acoustic-density", "elastic", "acoustic-vti", "viscoacoustic" or
+        "viscoelastic".
     model
         The parameters of the equation, each (nz, nx) or (nz, ny, nx), float32 or float64: "vp" and
-        "vs" in m/s, "rho" in kg/m^3, Thomsen's "epsilon" and "delta". Fluids have vs = 0.
+        "vs" in m/s, "rho" in kg/m^3, Thomsen's "epsilon" and "delta", the quality factors "qp" and
+        "qs" of P and S waves. Fluids have vs = 0.
     spacing, dt, sources, receivers, order, boundary, free_surface, boundary_frequency, max_velocity
         As in `acoustic`.
     wavelet
         (time,) for all shots, (shot, time), or (shot, source, time); its unit depends on the kind
         of the sources.
+    attenuation
+        The dependence of quality factors on frequency, and the frequency at which waves have the
+        velocities of the model, for the last two equations; by default `Attenuation()`.
     source_kind
         "explosive": the same source as that of `acoustic`. "force-z", "force-y" or "force-x": a
         force, N (in 2-D N/m). A moment tensor, (ndim, ndim) and symmetric, in the order of the
@@ -114,9 +121,17 @@ def propagate(
     require_fixed(receivers, "receivers")
     names = (components,) if isinstance(components, str) else tuple(components)
     method = Method(
-        order, boundary, free_surface, boundary_frequency, max_velocity, engine, history, equation
+        order,
+        boundary,
+        free_surface,
+        boundary_frequency,
+        max_velocity,
+        engine,
+        history,
+        equation,
+        attenuation,
     )
-    asked = find_equation(equation)
+    asked = method.find_equation()
     ndim = next(iter(select_arrays(model, asked).values())).ndim
     kinds = _find_kinds(source_kind, ndim)
     check_kinds(names, kinds, asked, ndim)

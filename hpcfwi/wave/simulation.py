@@ -24,6 +24,7 @@ from hpcfwi.model import AXES, PARAMETERS
 from hpcfwi.survey import EXPLOSIVE, PRESSURE, STRAIN, Components, SourceKinds, select_kinds
 from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
+from hpcfwi.wave.attenuation import Attenuation
 from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation, find_equation
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
 from hpcfwi.wave.numerics import peak_frequency
@@ -62,7 +63,8 @@ class Acquisition:
 class Method:
     """The method of simulation; `acoustic` explains each of these parameters.
 
-    equation: the name of the wave equation.
+    equation: the name of the wave equation; attenuation: the dependence of its quality factors on
+    frequency, None for the default or without any.
     """
 
     order: int = 8
@@ -73,15 +75,21 @@ class Method:
     engine: str = "auto"
     history: str | Auto | History = "auto"
     equation: str = "acoustic"
+    attenuation: Attenuation | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The parameters of `acoustic`, by name."""
-        return {name: value for name, value in vars(self).items() if name != "equation"}
+        others = ("equation", "attenuation")
+        return {name: value for name, value in vars(self).items() if name not in others}
+
+    def find_equation(self) -> Equation:
+        """Return the wave equation."""
+        return find_equation(self.equation, self.attenuation)
 
     def choose_engine(self, device: torch.device) -> engines.Engine:
         """Return the engine for a device; raise ValueError if it does not solve the equation."""
-        return engines.choose(self.engine, device, find_equation(self.equation))
+        return engines.choose(self.engine, device, self.find_equation())
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,7 @@ def set_up(
     those of the whole model; gradients have the shape of the window. Raises ValueError as
     `acoustic` does.
     """
-    equation = find_equation(method.equation)
+    equation = method.find_equation()
     arrays = whole = select_arrays(model, equation)
     like = arrays[equation.parameters[0]]
     chosen = method.choose_engine(like.device)

@@ -113,12 +113,26 @@ class Recording:
 
 
 @dataclass(frozen=True)
+class Relaxation:
+    """A memory variable, whose mean before and after a step is added to the field's rate.
+
+    decay: the factor of the memory variable in a step; share: half the step, s. The mean makes it
+    accurate to second order (Robertsson, Blanch and Symes 1994, equation 20).
+    """
+
+    memory: str
+    field: str
+    decay: float
+    share: float
+
+
+@dataclass(frozen=True)
 class StaggeredScheme:
     """A system on the padded grid, in the precision of the model.
 
     rates: the change of a field in a step per unit of a derivative in its update, by field and
     derivative, with the free surface; profiles: of the CPML along each axis, for derivatives that
-    lie at the grid's points and for those that lie half a cell after them.
+    lie at the grid's points and for those that lie half a cell after them; dt: the step, s.
     """
 
     system: System
@@ -126,8 +140,18 @@ class StaggeredScheme:
     shape: tuple[int, ...]
     rates: Mapping[tuple[str, Derivative], Tensor]
     profiles: Mapping[str, tuple[Profile, Profile]]
+    dt: float
     emissions: tuple[Emission, ...]
     recordings: tuple[Recording, ...]
+
+    @property
+    def relaxations(self) -> list[Relaxation]:
+        """The memory variables of its fields."""
+        found = []
+        for name, memory in self.system.memories.items():
+            half = 0.5 * self.dt * memory.frequency
+            found.append(Relaxation(name, memory.field, (1.0 - half) / (1.0 + half), 0.5 * self.dt))
+        return found
 
     @property
     def signals(self) -> tuple[Signal, ...]:
@@ -158,10 +182,17 @@ def discretize(problem: Problem) -> StaggeredScheme:
         found = problem.like.new_ones(problem.padded_shape) if name == "1" else medium[name]
         return found if coefficient == name else -found
 
+    def step(name: str) -> float:
+        """Return the factor of the rate of change of a field in a step."""
+        if name not in system.memories:
+            return problem.dt
+        half = 0.5 * problem.dt * system.memories[name].frequency
+        return -2.0 * half / (1.0 + half)
+
     # Terms with the same coefficient share a tensor, which engines need only once
-    shared = cache(lambda coefficient: problem.dt * value(coefficient))
+    shared = cache(lambda coefficient, factor: factor * value(coefficient))
     rates = {
-        (name, term.derivative): shared(term.coefficient)
+        (name, term.derivative): shared(term.coefficient, step(name))
         for stage in system.stages
         for name, terms in stage.items()
         for term in terms
@@ -182,6 +213,7 @@ def discretize(problem: Problem) -> StaggeredScheme:
         problem.padded_shape,
         rates,
         _profiles(problem, axes),
+        problem.dt,
         tuple(
             Emission(name, _source_points(problem, system, kind, name), strength, signal)
             for kind in strengths
@@ -222,8 +254,10 @@ def _free_surface(
             each.setdefault(name, torch.zeros_like(each[system.surface]))
             set_row(each, name, each[name][0] - ratio * each[system.surface][0])
         set_row(rates, (name, vertical), silent)
-    for derivative in (vertical, *others):
-        set_row(rates, (system.surface, derivative), silent)
+    held = [n for n, memory in system.memories.items() if memory.field == system.surface]
+    for name in (system.surface, *held):
+        for derivative in (vertical, *others):
+            set_row(rates, (name, derivative), silent)
     for each in pushing:
         set_row(each, system.surface, silent)
     for each in strengths:

@@ -111,7 +111,8 @@ def test_fixed_and_fixed_above_exclude_each_other(path):
         ("survey.wavelet.extra", "survey.wavelet has the keys delay, frequency, kind."),
         (
             "model.initial.extra",
-            "model.initial has the keys file, linear, rho, run, smooth, smooth_slowness, vs.",
+            "model.initial has the keys file, linear, qp, qs, rho, run, smooth, smooth_slowness, "
+            "vs.",
         ),
         ("wave.history.extra", "wave.history has the keys format, interval, kind, states."),
     ],

@@ -30,6 +30,8 @@ INVERTED = {
     "elastic": ["vp", "vs"],
     "acoustic-density": ["vp", "rho"],
     "acoustic-vti": ["vp", "epsilon", "delta"],
+    "viscoacoustic": ["vp", "qp"],
+    "viscoelastic": ["vp", "vs"],
 }
 
 
@@ -52,6 +54,8 @@ def write_medium(folder: Path, **changes: float) -> None:
         "rho": np.where(rock, 310.0 * vp**0.25, 1000.0),
         "epsilon": np.where(rock, 0.1, 0.0),
         "delta": np.where(rock, 0.05, 0.0),
+        "qp": np.where(rock, 40.0, 1e4),
+        "qs": np.where(rock, 25.0, 1e4),
     }
     for name, factor in changes.items():
         arrays[name] = factor * arrays[name]
@@ -81,7 +85,7 @@ def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
     hpcfwi: Any, tmp_path: Path, equation: str
 ) -> None:
     names, run = INVERTED[equation], tmp_path / "run"
-    sizes = {"vp": 100.0, "vs": 100.0, "rho": 100.0, "epsilon": 0.05, "delta": 0.05}
+    sizes = {"vp": 100.0, "vs": 100.0, "rho": 100.0, "epsilon": 0.05, "delta": 0.05, "qp": 20.0}
     scale = {name: sizes[name] for name in names}
     path = write_elastic(tmp_path, equation, **{"inversion.scale": scale, "inversion.batch": 10})
     assert hpcfwi("run", path, "--quiet") == 0
@@ -98,8 +102,8 @@ def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
 
 @pytest.mark.parametrize(
     ("equation", "unknowns"),
-    [("elastic", {}), ("acoustic-density", {}), ("elastic", MODULI)],
-    ids=["elastic", "acoustic-density", "moduli and tied density"],
+    [("elastic", {}), ("acoustic-density", {}), ("elastic", MODULI), ("viscoelastic", {})],
+    ids=["elastic", "acoustic-density", "moduli and tied density", "viscoelastic"],
 )
 def test_ranks_and_kills_do_not_change_the_bits(
     tmp_path: Path, equation: str, unknowns: dict[str, Any]
@@ -385,6 +389,8 @@ def test_vertical_forces_and_geophones_on_a_free_surface_are_inverted(
     [
         ("elastic", {"vs": 1.5}, ["model.file", "vs is above vp / sqrt(2)", "wave.equation"]),
         ("acoustic-vti", {"delta": 3.0}, ["model.file", "epsilon is below delta"]),
+        ("viscoacoustic", {"qp": 0.1}, ["true.h5, /qp", "4 to 1000", "expected 5"]),
+        ("viscoelastic", {"vs": 1.41}, ["model.file", "vs is above vp / sqrt(2)"]),
     ],
 )
 def test_medium_in_which_waves_are_unstable_is_refused(
@@ -398,6 +404,47 @@ def test_medium_in_which_waves_are_unstable_is_refused(
     path = write_elastic(tmp_path, equation)
     write_medium(tmp_path, **changes)
     assert_refused(hpcfwi, path, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("equation", "changes", "words"),
+    [
+        (
+            "elastic",
+            {"wave.attenuation": {"mechanisms": 2}},
+            ["wave.attenuation", 'waves of wave.equation = "elastic" are not attenuated'],
+        ),
+        (
+            "viscoelastic",
+            {"wave.attenuation": {"band": [30.0, 3.0]}},
+            ["wave.attenuation", "expected the smaller frequency first"],
+        ),
+        (
+            "acoustic-density",
+            {"model.initial": {"smooth": 80.0, "qp": {"constant": 50.0}}},
+            ["model.initial.qp", "has no qp, only vp, rho"],
+        ),
+    ],
+)
+def test_attenuation_that_an_equation_lacks_is_refused(
+    hpcfwi: Any,
+    tmp_path: Path,
+    equation: str,
+    changes: dict[str, Any],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert_refused(hpcfwi, write_elastic(tmp_path, equation, **changes), words, capsys)
+
+
+def test_starting_model_has_quality_factors_of_its_own(hpcfwi: Any, tmp_path: Path) -> None:
+    initial = {"smooth": 80.0, "qp": {"constant": 60.0}, "qs": {"file": str(tmp_path / "true.h5")}}
+    keys = {"model.initial": initial, "inversion.epochs": 1}
+    assert hpcfwi("run", write_elastic(tmp_path, "viscoelastic", **keys), "--quiet") == 0
+    true, found = (read_model(tmp_path / name) for name in ("true.h5", "run/initial.h5"))
+    rock = true["vs"] > 0.0
+    np.testing.assert_array_equal(found["qp"], np.where(rock, 60.0, 1e4))
+    np.testing.assert_array_equal(found["qs"], true["qs"])
 
 
 def test_engine_without_the_equation_is_refused(

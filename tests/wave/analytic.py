@@ -19,7 +19,9 @@ layered media are sums over exp(i k x), with g_c = sqrt(k^2 + s^2 / c^2) for a w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,8 +36,45 @@ WRAPPED = 1e-8
 """Factor of what returns one period of the Fourier transform late."""
 
 
+@dataclass(frozen=True)
+class Relaxing:
+    """The speed of a wave whose medium has a modulus M(s) of standard linear solids.
+
+    M(s) = M_R (1 + tau sum over l of s / (s + w_l)). The phase velocity at a frequency is given.
+
+    Parameters
+    ----------
+    velocity : float
+        Phase velocity, m/s.
+    frequency : float
+        Its frequency, Hz.
+    tau : float
+        Relaxation of the modulus.
+    relaxations : sequence of float
+        Angular frequencies w_l, rad/s.
+    """
+
+    velocity: float
+    frequency: float
+    tau: float
+    relaxations: Sequence[float]
+
+    def modulus(self, s: Complex) -> Complex:
+        """Return M(s) / M_R."""
+        terms = np.array([s / (s + w) for w in self.relaxations])
+        return np.asarray(1.0 + self.tau * terms.sum(axis=0))
+
+    def __call__(self, s: Complex) -> Complex:
+        """Return the complex speed, m/s."""
+        at = self.modulus(np.array(2j * np.pi * self.frequency))
+        return np.asarray(self.velocity * (at**-0.5).real * self.modulus(s) ** 0.5)
+
+
+Speed = float | Relaxing
+
+
 def explosion(
-    wavelet: Real, dt: float, offsets: ArrayLike, *, vp: float, vs: float, rho: float
+    wavelet: Real, dt: float, offsets: ArrayLike, *, vp: Speed, vs: Speed, rho: float
 ) -> Real:
     """Return pressure and velocity of an explosive source in an unbounded medium.
 
@@ -61,16 +100,18 @@ def explosion(
     x = np.asarray(offsets, dtype=float)[..., None]
 
     def transfer(s: Complex) -> Complex:
-        green, slope = (_radial(order, s / vp, x) for order in (0, 1))
-        return np.concatenate(
-            (_pressure_share(vp, vs, x.shape[1]) * green, -slope * x / (rho * s)), axis=1
-        )
+        speed = _at(vp, s)
+        green, slope = (_radial(order, s / speed, x) for order in (0, 1))
+        # The source adds the square of the velocity itself, whatever the modulus
+        strength = (vp.velocity / speed) ** 2 if isinstance(vp, Relaxing) else 1.0
+        share = _pressure_share(speed, _at(vs, s), x.shape[1])
+        return strength * np.concatenate((share * green, -slope * x / (rho * s)), axis=1)
 
     return _filtered(wavelet, dt, transfer)
 
 
 def force(
-    wavelet: Real, dt: float, offsets: ArrayLike, *, vp: float, vs: float, rho: float, axis: int
+    wavelet: Real, dt: float, offsets: ArrayLike, *, vp: Speed, vs: Speed, rho: float, axis: int
 ) -> Real:
     """Return pressure and velocity of a force along an axis in an unbounded medium.
 
@@ -83,11 +124,12 @@ def force(
     unit = np.eye(x.shape[1])[axis][:, None]
 
     def transfer(s: Complex) -> Complex:
-        first, second = (_p_minus_s(order, s, x, vp, vs) for order in (1, 2))
+        p, shear = _at(vp, s), _at(vs, s)
+        first, second = (_p_minus_s(order, s, x, p, shear) for order in (1, 2))
         velocity = (first * unit + second * along * x) / (rho * s)
-        if vs > 0.0:
-            velocity = velocity + unit * s * _radial(0, s / vs, x) / (rho * vs**2)
-        pressure = -_pressure_share(vp, vs, x.shape[1]) * _radial(1, s / vp, x) * along
+        if np.all(shear != 0.0):
+            velocity = velocity + unit * s * _radial(0, s / shear, x) / (rho * shear**2)
+        pressure = -_pressure_share(p, shear, x.shape[1]) * _radial(1, s / p, x) * along
         return np.concatenate((pressure, velocity), axis=1)
 
     return _filtered(wavelet, dt, transfer)
@@ -413,13 +455,18 @@ def _radial(order: int, k: Complex, x: Real) -> Complex:
     return scale * (k / r) ** bessel * kv(bessel, k * r)
 
 
-def _p_minus_s(order: int, s: Complex, x: Real, vp: float, vs: float) -> Complex:
+def _at(speed: Speed, s: Complex) -> Any:
+    """Return a speed at s, a number or an array."""
+    return speed(s) if isinstance(speed, Relaxing) else speed
+
+
+def _p_minus_s(order: int, s: Complex, x: Real, vp: Any, vs: Any) -> Complex:
     """Return `_radial` of P minus that of S, which a fluid lacks."""
     of_p = _radial(order, s / vp, x)
-    return of_p - _radial(order, s / vs, x) if vs > 0.0 else of_p
+    return of_p - _radial(order, s / vs, x) if np.all(vs != 0.0) else of_p
 
 
-def _pressure_share(vp: float, vs: float, ndim: int) -> float:
+def _pressure_share(vp: Any, vs: Any, ndim: int) -> Any:
     """Return the pressure in a P wave over that in a fluid: (lam + 2 mu / n) / (lam + 2 mu)."""
     return 1.0 - (2.0 - 2.0 / ndim) * (vs / vp) ** 2
 

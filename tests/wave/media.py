@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfwi.wave import propagate
 from hpcfwi.wave.history import Snapshots
 
-FIRST_ORDER = ("acoustic-density", "elastic", "acoustic-vti")
+FIRST_ORDER = ("acoustic-density", "elastic", "acoustic-vti", "viscoacoustic", "viscoelastic")
 
 
 def random_medium(
@@ -30,12 +30,16 @@ def random_medium(
         return torch.tensor(rng.uniform(lowest, highest, shape))
 
     model = {"vp": between(1900.0, 2100.0), "rho": between(1500.0, 2500.0)}
-    if equation == "elastic":
+    if equation in ("elastic", "viscoelastic"):
         model["vs"] = between(900.0, 1200.0)
         model["vs"][:water] = 0.0
     if equation == "acoustic-vti":
         model["delta"] = between(-0.05, 0.1)
         model["epsilon"] = model["delta"] + between(0.0, 0.1)
+    if equation.startswith("visco"):
+        model["qp"] = between(20.0, 25.0)
+    if equation == "viscoelastic":
+        model["qs"] = between(20.0, 40.0)
     return model
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfwi.registry import EQUATIONS, find
 from hpcfwi.survey import Components
 from hpcfwi.wave import staggered
 from hpcfwi.wave.engines import eager_staggered
-from hpcfwi.wave.equation import FirstOrderEquation
+from hpcfwi.wave.equation import find_equation
 from hpcfwi.wave.history import Snapshots
 from hpcfwi.wave.numerics import ORDERS
 from hpcfwi.wave.problem import Problem
@@ -36,7 +35,7 @@ def growth(equation: str, model: dict[str, Tensor], order: int, share: float) ->
 
     share: the time step divided by the longest stable one.
     """
-    asked: FirstOrderEquation = find(EQUATIONS[equation])
+    asked = find_equation(equation)
     shape = model["rho"].shape
     spacing = (8.0, 10.0, 9.0)[: len(shape)]
     speed = asked.fastest(model)

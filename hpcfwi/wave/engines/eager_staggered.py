@@ -128,7 +128,7 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
         {name: at(points) for name, points in recording.points.items()}
         for recording in scheme.recordings
     ]
-    read_in = scheme.reading_stages
+    read_in, relaxations = scheme.reading_stages, scheme.relaxations
     samples: list[list[Tensor]] = [[] for _ in recorded]
     for n in range(wavelet.shape[-1]):
         for number, stage in enumerate(system.stages):
@@ -138,10 +138,16 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
                     found.append(torch.stack(values).sum(dim=0))
             needed = {term.derivative for terms in stage.values() for term in terms}
             by_derivative = {each: differences.of(fields, each) for each in sorted(needed)}
+            relaxing = [each for each in relaxations if each.memory in stage]
+            for it in relaxing:
+                fields[it.field] = fields[it.field] + it.share * fields[it.memory]
+                fields[it.memory] = it.decay * fields[it.memory]
             for name, terms in stage.items():
                 for derivative in (term.derivative for term in terms):
                     rate = scheme.rates[name, derivative]
                     fields[name] = fields[name] + rate * by_derivative[derivative]
+            for it in relaxing:
+                fields[it.field] = fields[it.field] + it.share * fields[it.memory]
             for emission, stencil, signal in emitted:
                 if emission.field in stage:
                     added = stencil.spread(signal[..., n])

@@ -175,6 +175,26 @@ def add_three(out, a, x, b, y, c, z, cells, mask):
 
 
 @over_rows
+def add_share(out, f, share, decay, cells):
+    """Add a share of a field to `out`; then multiply the field by a decay if one is given."""
+    for i in range(U(cells.rows)):
+        r = U(cells.row) + i
+        for j in columns_of_cells(cells):
+            out[r, j] = fma(share, f[r, j], out[r, j])
+            if decay is not None:
+                f[r, j] *= decay
+
+
+@over_rows
+def decay_and_add(out, f, share, decay, cells):
+    """Multiply `out` by a decay, and add a share of a field."""
+    for i in range(U(cells.rows)):
+        r = U(cells.row) + i
+        for j in columns_of_cells(cells):
+            out[r, j] = fma(share, f[r, j], decay * out[r, j])
+
+
+@over_rows
 def add_square_of_buffer(out, x, cells, mask):
     """Add the square of a buffer to `out` in these cells."""
     for i in range(U(cells.rows)):

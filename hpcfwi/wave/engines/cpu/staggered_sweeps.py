@@ -39,9 +39,11 @@ from hpcfwi.wave.engines.cpu.staggered_rows import (
     absorb_along,
     add_one,
     add_rows,
+    add_share,
     add_square_of_buffer,
     add_three,
     add_two,
+    decay_and_add,
     difference_across,
     difference_along,
     update,
@@ -239,6 +241,10 @@ def advance_block(shot, state, k, n, block, plane, window, tape, change):
     stage, mask = tables.stages[k], mask_of(buffers)
     cells = cells_of(tables.grid, block, plane)
     sampled = stores_sample(tape, n) and stage.n_samples > 0
+    for m in range(stage.n_relaxations):
+        it = stage.relaxations[m]
+        decay = tables.decays[it.number]
+        add_share(fields[it.field], fields[it.memory], tables.share, decay, cells)
     for g in range(stage.n_groups):
         group = stage.groups[g]
         if group.kind == SUM_OF_DIFFERENCES and not sampled:
@@ -261,6 +267,9 @@ def advance_block(shot, state, k, n, block, plane, window, tape, change):
                     if it.sample == s:
                         out, rate = fields[it.field], change[it.gradient]
                         add_one(out, rate, buffers[-1], cells, mask)
+    for m in range(stage.n_relaxations):
+        it = stage.relaxations[m]
+        add_share(fields[it.field], fields[it.memory], tables.share, None, cells)
     emit(shot.emitters, k, fields, shot.signal[n], cells)
 
 
@@ -476,6 +485,9 @@ def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
     tables, fields, buffers = shot.tables, state.fields, state.buffers
     stage, mask, grid = tables.stages[k], mask_of(buffers), tables.grid
     cells, reach = cells_of(grid, block, plane), radius_of(tables)
+    for m in range(stage.n_relaxations):
+        it = stage.relaxations[m]
+        add_share(fields[it.memory], fields[it.field], tables.share, None, cells)
     for d in range(stage.n_differences):
         out = buffers[d]
         for w in range(stage.ends[d], stage.ends[d + 1]):
@@ -511,6 +523,10 @@ def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
         if len(energies) > 0 and stage.n_samples > 0:
             for t in range(stage.n_targets):
                 add_square(energies[1], fields[stage.targets[t].field], cells)
+    for m in range(stage.n_relaxations):
+        it = stage.relaxations[m]
+        decay = tables.decays[it.number]
+        decay_and_add(fields[it.memory], fields[it.field], tables.share, decay, cells)
 
 
 @inlined

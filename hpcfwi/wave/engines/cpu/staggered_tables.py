@@ -46,13 +46,15 @@ WEIGHT = _record("rate", "field")
 PRODUCT = _record("gradient", "field", "sample")
 # A field and the factor of its image above a free surface: depth -k is that of depth k - shift.
 IMAGE = _record("field", "shift", "sign")
+# A memory variable and the field that it is added to. number: that of its decay.
+RELAXATION = _record("memory", "field", "number")
 # A cell of the sources: `weights` times the signal of `source` is added to it.
 EMISSION = _record("field", "row", "column", "source")
 # A cell of the receivers.
 TAP = _record("field", "row", "column")
 
 # Room for the rows of each list of a stage.
-MOST = 48
+MOST = 80
 _LISTS = {
     "differences": DIFFERENCE,
     "groups": GROUP,
@@ -63,6 +65,7 @@ _LISTS = {
     "samples": np.dtype(np.int64),
     "products": PRODUCT,
     "images": IMAGE,
+    "relaxations": RELAXATION,
 }
 # The lists of a stage, of which `n_differences` and so on are the lengths. weights: rows ends[d] to
 # ends[d + 1] - 1 are those of difference d; samples: the buffers that are stored.
@@ -77,7 +80,8 @@ class StaggeredTables(NamedTuple):
 
     weights: of the differences along z, y and x; rates: (rate, row, column); stages, layers: of the
     types `STAGE` and `LAYER`; a, b: the CPML's profiles, (profile, place); memory: number of memory
-    variables; surface: array rows from one depth to the next, 0 if there is no free surface.
+    variables of the layers; surface: array rows from one depth to the next, 0 if there is no free
+    surface; decays: of the memory variables of the medium; share: of these that is added to fields.
     """
 
     grid: Grid
@@ -89,6 +93,8 @@ class StaggeredTables(NamedTuple):
     b: NDArray
     memory: int
     surface: int
+    decays: NDArray
+    share: np.floating
 
 
 class Emitters(NamedTuple):
@@ -230,6 +236,8 @@ def make_tables(
         layers.b,
         layers.memory,
         0 if not problem.free_surface else 1 if ndim == 2 else grid.stride,
+        np.array([each.decay for each in scheme.relaxations], like),
+        like.type(0.5 * problem.dt),
     )
 
 
@@ -340,7 +348,12 @@ def _list_stage(
     images = [
         (number, int("z" in field.half), -1 if field.odd else 1)
         for number, (name, field) in enumerate(system.fields.items())
-        if name in stage and problem.free_surface
+        if name in stage and name not in system.memories and problem.free_surface
+    ]
+    relaxations = [
+        (names.index(each.memory), names.index(each.field), number)
+        for number, each in enumerate(scheme.relaxations)
+        if each.memory in stage
     ]
     return {
         "differences": differences,
@@ -352,4 +365,5 @@ def _list_stage(
         "samples": samples,
         "products": products,
         "images": images,
+        "relaxations": relaxations,
     }
