@@ -28,6 +28,7 @@ EQUATIONS = {
     "acoustic-density": "hpcfwi.wave.equations.acoustic_density:ACOUSTIC_DENSITY",
     "elastic": "hpcfwi.wave.equations.elastic:ELASTIC",
     "acoustic-vti": "hpcfwi.wave.equations.acoustic_vti:ACOUSTIC_VTI",
+    "elastic-vti": "hpcfwi.wave.equations.elastic_vti:ELASTIC_VTI",
     "viscoacoustic": "hpcfwi.wave.equations.viscoacoustic:viscoacoustic",
     "viscoelastic": "hpcfwi.wave.equations.viscoelastic:viscoelastic",
 }

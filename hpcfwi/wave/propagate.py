@@ -61,7 +61,7 @@ def propagate(
     Parameters
     ----------
     equation
-        "acoustic", "acoustic-density", "elastic", "acoustic-vti", "viscoacoustic" or
+        "acoustic", "acoustic-density", "elastic", "acoustic-vti", "elastic-vti", "viscoacoustic" or
         "viscoelastic".
     model
         The parameters of the equation, each (nz, nx) or (nz, ny, nx), float32 or float64: "vp" and

@@ -14,7 +14,14 @@ from torch import Tensor
 from hpcfwi.wave import propagate
 from hpcfwi.wave.history import Snapshots
 
-FIRST_ORDER = ("acoustic-density", "elastic", "acoustic-vti", "viscoacoustic", "viscoelastic")
+FIRST_ORDER = (
+    "acoustic-density",
+    "elastic",
+    "acoustic-vti",
+    "elastic-vti",
+    "viscoacoustic",
+    "viscoelastic",
+)
 
 
 def random_medium(
@@ -30,10 +37,10 @@ def random_medium(
         return torch.tensor(rng.uniform(lowest, highest, shape))
 
     model = {"vp": between(1900.0, 2100.0), "rho": between(1500.0, 2500.0)}
-    if equation in ("elastic", "viscoelastic"):
+    if "elastic" in equation:
         model["vs"] = between(900.0, 1200.0)
         model["vs"][:water] = 0.0
-    if equation == "acoustic-vti":
+    if equation.endswith("vti"):
         model["delta"] = between(-0.05, 0.1)
         model["epsilon"] = model["delta"] + between(0.0, 0.1)
     if equation.startswith("visco"):

@@ -99,3 +99,53 @@ def test_speeds_of_an_elastic_medium_are_those_of_its_waves() -> None:
     model = {"vp": np.array([1500.0, 2000.0]), "vs": np.array([0.0, 1000.0])}
     assert equation.fastest(model).tolist() == [1500.0, 2000.0]
     assert equation.slowest(model).tolist() == [1500.0, 1000.0]
+
+
+thomsen = st.tuples(
+    st.floats(0.0, 0.7), st.floats(-0.3, 0.6), st.floats(-0.4, 0.6), st.sampled_from(["d", "e"])
+)
+
+
+@given(thomsen)
+def test_limits_of_an_elastic_vti_medium_make_its_energy_positive(
+    values: tuple[float, float, float, str],
+) -> None:
+    ratio, epsilon, delta, changed = values
+    equation = find_equation("elastic-vti")
+    given_model = {
+        name: torch.tensor([value], dtype=torch.float64)
+        for name, value in (("vs", 2000.0 * ratio), ("epsilon", epsilon), ("delta", delta))
+    } | {"vp": torch.tensor([2000.0]).double(), "rho": torch.tensor([2000.0]).double()}
+    name = {"d": "delta", "e": "epsilon"}[changed]
+    model = {**given_model, **equation.limit(given_model, [name])}
+    hopeless = delta < -0.5 * (1.0 - ratio**2) or 1.0 + 2.0 * epsilon <= ratio**2
+    if not hopeless:
+        assert equation.find_fault(model) is None
+    if equation.find_fault(given_model) is None:
+        torch.testing.assert_close(model[name], given_model[name], rtol=1e-5, atol=1e-6)
+
+
+@given(thomsen)
+def test_no_wave_of_an_elastic_vti_medium_is_faster_than_the_fastest(
+    values: tuple[float, float, float, str],
+) -> None:
+    ratio, epsilon, delta, _ = values
+    model = {
+        "vp": np.array(2000.0),
+        "vs": np.array(2000.0 * ratio),
+        "epsilon": np.array(epsilon),
+        "delta": np.array(delta),
+        "rho": np.array(2000.0),
+    }
+    equation = find_equation("elastic-vti")
+    if equation.find_fault(model) is not None:
+        return
+    # The eigenvalues of Christoffel's matrix (Thomsen 1986), relative to vp^2
+    sine, cosine = (f(np.linspace(0.0, np.pi / 2.0, 91)) for f in (np.sin, np.cos))
+    shear = ratio**2
+    coupling = np.sqrt((1.0 - shear) * (1.0 + 2.0 * delta - shear)) * sine * cosine
+    across = (1.0 + 2.0 * epsilon) * sine**2 + shear * cosine**2
+    along = shear * sine**2 + cosine**2
+    matrices = np.array([[across, coupling], [coupling, along]]).transpose(2, 0, 1)
+    largest = np.linalg.eigvalsh(matrices).max()
+    assert 2000.0 * np.sqrt(largest) <= float(equation.fastest(model)) * (1.0 + 1e-9)

@@ -238,7 +238,7 @@ def test_vti_waves_travel_at_the_group_velocity(angle: float) -> None:
 
 
 @pytest.mark.parametrize("order", [4, 8])
-@pytest.mark.parametrize("equation", ["acoustic-density", "elastic", "acoustic-vti"])
+@pytest.mark.parametrize("equation", ["acoustic-density", "elastic", "acoustic-vti", "elastic-vti"])
 def test_waves_before_the_boundary_agree_with_deepwave(equation: str, order: int) -> None:
     deepwave = pytest.importorskip(
         "deepwave", reason="Deepwave is not installed (pip install hpcfwi[deepwave])"
@@ -258,6 +258,7 @@ def test_waves_before_the_boundary_agree_with_deepwave(equation: str, order: int
         "acoustic-density": {"vp": vp, "rho": rho},
         "elastic": {"vp": vp, "vs": vs, "rho": rho},
         "acoustic-vti": {"vp": vp, "epsilon": epsilon, "delta": delta, "rho": rho},
+        "elastic-vti": {"vp": vp, "vs": vs, "epsilon": epsilon, "delta": delta, "rho": rho},
     }[equation]
     h, dt, tuned = 10.0, 5e-4, {"pml_freq": 15.0, "max_vel": 3500.0, "accuracy": order}
     wavelet = torch.tensor(ricker(15.0, 400, dt, 0.08))
@@ -287,6 +288,12 @@ def test_waves_before_the_boundary_agree_with_deepwave(equation: str, order: int
             mu = rho * vs**2
             medium = (modulus - 2.0 * mu, mu, 1.0 / rho)
             expected = deepwave.elastic(
+                *medium, h, dt, **channels, receivers={"p": cells[1]}, **tuned
+            ).receiver_amplitudes_p
+        elif equation == "elastic-vti":
+            found_by_thomsen = deepwave.anisotropy.thomsen_to_cij(vp, vs, rho, epsilon, delta)
+            medium = (*found_by_thomsen[:4], found_by_thomsen[-1])
+            expected = deepwave.elastic_vti(
                 *medium, h, dt, **channels, receivers={"p": cells[1]}, **tuned
             ).receiver_amplitudes_p
         else:
