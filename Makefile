@@ -63,7 +63,7 @@ COMPILED = /tmp/hpcfwi-$$(id -u)
 PLACES = PYTHONPATH=$(CURDIR):$$PYTHONPATH TRITON_CACHE_DIR=$${TRITON_CACHE_DIR:-$(COMPILED)} \
     NUMBA_CACHE_DIR=$${NUMBA_CACHE_DIR:-$(COMPILED)}
 ON_GPU = $(PLACES) $(or $(PYTHON),python)
-GPU_TESTS := cells tiles kernels loop engine scattering ranks
+GPU_TESTS := cells tiles kernels loop engine scattering staggered ranks
 test-gpu: $(if $(PYTHON),,setup) ## check that the engines agree on this machine's GPU
 	@$(or $(PYTHON),python) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	    || echo "There is no GPU here: Triton interprets the kernels, and what needs a GPU is skipped."

@@ -21,6 +21,7 @@ ENGINES = {
 FIRST_ORDER_ENGINES = {
     "eager": "hpcfwi.wave.engines.eager_staggered",
     "cpu": "hpcfwi.wave.engines.cpu.staggered",
+    "gpu": "hpcfwi.wave.engines.gpu.staggered",
 }
 
 EQUATIONS = {

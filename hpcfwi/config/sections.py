@@ -296,8 +296,8 @@ class WaveSection(Section):
     equation: EquationName = "acoustic"
     """The wave equation, which determines the parameters of the model (docs/equations.md).
 
-    `"acoustic"` is the one with constant density. The others are solved by the engines `"cpu"` and
-    `"eager"`, with the history `"snapshots"`.
+    `"acoustic"` is the one with constant density. The others are solved by the engines `"cpu"`,
+    `"gpu"` and `"eager"`, with the history `"snapshots"`.
     """
     attenuation: AttenuationSection | None = None
     """Attenuation of the equations `"viscoacoustic"` and `"viscoelastic"`, if not the default."""

@@ -88,8 +88,8 @@ def propagate(
     gauge
         Length of fibre over which the strain is averaged, m.
     engine
-        "auto", "cpu" or "eager", and for "acoustic" its other engines. The engine "eager" is plain
-        PyTorch and keeps all steps for the gradient: it is for small models.
+        "auto", "cpu", "gpu" or "eager", and for "acoustic" its other engines. The engine "eager" is
+        plain PyTorch and keeps all steps for the gradient: it is for small models.
     history
         "auto", "snapshots", or an object such as `hpcfwi.wave.history.Snapshots(interval=1)`, which
         gives the exact gradient of the discrete scheme; for "acoustic" see there.

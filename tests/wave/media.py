@@ -99,3 +99,23 @@ def random_survey(
         points(shots, 3),
         {**fixed, **options},
     )
+
+
+def everything(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the options that record every component."""
+    names = ["pressure", "vz", "vx", *(["vy"] if len(shape) == 3 else []), "strain"]
+    return {"components": names, "directions": [1.0, 2.0, 3.0][: len(shape)], "gauge": 6.0}
+
+
+def traces_and_gradients(
+    equation: str, model: dict[str, Tensor], survey: Survey, **changes: Any
+) -> list[Tensor]:
+    """Return the traces, and the gradients of a fixed white product with model and wavelet."""
+    device = next(iter(model.values())).device
+    wavelet = survey.wavelet.to(device)
+    leaves = [array.clone().requires_grad_() for array in (*model.values(), wavelet)]
+    traces = survey.propagate(
+        equation, dict(zip(model, leaves, strict=False)), wavelet=leaves[-1], **changes
+    )
+    residual = torch.randn(traces.shape, generator=torch.Generator().manual_seed(3)).to(device)
+    return [traces.detach(), *torch.autograd.grad((traces * residual).sum(), leaves)]

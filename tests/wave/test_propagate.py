@@ -294,7 +294,7 @@ def test_long_steps_are_divided_into_substeps() -> None:
             {"components": "strain", "directions": [0.0, 1.0], "gauge": 900.0},
             "gauge end positions lie outside the model",
         ),
-        ({"engine": "gpu"}, "engine is 'gpu'; expected .* for the equation elastic"),
+        ({"engine": "deepwave"}, "engine is 'deepwave'; expected .* for the equation elastic"),
         ({"history": "boundary"}, "history is boundary; this engine has snapshots"),
     ],
 )

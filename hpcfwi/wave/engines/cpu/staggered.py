@@ -1,24 +1,21 @@
-"""The `cpu` engine for first-order equations: shots, their traces and their derivatives.
+"""The `cpu` engine for first-order equations: the shots, see `first_order`.
 
-`staggered_tables` makes the tables of a scheme, and `staggered_sweeps` has the compiled loops. They
-compute the recorded fields from rates, factors of sources and signals, with the derivative and its
-transpose. Everything else, from the parameters of the model to the rates, and from the recorded
-fields to the traces, is differentiated by autograd. As in `engine`, a thread computes one shot, and
-spare threads share the last ones; the functions of the interface that are the same are imported.
+`staggered_tables` makes the tables of a scheme, and `staggered_sweeps` has the compiled loops. As
+in `engine`, a thread computes one shot, and spare threads share the last ones; the functions of the
+interface that are the same are imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from hpcfwi.wave.engines import first_order
 from hpcfwi.wave.engines.cpu import staggered_sweeps as sweeps
 from hpcfwi.wave.engines.cpu.compilation import keep_loops
 from hpcfwi.wave.engines.cpu.engine import NAME as NAME
@@ -57,9 +54,12 @@ from hpcfwi.wave.engines.cpu.windows import (
     make_store,
     whole_of,
 )
+from hpcfwi.wave.engines.first_order import Derivatives, Discrete, State
+from hpcfwi.wave.engines.first_order import backward as backward
+from hpcfwi.wave.engines.first_order import scatter as scatter
 from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
-from hpcfwi.wave.problem import Gradients, Problem, crop
-from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
+from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.staggered import StaggeredScheme
 
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
@@ -69,194 +69,22 @@ def footprint(problem: Problem, steps: int) -> int:
     return estimate_staggered_bytes(problem, steps, torch.get_num_threads())
 
 
-@dataclass(frozen=True, eq=False)
-class _Discrete:
-    """The numbers of a simulation, differentiable in the model and the wavelet of its problem.
-
-    rates: the distinct ones of the scheme; factors: of each emission, (shot, source, tap); signal:
-    (shot, signal times source, time), for the signals of `StaggeredScheme.signals`.
-    """
-
-    scheme: StaggeredScheme
-    rates: list[Tensor]
-    factors: list[Tensor]
-    signal: Tensor
-
-    @property
-    def varying(self) -> list[int]:
-        """The numbers of the rates with respect to which a derivative may be wanted."""
-        return [
-            number
-            for number, rate in enumerate(self.rates)
-            if rate.requires_grad or forward_ad.unpack_dual(rate).tangent is not None  # type: ignore[no-untyped-call]
-        ]
-
-
-def _discretize(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> _Discrete:
-    """Return the numbers of a scheme, for wavelets (shot, source, time)."""
-    rates = list({id(rate): rate for rate in scheme.rates.values()}.values())
-    factors = [
-        torch.as_tensor(e.points.weights).to(wavelet) * e.strength.flatten()[e.points.cells]
-        for e in scheme.emissions
-    ]
-    signals = [sample_signal(kind, wavelet, problem.dt) for kind in scheme.signals]
-    return _Discrete(scheme, rates, factors, torch.cat(signals, dim=1))
-
-
 def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
-    """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
-
-    They are differentiable in the wavelet and in the arrays of the problem's model.
-    """
+    """Return traces (shot, receiver, time); see `FirstOrderEngine.simulate`."""
     keep_loops()
-    discrete = _discretize(problem, scheme, wavelet)
-    shots = _Shots(problem, discrete)
-    tensors = (discrete.signal, *discrete.rates, *discrete.factors)
-    recorded: Tensor = _Recorded.apply(shots, *tensors)  # type: ignore[no-untyped-call]
-    return _as_traces(problem, scheme, recorded)
-
-
-def _as_traces(problem: Problem, scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
-    """Return traces (shot, receiver, time), given the fields that they have recorded."""
-    return combine([recorded] * len(scheme.recordings), scheme, problem.dt)
-
-
-class _Recorded(torch.autograd.Function):
-    """The recorded fields as a function of the signals, the rates and the factors of sources."""
-
-    @staticmethod
-    def forward(shots: _Shots, *tensors: Tensor) -> Tensor:
-        return shots.simulate(*shots.split(tensors))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.shots = inputs[0]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.shots.backpropagate(arriving)
-        rates = [None if each is None else each.sum(0) for each in found.rates]
-        return None, found.signal, *rates, *found.factors
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, *tensors: Tensor | None) -> Tensor:
-        found: Tensor = ctx.shots.scatter(*ctx.shots.split(tensors))
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """The simulated shots, and the graphs from their parameters to their traces.
-
-    model: leaves of the graph, by name; wavelet: another leaf, and recorded: the leaf of `traces`,
-    (shot, receiver, time).
-    """
-
-    shots: _Shots
-    discrete: _Discrete
-    model: Mapping[str, Tensor]
-    wavelet: Tensor
-    recorded: Tensor
-    traces: Tensor
+    return first_order.simulate(_Shots, problem, scheme, wavelet)
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
     keep_loops()
-    with torch.set_grad_enabled(keep):
-        model = {
-            name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
-            for name, array in problem.model.items()
-        }
-        wavelet = wavelet.detach().clone().requires_grad_(keep)
-        scheme = discretize(replace(problem, model=model))
-        discrete = _discretize(problem, scheme, wavelet)
-        shots = _Shots(problem, discrete, keep)
-        found = shots.simulate(discrete.signal, discrete.rates, discrete.factors)
-        recorded = found.requires_grad_(keep)
-        traces = _as_traces(problem, scheme, recorded)
-    state = State(shots, discrete, model, wavelet, recorded, traces) if keep else None
-    return traces.detach(), state
-
-
-@torch.enable_grad()
-def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
-    """Return the gradients, shot by shot; see `Engine.backward`."""
-    (arriving,) = torch.autograd.grad(
-        state.traces, state.recorded, adjoint_source, retain_graph=True
-    )
-    found, discrete = state.shots.backpropagate(arriving), state.discrete
-    (wavelet,) = torch.autograd.grad(
-        discrete.signal, state.wavelet, found.signal, retain_graph=True
-    )
-    leaves = [state.model[name] for name in problem.wanted]
-    each = []
-    for shot in range(problem.n_shots if leaves else 0):
-        pairs = [
-            (rate, by_rate[shot])
-            for rate, by_rate in zip(discrete.rates, found.rates, strict=True)
-            if by_rate is not None
-        ]
-        pairs += [
-            (factor[shot], by_factor[shot])
-            for factor, by_factor in zip(discrete.factors, found.factors, strict=True)
-            if factor.requires_grad
-        ]
-        outputs, gradients = zip(*pairs, strict=True)
-        each.append(
-            torch.autograd.grad(
-                outputs,
-                leaves,
-                gradients,
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
-    model = {
-        name: torch.stack([arrays[place] for arrays in each])
-        for place, name in enumerate(problem.wanted)
-    }
-    energies = [crop(energy, *problem.padding) for energy in found.energies]
-    return Gradients(model, wavelet, *(energies or (None, None)))
-
-
-def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
-    """Return the first-order change of the traces with the model; see `Engine.scatter`."""
-    with forward_ad.dual_level():
-        model = {
-            name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
-            for name, array in problem.model.items()
-        }
-        scheme = discretize(replace(problem, model=model))
-        discrete = _discretize(problem, scheme, state.wavelet.detach())
-        rates, factors = (
-            [forward_ad.unpack_dual(each).tangent for each in some]  # type: ignore[no-untyped-call]
-            for some in (discrete.rates, discrete.factors)
-        )
-    recorded = state.shots.scatter(None, rates, factors)
-    return _as_traces(problem, scheme, recorded)
-
-
-class _Derivatives(NamedTuple):
-    """The gradients of a function of the recorded fields, shot by shot.
-
-    signal: (shot, signal times source, time); rates: (shot, ...) on the padded grid, None if none
-    is wanted; factors: (shot, source, tap); energies: the time sums of the squared samples and of
-    the squared adjoint fields, (shot, ...), or none.
-    """
-
-    signal: Tensor
-    rates: list[Tensor | None]
-    factors: list[Tensor]
-    energies: list[Tensor]
+    return first_order.forward(_Shots, problem, wavelet, keep)
 
 
 class _Shots:
     """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
 
-    def __init__(self, problem: Problem, discrete: _Discrete, keep: bool = True) -> None:
+    def __init__(self, problem: Problem, discrete: Discrete, keep: bool = True) -> None:
         scheme, shots = discrete.scheme, range(problem.n_shots)
         self._problem, self._scheme = problem, scheme
         self._dtype = discrete.signal.detach().numpy().dtype
@@ -417,7 +245,7 @@ class _Shots:
         store = make_store(self, frame, history.format, tables.rates[0], count * samples)
         return StaggeredTape(interval, sampling_offset(interval), store, windows, True)
 
-    def backpropagate(self, arriving: Tensor) -> _Derivatives:
+    def backpropagate(self, arriving: Tensor) -> Derivatives:
         """Return the gradients, given the one with respect to the recorded fields."""
         heard, problem, dtype = _by_time(arriving), self._problem, self._dtype
         shots, steps = heard.shape[:2]
@@ -450,7 +278,7 @@ class _Shots:
                 end = begin + entries.tap.size
                 factor[number, entries.point, entries.tap] = values[begin:end]
                 begin = end
-        return _Derivatives(
+        return Derivatives(
             torch.from_numpy(signal).transpose(1, 2),
             rates,
             [torch.from_numpy(each) for each in factors],

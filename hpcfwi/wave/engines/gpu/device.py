@@ -21,7 +21,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,11 @@ def cache_of(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Return a context in which kernels are launched on this device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 VARIABLE = "TRITON_CACHE_DIR"

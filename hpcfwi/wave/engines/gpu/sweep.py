@@ -9,7 +9,7 @@ scattered field any number of times, in the arrays of its `Blueprint`. The arith
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from hpcfwi.wave.engines.gpu import kernels
-from hpcfwi.wave.engines.gpu.device import STRETCH, Loop, Tile, cache_of, find_tile
+from hpcfwi.wave.engines.gpu.device import STRETCH, Loop, Tile, cache_of, find_tile, on_device
 from hpcfwi.wave.engines.gpu.kernels import (
     BACKWARDS,
     ENTRIES,
@@ -196,11 +196,6 @@ class Stepper:
         cache = "within" if fits else "beyond"
         key = f"{name}, {scheme}, {cache} the cache, triton {triton.__version__}"
         return find_tile(key, layout.ndim, blueprint.shots * layout.size, measure)
-
-
-def on_device(device: torch.device) -> AbstractContextManager:
-    """Return a context in which kernels are launched on this device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _blocks(cells: int, size: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.survey import Components, SourceKinds
@@ -22,31 +21,19 @@ from hpcfwi.wave.engines.cpu.windows import whole_of
 from hpcfwi.wave.history import Snapshots
 from hpcfwi.wave.simulation import set_up
 from tests.wave.examples import relative
-from tests.wave.media import FIRST_ORDER, Survey, random_medium, random_survey
+from tests.wave.media import (
+    FIRST_ORDER,
+    everything,
+    random_medium,
+    random_survey,
+    traces_and_gradients,
+)
 
 EXACT = Snapshots(interval=1)
 equations = pytest.mark.parametrize("equation", FIRST_ORDER)
 orders = pytest.mark.parametrize("order", [2, 4, 6, 8])
 surfaces = pytest.mark.parametrize("free_surface", [False, True])
 shapes = pytest.mark.parametrize("shape", [(26, 40), (10, 12, 9)])
-
-
-def everything(shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the options that record every component."""
-    names = ["pressure", "vz", "vx", *(["vy"] if len(shape) == 3 else []), "strain"]
-    return {"components": names, "directions": [1.0, 2.0, 3.0][: len(shape)], "gauge": 6.0}
-
-
-def traces_and_gradients(
-    equation: str, model: dict[str, Tensor], survey: Survey, **changes: Any
-) -> list[Tensor]:
-    """Return the traces, and the gradients of a fixed white product with model and wavelet."""
-    leaves = [array.clone().requires_grad_() for array in (*model.values(), survey.wavelet)]
-    traces = survey.propagate(
-        equation, dict(zip(model, leaves, strict=False)), wavelet=leaves[-1], **changes
-    )
-    residual = torch.randn(traces.shape, generator=torch.Generator().manual_seed(3))
-    return [traces.detach(), *torch.autograd.grad((traces * residual).sum(), leaves)]
 
 
 @equations

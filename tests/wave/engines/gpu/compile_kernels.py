@@ -20,11 +20,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from hpcfwi.wave import Boundary, Snapshots
+from hpcfwi.wave import Acquisition, Boundary, Method, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.engines.gpu import staggered
 from hpcfwi.wave.engines.gpu.device import CANDIDATES
 from hpcfwi.wave.engines.gpu.sweep import Stepper
+from hpcfwi.wave.simulation import set_up
 from tests.wave.examples import random_shots
+from tests.wave.media import random_medium, random_survey
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -83,6 +86,21 @@ def list_kernels(target: GPUTarget) -> dict[str, Any]:
                 traces, state = gpu.forward(simulated, wavelet, True)
                 gpu.backward(simulated, state, torch.zeros_like(traces))
                 gpu.scatter(simulated, state, {"vp": torch.zeros_like(problem.like)})
+    for shape, equation, order in (
+        ((12, 13), "viscoelastic", 8),
+        ((10, 11, 12), "elastic", 8),
+        ((10, 11, 12), "acoustic-vti", 4),
+    ):
+        medium = {name: array.float() for name, array in random_medium(equation, shape).items()}
+        survey = random_survey(shape, samples=2, order=order, free_surface=True, boundary=3)
+        acquisition = Acquisition(
+            survey.dt, survey.wavelet.float(), survey.sources, survey.receivers
+        )
+        method = Method(order, 3, True, 10.0, 2600.0, "eager", survey.options["history"], equation)
+        task = set_up(medium, survey.spacing, acquisition, method)
+        traces, state = staggered.forward(task.problem, task.wavelet, True)
+        staggered.backward(task.problem, state, torch.zeros_like(traces))
+        staggered.scatter(task.problem, state, {"vp": torch.zeros_like(medium["vp"])})
     return found
 
 

@@ -1,0 +1,230 @@
+"""What the engines of first-order equations share: everything around the time loops.
+
+An engine has a class of shots (`Shots`) that computes the recorded fields from rates, factors of
+sources and signals, with the derivative and its transpose. Everything else, from the parameters of
+the model to the rates, and from the recorded fields to the traces, is differentiated by autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hpcfwi.wave.problem import Gradients, Problem, crop
+from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
+
+
+@dataclass(frozen=True, eq=False)
+class Discrete:
+    """The numbers of a simulation, differentiable in the model and the wavelet of its problem.
+
+    rates: the distinct ones of the scheme; factors: of each emission, (shot, source, tap); signal:
+    (shot, signal times source, time), for the signals of `StaggeredScheme.signals`.
+    """
+
+    scheme: StaggeredScheme
+    rates: list[Tensor]
+    factors: list[Tensor]
+    signal: Tensor
+
+    @property
+    def varying(self) -> list[int]:
+        """The numbers of the rates with respect to which a derivative may be wanted."""
+        return [
+            number
+            for number, rate in enumerate(self.rates)
+            if rate.requires_grad or forward_ad.unpack_dual(rate).tangent is not None  # type: ignore[no-untyped-call]
+        ]
+
+
+class Derivatives(NamedTuple):
+    """The gradients of a function of the recorded fields, shot by shot.
+
+    signal: (shot, signal times source, time); rates: (shot, ...) on the padded grid, None if none
+    is wanted; factors: (shot, source, tap); energies: the time sums of the squared samples and of
+    the squared adjoint fields, (shot, ...), or none.
+    """
+
+    signal: Tensor
+    rates: list[Tensor | None]
+    factors: list[Tensor]
+    energies: list[Tensor]
+
+
+class Shots(Protocol):
+    """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
+
+    def split(self, tensors: Sequence[Any]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """Return the signal, the rates and the factors of sources."""
+
+    def simulate(
+        self, signal: Tensor, rates: Sequence[Tensor], factors: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the recorded fields (shot, trace, time)."""
+
+    def scatter(
+        self,
+        signal: Tensor | None,
+        rates: Sequence[Tensor | None],
+        factors: Sequence[Tensor | None],
+    ) -> Tensor:
+        """Return the change of the recorded fields with the signal, the rates and the factors."""
+
+    def backpropagate(self, arriving: Tensor) -> Derivatives:
+        """Return the gradients, given the one with respect to the recorded fields."""
+
+
+MakeShots = Callable[[Problem, Discrete, bool], Shots]
+"""A function of a problem, its numbers, and True if gradients may be wanted."""
+
+
+def discretize_shots(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Discrete:
+    """Return the numbers of a scheme, for wavelets (shot, source, time)."""
+    rates = list({id(rate): rate for rate in scheme.rates.values()}.values())
+    factors = [
+        torch.as_tensor(e.points.weights).to(wavelet) * e.strength.flatten()[e.points.cells]
+        for e in scheme.emissions
+    ]
+    signals = [sample_signal(kind, wavelet, problem.dt) for kind in scheme.signals]
+    return Discrete(scheme, rates, factors, torch.cat(signals, dim=1))
+
+
+def simulate(make: MakeShots, problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
+
+    They are differentiable in the wavelet and in the arrays of the problem's model.
+    """
+    discrete = discretize_shots(problem, scheme, wavelet)
+    shots = make(problem, discrete, True)
+    tensors = (discrete.signal, *discrete.rates, *discrete.factors)
+    recorded: Tensor = _Recorded.apply(shots, *tensors)  # type: ignore[no-untyped-call]
+    return _as_traces(problem, scheme, recorded)
+
+
+def _as_traces(problem: Problem, scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
+    """Return traces (shot, receiver, time), given the fields that they have recorded."""
+    return combine([recorded] * len(scheme.recordings), scheme, problem.dt)
+
+
+class _Recorded(torch.autograd.Function):
+    """The recorded fields as a function of the signals, the rates and the factors of sources."""
+
+    @staticmethod
+    def forward(shots: Shots, *tensors: Tensor) -> Tensor:
+        return shots.simulate(*shots.split(tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.shots = inputs[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.shots.backpropagate(arriving)
+        rates = [None if each is None else each.sum(0) for each in found.rates]
+        return None, found.signal, *rates, *found.factors
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tensors: Tensor | None) -> Tensor:
+        found: Tensor = ctx.shots.scatter(*ctx.shots.split(tensors))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The simulated shots, and the graphs from their parameters to their traces.
+
+    model: leaves of the graph, by name; wavelet: another leaf, and recorded: the leaf of `traces`,
+    (shot, receiver, time).
+    """
+
+    shots: Shots
+    discrete: Discrete
+    model: Mapping[str, Tensor]
+    wavelet: Tensor
+    recorded: Tensor
+    traces: Tensor
+
+
+def forward(
+    make: MakeShots, problem: Problem, wavelet: Tensor, keep: bool
+) -> tuple[Tensor, State | None]:
+    """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
+    with torch.set_grad_enabled(keep):
+        model = {
+            name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
+            for name, array in problem.model.items()
+        }
+        wavelet = wavelet.detach().clone().requires_grad_(keep)
+        scheme = discretize(replace(problem, model=model))
+        discrete = discretize_shots(problem, scheme, wavelet)
+        shots = make(problem, discrete, keep)
+        found = shots.simulate(discrete.signal, discrete.rates, discrete.factors)
+        recorded = found.requires_grad_(keep)
+        traces = _as_traces(problem, scheme, recorded)
+    state = State(shots, discrete, model, wavelet, recorded, traces) if keep else None
+    return traces.detach(), state
+
+
+@torch.enable_grad()
+def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+    """Return the gradients, shot by shot; see `Engine.backward`."""
+    (arriving,) = torch.autograd.grad(
+        state.traces, state.recorded, adjoint_source, retain_graph=True
+    )
+    found, discrete = state.shots.backpropagate(arriving), state.discrete
+    (wavelet,) = torch.autograd.grad(
+        discrete.signal, state.wavelet, found.signal, retain_graph=True
+    )
+    leaves = [state.model[name] for name in problem.wanted]
+    each = []
+    for shot in range(problem.n_shots if leaves else 0):
+        pairs = [
+            (rate, by_rate[shot])
+            for rate, by_rate in zip(discrete.rates, found.rates, strict=True)
+            if by_rate is not None
+        ]
+        pairs += [
+            (factor[shot], by_factor[shot])
+            for factor, by_factor in zip(discrete.factors, found.factors, strict=True)
+            if factor.requires_grad
+        ]
+        outputs, gradients = zip(*pairs, strict=True)
+        each.append(
+            torch.autograd.grad(
+                outputs,
+                leaves,
+                gradients,
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+    model = {
+        name: torch.stack([arrays[place] for arrays in each])
+        for place, name in enumerate(problem.wanted)
+    }
+    energies = [crop(energy, *problem.padding) for energy in found.energies]
+    return Gradients(model, wavelet, *(energies or (None, None)))
+
+
+def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+    """Return the first-order change of the traces with the model; see `Engine.scatter`."""
+    with forward_ad.dual_level():
+        model = {
+            name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
+            for name, array in problem.model.items()
+        }
+        scheme = discretize(replace(problem, model=model))
+        discrete = discretize_shots(problem, scheme, state.wavelet.detach())
+        rates, factors = (
+            [forward_ad.unpack_dual(each).tangent for each in some]  # type: ignore[no-untyped-call]
+            for some in (discrete.rates, discrete.factors)
+        )
+    recorded = state.shots.scatter(None, rates, factors)
+    return _as_traces(problem, scheme, recorded)

@@ -1,0 +1,568 @@
+"""The `gpu` engine for first-order equations: the shots of a batch, see `first_order`.
+
+All shots are advanced together. Tables of the description are constants of the kernels in
+`staggered_kernels`; sources, receivers, images above a free surface and the history are operations
+of torch between them. Functions of the interface that do not depend on the equation are those of
+`engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfwi.model import AXES
+from hpcfwi.wave.engines import first_order
+from hpcfwi.wave.engines.first_order import Derivatives, Discrete, State
+from hpcfwi.wave.engines.first_order import backward as backward
+from hpcfwi.wave.engines.first_order import scatter as scatter
+from hpcfwi.wave.engines.gpu.device import keep_kernels, on_device
+from hpcfwi.wave.engines.gpu.engine import NAME as NAME
+from hpcfwi.wave.engines.gpu.engine import available as available
+from hpcfwi.wave.engines.gpu.engine import count_updates as count_updates
+from hpcfwi.wave.engines.gpu.engine import is_interpreted
+from hpcfwi.wave.equation import Derivative, FirstOrderEquation
+from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
+from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.staggered import StaggeredScheme, staggered_difference
+
+HISTORIES: tuple[Kind, ...] = ("snapshots",)
+
+# Cells of a program, and its warps: one cell for each thread. The time of an interpreted program
+# hardly depends on its cells.
+BLOCK, WARPS = 1 << 14 if is_interpreted() else 128, 4
+# The type of stored samples, and the value to which the largest of a shot is scaled, if it is.
+FORMATS: dict[str, tuple[torch.dtype | None, float]] = {
+    "full": (None, 0.0),
+    "float32": (torch.float32, 0.0),
+    "bfloat16": (torch.bfloat16, 0.0),
+    "float16": (torch.float16, 1024.0),
+    "int8": (torch.int8, 127.0),
+}
+
+
+def footprint(problem: Problem, steps: int) -> int:
+    """Return an upper bound of the bytes that `forward` and `backward` take for so many steps."""
+    equation, history = problem.equation, problem.history
+    assert isinstance(equation, FirstOrderEquation)
+    assert isinstance(history, Snapshots)
+    system = equation.system(AXES[problem.like.ndim])
+    terms = [term for stage in system.stages for each in stage.values() for term in each]
+    derivatives = len({term.derivative for term in terms})
+    rates = len({(name, t.coefficient) for s in system.stages for name in s for t in s[name]})
+    kind, _ = FORMATS[history.format]
+    size, shots = problem.like.element_size(), problem.n_shots
+    each = size if kind is None else min(size, kind.itemsize)
+    # Fields, memory variables, buffers, samples, gradients and energies of a shot
+    fields = len(system.fields) + 3 * derivatives + rates + 2
+    kept = derivatives * count_samples(steps, problem.interval) * each
+    cells = Frame(problem.padded_shape, problem.order // 2).size
+    points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
+    # Models, rates and their graph exist once
+    return cells * (8 * rates * size + shots * (fields * size + kept)) + shots * points * size
+
+
+def idle() -> int:
+    """Return 0, because no buffers are kept between batches."""
+    return 0
+
+
+def clear() -> None:
+    """Do nothing, because no buffers are kept between batches."""
+
+
+def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
+    """Return traces (shot, receiver, time); see `FirstOrderEngine.simulate`."""
+    _prepare()
+    return first_order.simulate(_Shots, problem, scheme, wavelet)
+
+
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+    """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
+    _prepare()
+    return first_order.forward(_Shots, problem, wavelet, keep)
+
+
+def _prepare() -> None:
+    if not is_interpreted():
+        keep_kernels()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The layout of a field of one shot: the padded grid with cells around it, as one row.
+
+    Differences along z reach twice as far above the grid, because of images above a free surface.
+    """
+
+    shape: tuple[int, ...]
+    radius: int
+
+    @cached_property
+    def around(self) -> list[tuple[int, int]]:
+        """The cells before and after each axis."""
+        h = self.radius
+        return [(2 * h, h), *[(h, h)] * (len(self.shape) - 1)]
+
+    @cached_property
+    def full(self) -> tuple[int, ...]:
+        """The shape with these cells."""
+        return tuple(n + a + b for n, (a, b) in zip(self.shape, self.around, strict=True))
+
+    @cached_property
+    def size(self) -> int:
+        return prod(self.full)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(prod(self.full[axis + 1 :]) for axis in range(len(self.full)))
+
+    @cached_property
+    def origin(self) -> int:
+        """The place of the grid's first cell."""
+        return sum(s * a for s, (a, _) in zip(self.strides, self.around, strict=True))
+
+    def lay_out(self, values: Tensor) -> Tensor:
+        """Return values (..., grid) in this layout, (..., cell)."""
+        found = values.new_zeros((*values.shape[: -len(self.shape)], *self.full))
+        found[self._inside] = values
+        return found.flatten(-len(self.shape))
+
+    def take_out(self, values: Tensor) -> Tensor:
+        """Return the values (..., cell) of the grid, (..., grid)."""
+        return values.view(*values.shape[:-1], *self.full)[self._inside]
+
+    def locate(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of cells of the flattened grid."""
+        places = np.unravel_index(cells, self.shape)
+        found = self.origin + sum(s * p for s, p in zip(self.strides, places, strict=True))
+        return np.asarray(found, np.int64)
+
+    @property
+    def _inside(self) -> tuple[EllipsisType | slice, ...]:
+        pairs = zip(self.shape, self.around, strict=True)
+        return (..., *(slice(a, a + n) for n, (a, _) in pairs))
+
+
+class _Stage:
+    """The tables of a stage, see `staggered_kernels`."""
+
+    def __init__(
+        self, scheme: StaggeredScheme, number: int, numbers: Mapping[int, int], varying: list[int]
+    ) -> None:
+        system, names = scheme.system, list(scheme.system.fields)
+        stage = system.stages[number]
+        self.fields = [names.index(name) for name in stage]
+        used = {
+            name: {term.derivative: numbers[id(scheme.rates[name, term.derivative])] for term in t}
+            for name, t in stage.items()
+        }
+        derivatives = list(dict.fromkeys(d for each in used.values() for d in each))
+        place = {derivative: k for k, derivative in enumerate(derivatives)}
+        others = sum(
+            len({term.derivative for t in system.stages[k].values() for term in t})
+            for k in range(number)
+        )
+        self.differences = tuple(
+            (*self._describe(scheme, d), others + k) for k, d in enumerate(derivatives)
+        )
+        self.targets = tuple(
+            (names.index(name), tuple((rate, place[d]) for d, rate in each.items()))
+            for name, each in used.items()
+        )
+        self.weights = tuple(
+            tuple((each[d], names.index(name)) for name, each in used.items() if d in each)
+            for d in derivatives
+        )
+        targets = list(stage)
+        relaxations = [(k, it) for k, it in enumerate(scheme.relaxations) if it.memory in stage]
+        self.relaxations = tuple(
+            (targets.index(it.memory), targets.index(it.field), k) for k, it in relaxations
+        )
+        self.relaxed_fields = tuple(
+            (names.index(it.memory), names.index(it.field), k) for k, it in relaxations
+        )
+        samples: dict[tuple[int, ...], int] = {}
+        products = []
+        for t, each in enumerate(used.values()):
+            for rate in dict.fromkeys(each.values()):
+                if rate in varying:
+                    summed = tuple(place[d] for d in each if each[d] == rate)
+                    sample = samples.setdefault(summed, len(samples))
+                    products.append((varying.index(rate), t, sample))
+        self.samples = tuple(samples)
+        self.products = tuple(products)
+        self.products_of_fields = tuple((g, self.fields[t], s) for g, t, s in products)
+        sources: dict[int, list[tuple[int, int, int]]] = {}
+        for k, (field, axis, between, *_) in enumerate(self.differences):
+            sources.setdefault(field, []).append((k, axis, between))
+        self.sources = tuple((field, tuple(each)) for field, each in sources.items())
+        self.images = [
+            (names.index(name), int("z" in system.fields[name].half), system.fields[name].odd)
+            for name in stage
+            if name not in system.memories
+        ]
+
+    @staticmethod
+    def _describe(scheme: StaggeredScheme, derivative: Derivative) -> tuple[int, int, int, int]:
+        """Return the field, the axis (0 for z, 2 for x), the place, and the profile."""
+        axis, name = derivative
+        between = int(axis not in scheme.system.fields[name].half)
+        profile = 2 * scheme.axes.index(axis) + between
+        return list(scheme.system.fields).index(name), "zyx".index(axis), between, profile
+
+
+class _Additions:
+    """Additions to cells of a flat array, of which several may be to the same cell.
+
+    places: (entry,). Each cell adds its entries in their order, so that bits do not change.
+    """
+
+    def __init__(self, places: Tensor) -> None:
+        self.cells, inverse, counts = torch.unique(places, return_inverse=True, return_counts=True)
+        most = int(counts.max()) if len(counts) else 0
+        order = inverse.argsort(stable=True)
+        begins = counts.cumsum(0) - counts
+        rank = torch.arange(len(places), device=places.device) - begins[inverse[order]]
+        self.entries = places.new_full((len(self.cells), most), len(places))
+        self.entries[inverse[order], rank] = order
+
+    def apply(self, flat: Tensor, values: Tensor) -> None:
+        """Add values (entry,) to a flat array."""
+        padded = torch.cat([values, values.new_zeros(1)])[self.entries]
+        total = flat[self.cells]
+        for column in padded.unbind(1):
+            total = total + column
+        flat[self.cells] = total
+
+
+class _Shots:
+    """Shots of a problem on one device, see `first_order.Shots`."""
+
+    def __init__(self, problem: Problem, discrete: Discrete, keep: bool = True) -> None:
+        scheme, like = discrete.scheme, discrete.signal.detach()
+        self._problem, self._scheme, self._like = problem, scheme, like
+        self._count, self._varying = problem.n_shots, discrete.varying if keep else []
+        self._frame = Frame(problem.padded_shape, problem.order // 2)
+        self._rates = torch.stack([self._frame.lay_out(r.detach()) for r in discrete.rates])
+        numbers = {id(rate): number for number, rate in enumerate(discrete.rates)}
+        self._stages = [_Stage(scheme, k, numbers, self._varying) for k in range(2)]
+        profiles = [each for axis in scheme.axes for each in scheme.profiles[axis]]
+        self._longest = max(problem.padded_shape)
+        self._a, self._b = (
+            like.new_tensor(np.stack([np.pad(v, (0, self._longest - len(v))) for v in values]))
+            for values in ([p.a for p in profiles], [p.b for p in profiles])
+        )
+        weights = [staggered_difference(problem.order, h) for h in problem.spacing]
+        self._weights = like.new_tensor(np.stack([weights[0], weights[-2], weights[-1]]))
+        decays = [it.decay for it in scheme.relaxations]
+        self._constants = like.new_tensor([0.5 * problem.dt, *decays])
+        self._history: list[list[tuple[Tensor, Tensor]]] = []
+        self._sent: Tensor
+        self._factors: Sequence[Tensor]
+
+    def split(self, tensors: Sequence[Any]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """Return the signal, the rates and the factors of sources."""
+        end = 1 + len(self._rates)
+        return tensors[0], tensors[1:end], tensors[end:]
+
+    def simulate(
+        self,
+        signal: Tensor,
+        rates: Sequence[Tensor],  # noqa: ARG002 - they are stored already
+        factors: Sequence[Tensor],
+    ) -> Tensor:
+        """Return the recorded fields (shot, trace, time)."""
+        self._sent, self._factors = signal.detach(), [f.detach() for f in factors]
+        self._history = []
+        return self._sweep(self._sent, self._factors, None, bool(self._varying))
+
+    def scatter(
+        self,
+        signal: Tensor | None,
+        rates: Sequence[Tensor | None],
+        factors: Sequence[Tensor | None],
+    ) -> Tensor:
+        """Return the change of the recorded fields with the signal, the rates and the factors."""
+        change = self._zeros(len(self._varying))
+        for place, number in enumerate(self._varying):
+            direction = rates[number]
+            if direction is not None:
+                change[place] = self._frame.lay_out(self._problem.interval * direction.detach())
+        varied = [
+            torch.zeros_like(known) if factor is None else factor.detach()
+            for known, factor in zip(self._factors, factors, strict=True)
+        ]
+        found = self._sweep(self._sent, varied, change, False)
+        if signal is not None:
+            found = found + self._sweep(signal.detach(), self._factors, None, False)
+        return found
+
+    def backpropagate(self, arriving: Tensor) -> Derivatives:
+        """Return the gradients, given the one with respect to the recorded fields."""
+        problem, frame, shots = self._problem, self._frame, self._count
+        fields, memory = self._zeros(self._fields, shots), self._zeros(self._memories, shots)
+        most = max(len(stage.differences) for stage in self._stages)
+        buffers, samples = self._zeros(most, shots), self._zeros(self._samples, shots)
+        gradients = self._zeros(len(self._varying), shots)
+        energies = [self._zeros(shots) for _ in range(2 if problem.illuminate else 0)]
+        signal = torch.zeros_like(self._sent)
+        factors = [torch.zeros_like(f) for f in self._factors]
+        additions = [_Additions(places.flatten()) for places, _ in self._heard]
+        flat = fields.view(-1)
+        for n in range(self._sent.shape[-1] - 1, -1, -1):
+            for k in (1, 0):
+                stage = self._stages[k]
+                for number, places in self._emitted[k]:
+                    values, sent = flat[places], self._signal_of(self._sent, number, n)
+                    factors[number] += values * sent[..., None]
+                    self._signal_of(signal, number, n).add_(
+                        (values * self._factors[number]).sum(-1)
+                    )
+                is_sampled = self._stores(n) and bool(stage.samples)
+                if is_sampled:
+                    self._load(n, k, samples)
+                    if energies:
+                        energies[0] += samples[: len(stage.samples)].square().sum(0)
+                        energies[1] += fields[stage.fields].square().sum(0)
+                self._weigh(stage, fields, memory, samples, gradients, buffers, is_sampled)
+                self._scatter(stage, fields, buffers, 0)
+                if problem.free_surface:
+                    self._scatter(stage, fields, buffers, -frame.radius)
+                    self._fold(fields, self._stages[1 - k])
+                places, weights = self._heard[k]
+                heard = weights * arriving[..., n, None]
+                additions[k].apply(flat, heard.flatten())
+        rates: list[Tensor | None] = [None] * len(self._rates)
+        for place, number in enumerate(self._varying):
+            rates[number] = problem.interval * frame.take_out(gradients[place])
+        return Derivatives(
+            signal, rates, factors, [problem.interval * frame.take_out(e) for e in energies]
+        )
+
+    def _sweep(
+        self, signal: Tensor, factors: Sequence[Tensor], change: Tensor | None, keep: bool
+    ) -> Tensor:
+        shots, steps = self._count, signal.shape[-1]
+        fields, memory = self._zeros(self._fields, shots), self._zeros(self._memories, shots)
+        samples = self._zeros(self._samples, shots)
+        flat = fields.view(-1)
+        recorded = self._like.new_zeros((shots, self._problem.receivers.shape[1], steps))
+        emissions = [
+            [(number, _Additions(places.flatten())) for number, places in self._emitted[k]]
+            for k in range(2)
+        ]
+        for n in range(steps):
+            self._record(flat, recorded, 0, n)
+            for k, stage in enumerate(self._stages):
+                sampled = self._stores(n) and bool(stage.samples)
+                if sampled and change is not None:
+                    self._load(n, k, samples)
+                self._advance(stage, fields, memory, samples, change, sampled and keep, sampled)
+                if sampled and keep:
+                    self._store(k, samples)
+                for number, additions in emissions[k]:
+                    sent = self._signal_of(signal, number, n)
+                    additions.apply(flat, (factors[number] * sent[..., None]).flatten())
+                if self._problem.free_surface:
+                    self._reflect(fields, stage)
+            self._record(flat, recorded, 1, n)
+        return recorded
+
+    @property
+    def _fields(self) -> int:
+        return len(self._scheme.system.fields)
+
+    @property
+    def _memories(self) -> int:
+        return sum(len(stage.differences) for stage in self._stages)
+
+    @property
+    def _samples(self) -> int:
+        return max(len(stage.samples) for stage in self._stages)
+
+    def _zeros(self, *counts: int) -> Tensor:
+        return self._like.new_zeros((*counts, self._frame.size))
+
+    def _stores(self, n: int) -> bool:
+        interval = self._problem.interval
+        return n % interval == sampling_offset(interval)
+
+    def _signal_of(self, signal: Tensor, number: int, n: int) -> Tensor:
+        """Return the signal (shot, source) of an emission in a step, as a view."""
+        kind = self._scheme.signals.index(self._scheme.emissions[number].signal)
+        count = self._problem.sources.shape[1]
+        return signal[:, kind * count : (kind + 1) * count, n]
+
+    def _find_places(self, field: str, cells: NDArray[np.int64]) -> Tensor:
+        """Return the places of cells (shot, point, tap) of a field in the flattened fields."""
+        number = list(self._scheme.system.fields).index(field)
+        shots = number * self._count + np.arange(self._count)
+        places = shots[:, None, None] * self._frame.size + self._frame.locate(cells)
+        return torch.as_tensor(places, device=self._like.device)
+
+    @cached_property
+    def _emitted(self) -> list[list[tuple[int, Tensor]]]:
+        """The emissions of each stage, by number, and the places of their taps."""
+        found: list[list[tuple[int, Tensor]]] = [[], []]
+        for number, it in enumerate(self._scheme.emissions):
+            places = self._find_places(it.field, it.points.cells)
+            found[self._scheme.system.stage_of(it.field)].append((number, places))
+        return found
+
+    @cached_property
+    def _heard(self) -> list[tuple[Tensor, Tensor]]:
+        """The places and weights (shot, receiver, tap) of what is read before each stage."""
+        found = []
+        for stage in range(2):
+            points = [
+                (name, each)
+                for when, it in zip(
+                    self._scheme.reading_stages, self._scheme.recordings, strict=True
+                )
+                if when == stage
+                for name, each in it.points.items()
+            ]
+            shape = (*self._problem.receivers.shape[:2], 0)
+            places = [self._find_places(name, each.cells) for name, each in points]
+            weights = [self._like.new_tensor(each.weights) for _, each in points]
+            none = torch.zeros(shape, dtype=torch.int64, device=self._like.device)
+            found.append(
+                (
+                    torch.cat([none, *places], -1),
+                    torch.cat([self._like.new_zeros(shape), *weights], -1),
+                )
+            )
+        return found
+
+    def _record(self, flat: Tensor, recorded: Tensor, stage: int, n: int) -> None:
+        places, weights = self._heard[stage]
+        if places.shape[-1]:
+            recorded[..., n] += (weights * flat[places]).sum(-1)
+
+    def _store(self, stage: int, samples: Tensor) -> None:
+        """Append the samples of a stage to the history."""
+        history = self._problem.history
+        assert isinstance(history, Snapshots), "chosen by `simulation.set_up`"
+        kind, largest = FORMATS[history.format]
+        values = samples[: len(self._stages[stage].samples)]
+        scale = values.new_ones((*values.shape[:2], 1))
+        if largest:
+            scale = values.abs().amax(-1, keepdim=True) / largest
+            scale = torch.where(scale > 0.0, scale, 1.0)
+            values = values / scale
+            values = values.round() if kind == torch.int8 else values
+        kept = values.clone() if kind is None or kind == values.dtype else values.to(kind)
+        if not stage or not self._stages[0].samples:
+            self._history.append([])
+        self._history[-1].append((kept, scale))
+
+    def _load(self, n: int, stage: int, samples: Tensor) -> None:
+        each = self._history[n // self._problem.interval]
+        kept, scale = each[-1] if stage else each[0]
+        samples[: len(kept)] = kept.to(samples.dtype) * scale
+
+    def _lines(self, fields: Tensor, number: int, first: int, last: int) -> Tensor:
+        """Return the depths first to last - 1 of a field, as a view (shot, depth, ...)."""
+        top = self._frame.around[0][0]
+        whole = fields[number].view(self._count, *self._frame.full)
+        return whole[:, top + first : top + last]
+
+    def _reflect(self, fields: Tensor, stage: _Stage) -> None:
+        """Set the fields of a stage above a free surface to the images of those below it."""
+        h = self._frame.radius
+        for number, shift, odd in stage.images:
+            below = self._lines(fields, number, 1 - shift, h + 1 - shift).flip(1)
+            self._lines(fields, number, -h, 0).copy_(-below if odd else below)
+
+    def _fold(self, fields: Tensor, stage: _Stage) -> None:
+        """Apply the transpose of `_reflect`."""
+        h = self._frame.radius
+        for number, shift, odd in stage.images:
+            above = self._lines(fields, number, -h, 0)
+            below = self._lines(fields, number, 1 - shift, h + 1 - shift)
+            below.add_(above.flip(1), alpha=-1 if odd else 1)
+            above.zero_()
+
+    def _size(self, first: int = 0) -> dict[str, Any]:
+        """Return the arguments of kernels that describe the cells from a depth on."""
+        shape, strides = self._problem.padded_shape, self._frame.strides
+        return {
+            "origin": self._frame.origin,
+            "stride_z": strides[0],
+            "stride_y": strides[-2],
+            "depths": -first if first else shape[0],
+            "rows": 1 if len(shape) == 2 else shape[1],
+            "columns": shape[-1],
+            "shots": self._count,
+            "size": self._frame.size,
+            "BLOCK": BLOCK,
+            "num_warps": WARPS,
+            "enable_fp_fusion": False,
+        }
+
+    def _programs(self, first: int = 0) -> tuple[int, int]:
+        shape = self._problem.padded_shape
+        cells = (-first if first else shape[0]) * prod(shape[1:])
+        return -(-cells // BLOCK), self._count
+
+    def _advance(
+        self,
+        stage: _Stage,
+        fields: Tensor,
+        memory: Tensor,
+        samples: Tensor,
+        change: Tensor | None,
+        stores: bool,
+        sampled: bool,
+    ) -> None:
+        from hpcfwi.wave.engines.gpu import staggered_kernels
+
+        with on_device(self._like.device):
+            staggered_kernels.advance[self._programs()](
+                fields, self._rates, memory, self._a, self._b, self._weights, self._constants,
+                samples, self._rates if change is None else change, longest=self._longest,
+                DIFFERENCES=stage.differences, TARGETS=stage.targets,
+                RELAXATIONS=stage.relaxations, SAMPLES=stage.samples, PRODUCTS=stage.products,
+                RADIUS=self._frame.radius, STORE=stores,
+                CHANGE=sampled and change is not None, **self._size(),
+            )  # fmt: skip
+
+    def _weigh(
+        self,
+        stage: _Stage,
+        fields: Tensor,
+        memory: Tensor,
+        samples: Tensor,
+        gradients: Tensor,
+        buffers: Tensor,
+        sampled: bool,
+    ) -> None:
+        from hpcfwi.wave.engines.gpu import staggered_kernels
+
+        with on_device(self._like.device):
+            staggered_kernels.weigh[self._programs()](
+                fields, self._rates, memory, self._a, self._b, self._constants, samples, gradients,
+                buffers, longest=self._longest, DIFFERENCES=stage.differences,
+                WEIGHTS=stage.weights, RELAXATIONS=stage.relaxed_fields,
+                PRODUCTS=stage.products_of_fields, SAMPLED=sampled, **self._size(),
+            )  # fmt: skip
+
+    def _scatter(self, stage: _Stage, fields: Tensor, buffers: Tensor, first: int) -> None:
+        """Apply the transposed differences of a stage, in the grid or above it from a depth on."""
+        from hpcfwi.wave.engines.gpu import staggered_kernels
+
+        with on_device(self._like.device):
+            staggered_kernels.scatter[self._programs(first)](
+                fields, buffers, self._weights, first=first, SOURCES=stage.sources,
+                RADIUS=self._frame.radius, **self._size(first),
+            )  # fmt: skip
