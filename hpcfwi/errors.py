@@ -162,9 +162,9 @@ def error_number(error: BaseException) -> int | None:
 
 
 def quote(value: object) -> str:
-    """Return the repr of a value for a message, cut if it is long."""
+    """Return a value as in an input, for a message; cut if it is long."""
     try:
-        text = repr(value)
+        text = repr([*value] if isinstance(value, tuple) else value)
     except ValueError:  # Python writes no integer of more than 4300 digits
         return "a number with thousands of digits"
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."

@@ -261,16 +261,21 @@ def field() -> Figure:
 
 
 def elastic() -> Figure:
-    """P and S velocities at the start and at the end of an elastic inversion, and the true ones."""
-    run = ROOT / "runs" / "marmousi_elastic"
-    if not (run / "model.h5").exists():
-        sys.exit(f"No {run}: see docs/elastic.md for the command, which takes twenty minutes.")
-    files = {"start": run / "initial.h5", "end": run / "model.h5"}
-    figure = style.new_figure(10.0, 4.6)
-    panels = figure.subplots(3, 2, sharex=True, sharey=True)
+    """P and S velocities of an elastic and of an acoustic inversion, and the true ones."""
+    run, acoustic = (ROOT / "runs" / f"marmousi_{name}" for name in ("elastic", "elastic_acoustic"))
+    if not all((each / "model.h5").exists() for each in (run, acoustic)):
+        sys.exit(f"No {run} or {acoustic}: see docs/elastic.md for the commands (twenty minutes).")
+    start, end = run / "initial.h5", run / "model.h5"
+    files = {
+        "vp": {"start": start, "end": end, "acoustic waves": acoustic / "model.h5"},
+        "vs": {"start": start, "end": end},
+    }
+    figure = style.new_figure(10.0, 6.1)
+    panels = figure.subplots(4, 2, sharex=True, sharey=True)
+    panels[2, 1].set_axis_off()
     for column, (name, limits) in enumerate({"vp": (1500.0, 4500.0), "vs": (0.0, 2600.0)}.items()):
         true = read_array(run / "true.h5", name)
-        for axes, (text, file) in zip(panels[:, column], files.items(), strict=False):
+        for axes, (text, file) in zip(panels[:, column], files[name].items(), strict=False):
             array = read_array(file, name)
             off = np.sqrt(np.square((array - true)[BELOW]).mean())
             _draw_velocity(axes, f"{name}, {text}: {off:.0f} m/s off", array, limits)
