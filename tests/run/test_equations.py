@@ -161,6 +161,16 @@ def test_inversion_of_every_kind_of_unknowns_fits_the_data(
     )
 
 
+@pytest.mark.parametrize("equation", ["elastic", "viscoacoustic"])
+def test_migration_finds_the_reflectors(hpcfwi: Any, tmp_path: Path, equation: str) -> None:
+    keys = {"migration.iterations": 2, "model.initial": {"smooth": 60.0}}
+    path = write_elastic(tmp_path, equation, **{**keys, "survey.receivers.depth": 30.0})
+    assert hpcfwi("migrate", path, "--quiet") == 0
+    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert entries[-1]["loss"] < entries[0]["loss"]
+    assert entries[-1]["correlation"] > 0.3
+
+
 def write_components(folder: Path, **changes: Any) -> Path:
     """Write the input of an elastic inversion of several components of moment tensors."""
     keys = {
