@@ -100,9 +100,15 @@ def test_links_to_input_files_are_followed(tmp_path):
     assert check_only("run", tmp_path / "link.toml").code == ACCEPTED
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _all_modules_are_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Run once, because `an_ordinary_user` may not be able to import modules."""
+    assert call("run", write_input(tmp_path_factory.mktemp("imports"))).code == 0
+
+
 @contextmanager
 def an_ordinary_user() -> Iterator[None]:
-    """Run as a user who, unlike root, may not read every file."""
+    """Run as a user who, unlike root, may not read every file, perhaps not even Python's."""
     if os.geteuid() != 0:
         yield
         return
