@@ -290,9 +290,8 @@ class InversionSection(Section):
     """Smallest and largest value of the cells that may change, in the unit of the parameter.
 
     A pair applies to the first of `parameters`; a table has a pair for each name, which may be that
-    of a tied parameter. The absorbing
-    boundary is tuned to the upper bound of the velocity or, without bounds, to the largest velocity
-    of the initial model.
+    of a tied parameter. The absorbing boundary is tuned to the upper bound of the velocity or,
+    without bounds, to the largest velocity of the initial model.
     """
     scale: dict[ParameterName, Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
         default_factory=dict
@@ -301,9 +300,9 @@ class InversionSection(Section):
 
     The optimizer updates each parameter divided by its size relative to that of the first of
     `parameters`, rounded to a power of two. `lr` and `step` are therefore in the unit of the first
-    one. By default the sizes are 100 m/s, 100 kg/m3, and 0.05 for `epsilon` and `delta`. Sizes of
-    other unknowns follow from those of the parameters whose place they take.
-    The weights of a network are not scaled.
+    one. By default the sizes are 100 m/s, 100 kg/m3, 0.05 for `epsilon` and `delta`, and 20 for
+    quality factors. Sizes of other unknowns follow from those of the parameters whose place they
+    take. The weights of a network are not scaled.
     """
     linear: bool = False
     """If true, simulations are linearized in the model (Born approximation).

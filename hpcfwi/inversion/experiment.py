@@ -24,7 +24,7 @@ from hpcfwi.config import Config
 from hpcfwi.config.sections import HistorySection, WaveSection
 from hpcfwi.config.survey import Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, StepFailure
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
 from hpcfwi.inversion.parameters import Known, Limits
 from hpcfwi.inversion.parametrizations import POWERS, Medium, Unknowns
@@ -213,7 +213,7 @@ def _part_of(survey: Survey, context: Context) -> Survey:
 
 
 def find_attenuation(wave: WaveSection) -> Attenuation | None:
-    """Return the attenuation that an input asks for, None for the default or without any."""
+    """Return the attenuation that an input asks for, or None, which stands for the default."""
     asked = wave.attenuation
     return None if asked is None else Attenuation(**asked.model_dump())
 
@@ -411,7 +411,14 @@ class Experiment:
         whole = self.complete(model).arrays
 
         def limit(arrays: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-            return equation.limit({**whole, **arrays}, arrays.keys())
+            limited = equation.limit({**whole, **arrays}, arrays.keys())
+            fault = equation.find_fault({**whole, **arrays, **limited})
+            if fault is not None:
+                raise StepFailure(
+                    f"after the last step {fault}. Use a smaller inversion.optimizer.lr or step, "
+                    "or give inversion.bounds."
+                )
+            return limited
 
         # A fluid has no S waves, and stays a fluid.
         kept = {

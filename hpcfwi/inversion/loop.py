@@ -74,13 +74,15 @@ def make_optimizer(
     if config.model.network is not None:
         represented = Represented(config.model.network, limits, context, section.reproducible)
         return Reparametrized(represented, make, before and before["weights"])
+    keep = limits.apply
     if section.changes_variables:
         make = partial(Parametrized, make, partial(experiment.find_unknowns, initial))
+        keep = experiment.find_unknowns(initial, limits).keep
     if section.prior is not None:
         key, prior = "inversion.prior.denoiser", section.prior
         denoiser = find_plugin(key, prior.denoiser, DENOISERS, prior.folder)
         inner = make(initial, limits)
-        return Denoised(inner, limits, prior, denoiser, context, section.reproducible)
+        return Denoised(inner, limits, keep, prior, denoiser, context, section.reproducible)
     optimizer: Optimizer = make(initial, limits)
     return optimizer
 

@@ -51,6 +51,8 @@ ENGINE, COMPILER, FIGURES = 40_000_000, 60_000_000, 100_000_000
 LIMITS = 4 + 2
 # A stage's background of linear waves, and the prior model of its regularizer, if it has them.
 BACKGROUND, PRIOR = 4, 4
+# The initial model of a change of variables, in double precision; others may be constant.
+CHANGED_START = 2 * 8
 # Between epochs: the model, the best one, and a gradient that is already known.
 STATE = 3 * 4
 # An update: the gradient, the integer sum of it, and its mean.
@@ -60,7 +62,7 @@ PRODUCTS = 3 * 8
 # A regularizer: slopes, their lengths and the fluxes, in double precision.
 REGULARIZED = 7 * 8
 # A change of variables, in double precision: both sides of it, their gradients and intermediates.
-CHANGED = 8 * 8
+CHANGED = 10 * 8
 # For each shot that is simulated at a time: its gradient.
 SHOT = 4
 # Rank 0: the arrays of the figure that is drawn, and of one in the queue; the arrays that are
@@ -215,6 +217,7 @@ def _estimate_stage(experiment: Experiment, shots: int) -> int:
     """Return the bytes of a stage; shots: number of this rank's shots in an epoch."""
     section = experiment.config.inversion
     each = LIMITS + BACKGROUND * section.linear + PRIOR * (section.regularize is not None)
+    each += CHANGED_START * section.changes_variables
     return each * _count_values(experiment) + shots * _estimate_sources(experiment)
 
 

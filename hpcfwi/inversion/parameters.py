@@ -207,6 +207,8 @@ class Limits:
             array = array.clamp(*self.bounds[name])
         array = torch.where(self.fixed[name], self.initial[name], array)
         parameter = PARAMETERS[name]
+        if not self.linear:
+            array = array.clamp(max=parameter.highest)
         positive, lowest = parameter.positive, parameter.lowest
         possible = self.linear or (array.min() > 0.0 if positive else array.min() >= lowest)
         if not (torch.isfinite(array).all() and possible):

@@ -3,7 +3,7 @@
 A model, its gradient, its limits and its files have the parameters of the equation, such as
 velocities and density. The unknowns are functions of them in each cell, and have the names of the
 parameters whose place they take. Tied parameters are functions of the P velocity and have no
-unknown. `registry.PARAMETRIZATIONS` names the functions of this module, and
+unknown. `registry.PARAMETRIZATIONS` names the parametrizations of this module, and
 `optimizers.wrappers.Parametrized` uses them.
 """
 
@@ -55,7 +55,8 @@ class Medium:
         """Return the arrays with the tied ones, which follow the P velocity."""
         start, found = self.initial, dict(arrays)
         for name, power in self.powers.items():
-            found[name] = start[name] * (found["vp"] / start["vp"]) ** power
+            # Limits have not been applied to the P velocity of a trial model yet
+            found[name] = start[name] * (found["vp"] / start["vp"]).abs() ** power
         return found
 
     def density(self, arrays: Arrays) -> Tensor:
@@ -80,9 +81,14 @@ class Parametrization:
 
 
 def _power(values: Tensor, power: float) -> Tensor:
-    """Return a power of values, with value and derivative 0 where they are not above 0."""
-    positive = values > 0.0
-    return torch.where(positive, torch.where(positive, values, 1.0) ** power, 0.0)
+    """Return a power of the sizes of values, with their sign, which limits then refuse or clamp.
+
+    The derivative is 0 where a value is 0, as that of the shear modulus in a fluid.
+    """
+    present = values != 0.0
+    return torch.where(
+        present, torch.sign(values) * torch.where(present, values.abs(), 1.0) ** power, 0.0
+    )
 
 
 def _find_impedances(arrays: Arrays, medium: Medium) -> Arrays:
@@ -166,7 +172,12 @@ class Unknowns:
 
     def make(self, unknowns: Model) -> Model:
         """Return the model of these unknowns, within the limits."""
-        found = self.limits.apply(_apply(self._solve, unknowns))
+        return self.keep(_apply(self._solve_untied, unknowns))
+
+    def keep(self, model: Model) -> Model:
+        """Return the nearest model within the limits, with ties to its limited P velocity."""
+        untied = Model(model.grid, {name: model[name] for name in self.sizes})
+        found = self.limits.apply(untied)
         if not self.medium.powers:
             return found
         return self.limits.apply(_apply(self.medium.tie, found))
@@ -200,15 +211,19 @@ class Unknowns:
         return scales
 
     def _find_unscaled(self, arrays: Arrays) -> Arrays:
-        return self.parametrization.unknowns(arrays, self.medium)
+        # Bounds of a tied parameter change the model, but not the unknowns
+        return self.parametrization.unknowns(self.medium.tie(arrays), self.medium)
 
     def _find(self, arrays: Arrays) -> Arrays:
         found = self._find_unscaled(arrays)
         return {name: found[name] / scale for name, scale in self._scales.items()}
 
-    def _solve(self, unknowns: Arrays) -> Arrays:
+    def _solve_untied(self, unknowns: Arrays) -> Arrays:
         scaled = {name: unknowns[name] * scale for name, scale in self._scales.items()}
-        return self.medium.tie(self.parametrization.parameters(scaled, self.medium))
+        return self.parametrization.parameters(scaled, self.medium)
+
+    def _solve(self, unknowns: Arrays) -> Arrays:
+        return self.medium.tie(self._solve_untied(unknowns))
 
 
 def _apply(function: Callable[[Arrays], Arrays], model: Model) -> Model:

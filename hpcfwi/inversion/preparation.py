@@ -168,14 +168,15 @@ def _check_parameters(config: Config) -> None:
                 f'wave.equation = "{equation}" has no {name}, only {", ".join(names)}',
                 "Leave it out, or choose another equation.",
             )
-    if config.wave.attenuation is not None and "qp" not in names:
-        raise InputError(
-            "wave.attenuation",
-            f'waves of wave.equation = "{equation}" are not attenuated',
-            'Leave it out, or choose "viscoacoustic" or "viscoelastic".',
-        )
     for number, (_, part) in enumerate(config.stages(), start=1):
-        _check_unknowns(part, f"stage.{number}." if config.stage else "", names)
+        where = f"stage.{number}." if config.stage else ""
+        _check_unknowns(part, where, names)
+        if part.wave.attenuation is not None and "qp" not in names:
+            raise InputError(
+                f"{where}wave.attenuation",
+                f'waves of wave.equation = "{equation}" are not attenuated',
+                'Leave it out, or choose "viscoacoustic" or "viscoelastic".',
+            )
         for key, found, expected in (
             ("inversion.parameters", part.inversion.parameters, first.parameters),
             ("inversion.tied", dict(part.inversion.ties), dict(first.ties)),

@@ -76,8 +76,8 @@ class Memory:
     """A field that relaxes, and that is added to the rate of change of another one.
 
     field: the name of the other one, which the same stage updates; frequency: angular frequency of
-    the relaxation, rad/s, whose product with r + the sum of its terms is minus the rate of change
-    of the memory variable r.
+    the relaxation, rad/s. A memory variable r changes at the rate -frequency (r + the sum of its
+    terms).
     """
 
     field: str

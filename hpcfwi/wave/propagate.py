@@ -132,6 +132,8 @@ def propagate(
         attenuation,
     )
     asked = method.find_equation()
+    if attenuation is not None and "qp" not in asked.parameters:
+        raise ValueError(f"waves of the equation {equation!r} are not attenuated: leave it out")
     ndim = next(iter(select_arrays(model, asked).values())).ndim
     kinds = _find_kinds(source_kind, ndim)
     check_kinds(names, kinds, asked, ndim)

@@ -64,7 +64,7 @@ class Method:
     """The method of simulation; `acoustic` explains each of these parameters.
 
     equation: the name of the wave equation; attenuation: the dependence of its quality factors on
-    frequency, None for the default or without any.
+    frequency, or None, which stands for the default.
     """
 
     order: int = 8

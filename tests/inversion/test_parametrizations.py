@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcfwi.errors import StepFailure
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.parametrizations import POWERS, Medium, Unknowns
 from hpcfwi.model import Grid, Model
@@ -166,3 +167,45 @@ def test_fluid_has_no_gradient_of_the_s_velocity(name):
         assert array.dtype == torch.float32
         assert torch.isfinite(array).all()
     assert (unknowns.make(at + randomize(at, 5))["vs"][FLUID] == 0.0).all()
+
+
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+def test_bounds_of_a_tied_density_do_not_move_the_velocity(name):
+    unknowns = make_unknowns(name, "tied density", bounds={"rho": (1500.0, 2000.0)})
+    model = unknowns.make(unknowns.of(change(unknowns, 0.2)))
+    assert float(model["rho"].max()) == 2000.0
+    again = unknowns.make(unknowns.of(model))
+    for key, array in model.arrays.items():
+        torch.testing.assert_close(again[key], array, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+def test_velocity_below_its_bound_is_clamped_before_the_density_follows(name):
+    unknowns = make_unknowns(name, "tied density", bounds={"vp": (1400.0, 5000.0)})
+    at = unknowns.of(unknowns.limits.initial)
+    at["vp"][1, 1] *= -3.0
+    if name == "log":
+        at["vp"][1, 1] = -1e5
+    made = unknowns.make(at)
+    assert float(made["vp"][1, 1]) == 1400.0
+    start = unknowns.limits.initial
+    tied = start["rho"] * (made["vp"] / start["vp"]) ** 0.25
+    torch.testing.assert_close(made["rho"], tied)
+
+
+def test_negative_shear_modulus_is_refused_like_a_negative_velocity():
+    unknowns = make_unknowns("lame", "velocities")
+    at = unknowns.of(unknowns.limits.initial)
+    at["vs"][1, 1] = -0.1 * at["vs"][1, 1]
+    with pytest.raises(StepFailure, match="below 0 m/s"):
+        unknowns.make(at)
+    assert (unknowns.make(unknowns.of(unknowns.limits.initial))["vs"][FLUID] == 0.0).all()
+
+
+def test_denoised_model_keeps_its_ties():
+    unknowns = make_unknowns("impedance", "all tied")
+    start = unknowns.limits.initial
+    noisy = start.map(lambda array: array * (1.0 + 0.1 * torch.rand(GRID.shape).double()))
+    kept = unknowns.keep(noisy)
+    assert torch.equal(kept["vp"], noisy["vp"])
+    torch.testing.assert_close(kept["rho"], start["rho"] * (kept["vp"] / start["vp"]) ** 0.25)

@@ -69,7 +69,7 @@ class Kept(Model):
 
 def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
     """Return a recorder of an experiment with one parameter in which every cell may change."""
-    inversion = SimpleNamespace(linear=False, parameters=["vp"])
+    inversion = SimpleNamespace(linear=False, changing=["vp"])
     experiment = SimpleNamespace(
         true=true,
         initial=initial,

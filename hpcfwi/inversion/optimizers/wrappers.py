@@ -97,20 +97,22 @@ class Denoised:
     in place of the proximal operator of the misfit (as in Kamilov, Mansour and Wohlberg 2017,
     algorithm 1). The denoiser gets each parameter on a scale from 0 to 1; kept cells are unchanged.
 
-    reproducible: True if the denoiser computes on one thread, because its bits may depend on the
-    number of threads.
+    keep: returns the nearest model within the limits; reproducible: True if the denoiser computes
+    on one thread, because its bits may depend on the number of threads.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         limits: Limits,
+        keep: Callable[[Model], Model],
         section: PriorSection,
         denoiser: Denoiser,
         context: Context,
         reproducible: bool,
     ) -> None:
         self._optimizer, self._limits, self._section = optimizer, limits, section
+        self._keep = keep
         shape = limits.initial.grid.shape
         patch, overlap = (
             (max(shape), 0) if section.patch is None else (section.patch, section.overlap)
@@ -127,7 +129,7 @@ class Denoised:
         found, evaluation = self._optimizer.step(model, evaluate, progress)
         self._steps += 1
         if self._steps % self._section.every == 0:
-            found = self._limits.apply(self._denoise(found))
+            found = self._keep(self._denoise(found))
         return found, evaluation
 
     def cost(self, shots: int) -> OptimizerCost:
@@ -213,7 +215,7 @@ class _LimitsOfUnknowns(Limits):
         return self.unknowns.push_to_unknowns(made, kept)
 
     def apply(self, model: Model) -> Model:
-        """Return the nearest unknowns whose model is within the limits."""
+        """Return the unknowns of the nearest model within the limits."""
         return self.unknowns.of(self.unknowns.make(model))
 
 

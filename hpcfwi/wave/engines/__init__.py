@@ -89,14 +89,14 @@ def release_buffers() -> bool:
 def choose(name: str, device: torch.device, equation: Equation = ACOUSTIC) -> Engine:
     """Return the engine of a name; "auto" takes `cpu` for models on CPUs, `gpu` for those on GPUs.
 
-    If the latter does not solve the equation, or if Triton is not installed, "auto" takes `eager`
-    on GPUs. Raises ValueError if there is no such engine, or if it does not work on this device.
+    If Triton is not installed, "auto" takes `eager` on GPUs. Raises ValueError if there is no such
+    engine, or if it does not work on this device.
     """
     known = FIRST_ORDER_ENGINES if isinstance(equation, FirstOrderEquation) else ENGINES
     if name == "auto" and device.type == "cpu":
         name = "cpu"
     elif name == "auto":
-        name = "gpu" if "gpu" in known and gpu.available() is None else "eager"
+        name = "gpu" if gpu.available() is None else "eager"
     if name not in known:
         raise ValueError(
             f'engine is {name!r}; expected "auto", {", ".join(map(repr, known))} for the equation '

@@ -17,6 +17,9 @@ from torch import Tensor
 from hpcfwi.wave.equation import Arrays, FirstOrderEquation, System, Term
 from hpcfwi.wave.equations.elastic import ELASTIC
 
+# Smallest (c13 + c44)^2 / c33^2 to which models are limited: the derivative of its root is finite.
+LEAST = 1e-4
+
 
 def _system(axes: str) -> System:
     isotropic = ELASTIC.system(axes)
@@ -78,15 +81,26 @@ def _limit(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Ten
     c33, c44 = stiffness["c33"], stiffness["c44"]
     if "delta" in names:
         highest = ((c33 * (stiffness["c11"] - c44)).clamp(min=0.0) ** 0.5 + c44) ** 2
-        within = stiffness["coupling"].clamp(min=0.0).minimum(highest)
+        within = stiffness["coupling"].maximum(LEAST * c33**2).minimum(highest)
         delta = 0.5 * ((within / (c33 - c44) + c44) / c33 - 1.0)
         same = within == stiffness["coupling"]
         return {**found, "delta": torch.where(same, model["delta"], delta)}
     if "epsilon" in names:
-        c13 = stiffness["coupling"].clamp(min=0.0) ** 0.5 - c44
+        c13 = stiffness["coupling"].maximum(LEAST * c33**2) ** 0.5 - c44
         least = 0.5 * ((c44 + c13**2 / c33) / c33 - 1.0)
         return {**found, "epsilon": torch.maximum(model["epsilon"], least)}
     return found
+
+
+def _slowest(model: Arrays) -> Any:
+    """Return the speed of SV waves, which is lowest near 45 degrees (Thomsen 1986, eq. 16b)."""
+    vp, vs = model["vp"], model["vs"]
+    sigma = (model["epsilon"] - model["delta"]) * vp**2
+    slower = 0.5 * (sigma - abs(sigma))
+    # The formula is for weak anisotropy, and may be below 0 otherwise
+    square = vs**2 + 0.5 * slower
+    square = 0.5 * (square + 0.25 * vs**2 + abs(square - 0.25 * vs**2))
+    return square**0.5 + vp * (vs == 0)
 
 
 def _fastest(model: Arrays) -> Any:
@@ -101,7 +115,7 @@ ELASTIC_VTI = FirstOrderEquation(
     name="elastic-vti",
     parameters=("vp", "vs", "epsilon", "delta", "rho"),
     fastest=_fastest,
-    slowest=ELASTIC.slowest,
+    slowest=_slowest,
     system=_system,
     coefficients=_find_coefficients,
     find_fault=_find_fault,

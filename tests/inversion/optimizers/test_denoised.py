@@ -54,7 +54,8 @@ def wrap(denoiser, bounds=None, **keys):
     fixed[0] = True
     limits = Limits(model, {"vp": fixed}, bounds or {})
     section = PriorSection(denoiser=OWN + "mix", strength=0.5, **keys)
-    return Denoised(Stepping(), limits, section, denoiser, Context.alone(), True), model
+    denoised = Denoised(Stepping(), limits, limits.apply, section, denoiser, Context.alone(), True)
+    return denoised, model
 
 
 @pytest.mark.parametrize("bounds", [None, {"vp": (1500.0, 4500.0)}])

@@ -8,9 +8,10 @@ of torch between them. Functions of the interface that do not depend on the equa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import prod
 from types import EllipsisType
 from typing import Any
@@ -153,6 +154,11 @@ class Frame:
         return (..., *(slice(a, a + n) for n, (a, _) in pairs))
 
 
+def _flatten(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the rows of a table, one after the other."""
+    return tuple(chain.from_iterable(rows))
+
+
 class _Stage:
     """The tables of a stage, see `staggered_kernels`."""
 
@@ -172,23 +178,25 @@ class _Stage:
             len({term.derivative for t in system.stages[k].values() for term in t})
             for k in range(number)
         )
-        self.differences = tuple(
-            (*self._describe(scheme, d), others + k) for k, d in enumerate(derivatives)
+        differences = [(*self._describe(scheme, d), others + k) for k, d in enumerate(derivatives)]
+        self.n_differences = len(differences)
+        self.differences = _flatten(differences)
+        self.targets = tuple(self.fields)
+        self.terms = _flatten(
+            (t, rate, place[d]) for t, each in enumerate(used.values()) for d, rate in each.items()
         )
-        self.targets = tuple(
-            (names.index(name), tuple((rate, place[d]) for d, rate in each.items()))
-            for name, each in used.items()
-        )
-        self.weights = tuple(
-            tuple((each[d], names.index(name)) for name, each in used.items() if d in each)
+        self.weights = _flatten(
+            (place[d], each[d], names.index(name))
             for d in derivatives
+            for name, each in used.items()
+            if d in each
         )
         targets = list(stage)
         relaxations = [(k, it) for k, it in enumerate(scheme.relaxations) if it.memory in stage]
-        self.relaxations = tuple(
+        self.relaxations = _flatten(
             (targets.index(it.memory), targets.index(it.field), k) for k, it in relaxations
         )
-        self.relaxed_fields = tuple(
+        self.relaxed_fields = _flatten(
             (names.index(it.memory), names.index(it.field), k) for k, it in relaxations
         )
         samples: dict[tuple[int, ...], int] = {}
@@ -199,13 +207,16 @@ class _Stage:
                     summed = tuple(place[d] for d in each if each[d] == rate)
                     sample = samples.setdefault(summed, len(samples))
                     products.append((varying.index(rate), t, sample))
-        self.samples = tuple(samples)
-        self.products = tuple(products)
-        self.products_of_fields = tuple((g, self.fields[t], s) for g, t, s in products)
-        sources: dict[int, list[tuple[int, int, int]]] = {}
-        for k, (field, axis, between, *_) in enumerate(self.differences):
-            sources.setdefault(field, []).append((k, axis, between))
-        self.sources = tuple((field, tuple(each)) for field, each in sources.items())
+        self.n_samples = len(samples)
+        self.samples = _flatten((s, d) for summed, s in samples.items() for d in summed)
+        self.products = _flatten(products)
+        self.products_of_fields = _flatten((g, self.fields[t], s) for g, t, s in products)
+        sources = dict.fromkeys(field for field, *_ in differences)
+        self.sources = tuple(sources)
+        self.source_terms = _flatten(
+            (self.sources.index(field), k, axis, between)
+            for k, (field, axis, between, *_) in enumerate(differences)
+        )
         self.images = [
             (names.index(name), int("z" in system.fields[name].half), system.fields[name].odd)
             for name in stage
@@ -311,7 +322,7 @@ class _Shots:
         """Return the gradients, given the one with respect to the recorded fields."""
         problem, frame, shots = self._problem, self._frame, self._count
         fields, memory = self._zeros(self._fields, shots), self._zeros(self._memories, shots)
-        most = max(len(stage.differences) for stage in self._stages)
+        most = max(stage.n_differences for stage in self._stages)
         buffers, samples = self._zeros(most, shots), self._zeros(self._samples, shots)
         gradients = self._zeros(len(self._varying), shots)
         energies = [self._zeros(shots) for _ in range(2 if problem.illuminate else 0)]
@@ -332,7 +343,7 @@ class _Shots:
                 if is_sampled:
                     self._load(n, k, samples)
                     if energies:
-                        energies[0] += samples[: len(stage.samples)].square().sum(0)
+                        energies[0] += samples[: stage.n_samples].square().sum(0)
                         energies[1] += fields[stage.fields].square().sum(0)
                 self._weigh(stage, fields, memory, samples, gradients, buffers, is_sampled)
                 self._scatter(stage, fields, buffers, 0)
@@ -384,11 +395,11 @@ class _Shots:
 
     @property
     def _memories(self) -> int:
-        return sum(len(stage.differences) for stage in self._stages)
+        return sum(stage.n_differences for stage in self._stages)
 
     @property
     def _samples(self) -> int:
-        return max(len(stage.samples) for stage in self._stages)
+        return max(stage.n_samples for stage in self._stages)
 
     def _zeros(self, *counts: int) -> Tensor:
         return self._like.new_zeros((*counts, self._frame.size))
@@ -454,7 +465,7 @@ class _Shots:
         history = self._problem.history
         assert isinstance(history, Snapshots), "chosen by `simulation.set_up`"
         kind, largest = FORMATS[history.format]
-        values = samples[: len(self._stages[stage].samples)]
+        values = samples[: self._stages[stage].n_samples]
         scale = values.new_ones((*values.shape[:2], 1))
         if largest:
             scale = values.abs().amax(-1, keepdim=True) / largest
@@ -531,9 +542,9 @@ class _Shots:
             staggered_kernels.advance[self._programs()](
                 fields, self._rates, memory, self._a, self._b, self._weights, self._constants,
                 samples, self._rates if change is None else change, longest=self._longest,
-                DIFFERENCES=stage.differences, TARGETS=stage.targets,
+                DIFFERENCES=stage.differences, TARGETS=stage.targets, TERMS=stage.terms,
                 RELAXATIONS=stage.relaxations, SAMPLES=stage.samples, PRODUCTS=stage.products,
-                RADIUS=self._frame.radius, STORE=stores,
+                COUNT=stage.n_samples, RADIUS=self._frame.radius, STORE=stores,
                 CHANGE=sampled and change is not None, **self._size(),
             )  # fmt: skip
 
@@ -553,7 +564,7 @@ class _Shots:
             staggered_kernels.weigh[self._programs()](
                 fields, self._rates, memory, self._a, self._b, self._constants, samples, gradients,
                 buffers, longest=self._longest, DIFFERENCES=stage.differences,
-                WEIGHTS=stage.weights, RELAXATIONS=stage.relaxed_fields,
+                TERMS=stage.weights, RELAXATIONS=stage.relaxed_fields,
                 PRODUCTS=stage.products_of_fields, SAMPLED=sampled, **self._size(),
             )  # fmt: skip
 
@@ -564,5 +575,5 @@ class _Shots:
         with on_device(self._like.device):
             staggered_kernels.scatter[self._programs(first)](
                 fields, buffers, self._weights, first=first, SOURCES=stage.sources,
-                RADIUS=self._frame.radius, **self._size(first),
+                TERMS=stage.source_terms, RADIUS=self._frame.radius, **self._size(first),
             )  # fmt: skip
