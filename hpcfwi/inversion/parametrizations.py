@@ -124,7 +124,8 @@ def _from_moduli(unknowns: Arrays, medium: Medium) -> Arrays:
 
 
 def _find_logarithms(arrays: Arrays, medium: Medium) -> Arrays:
-    return {n: _map_positive(torch.log, a, medium.initial[n], n) for n, a in arrays.items()}
+    start = medium.initial
+    return {n: a if n in SIGNED else _find_log(a, start[n]) for n, a in arrays.items()}
 
 
 def _from_logarithms(unknowns: Arrays, medium: Medium) -> Arrays:
@@ -136,14 +137,10 @@ def _from_logarithms(unknowns: Arrays, medium: Medium) -> Arrays:
 SIGNED = ("epsilon", "delta")
 
 
-def _map_positive(
-    function: Callable[[Tensor], Tensor], array: Tensor, start: Tensor, name: str
-) -> Tensor:
-    """Return a function of values relative to initial ones, 0 in fluids without S waves."""
-    if name in SIGNED:
-        return array
+def _find_log(array: Tensor, start: Tensor) -> Tensor:
+    """Return the logarithm of values relative to initial ones, 0 in fluids without S waves."""
     solid = start > 0.0
-    return function(torch.where(solid, array, 1.0) / torch.where(solid, start, 1.0))
+    return torch.log(torch.where(solid, array, 1.0) / torch.where(solid, start, 1.0))
 
 
 VELOCITY = Parametrization(lambda arrays, _: arrays, lambda unknowns, _: unknowns)

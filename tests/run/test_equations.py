@@ -303,9 +303,24 @@ def test_components_in_segy_of_another_program_are_inverted(hpcfwi: Any, tmp_pat
             {"survey.receivers.depth": 0.0},
             ["survey.receivers.depth", "the pressure, and so their traces, are zero"],
         ),
+        (
+            "elastic",
+            {"wave.attenuation": {"mechanisms": 2}},
+            ["wave.attenuation", 'waves of wave.equation = "elastic" are not attenuated'],
+        ),
+        (
+            "viscoelastic",
+            {"wave.attenuation": {"band": [30.0, 3.0]}},
+            ["wave.attenuation", "expected the smaller frequency first"],
+        ),
+        (
+            "acoustic-density",
+            {"model.initial": {"smooth": 80.0, "qp": {"constant": 50.0}}},
+            ["model.initial.qp", "has no qp, only vp, rho"],
+        ),
     ],
 )
-def test_components_and_sources_that_make_no_sense_are_refused(
+def test_keys_that_make_no_sense_for_the_equation_are_refused(
     hpcfwi: Any,
     tmp_path: Path,
     equation: str,
@@ -416,37 +431,6 @@ def test_medium_in_which_waves_are_unstable_is_refused(
     path = write_elastic(tmp_path, equation)
     write_medium(tmp_path, **changes)
     assert_refused(hpcfwi, path, words, capsys)
-
-
-@pytest.mark.parametrize(
-    ("equation", "changes", "words"),
-    [
-        (
-            "elastic",
-            {"wave.attenuation": {"mechanisms": 2}},
-            ["wave.attenuation", 'waves of wave.equation = "elastic" are not attenuated'],
-        ),
-        (
-            "viscoelastic",
-            {"wave.attenuation": {"band": [30.0, 3.0]}},
-            ["wave.attenuation", "expected the smaller frequency first"],
-        ),
-        (
-            "acoustic-density",
-            {"model.initial": {"smooth": 80.0, "qp": {"constant": 50.0}}},
-            ["model.initial.qp", "has no qp, only vp, rho"],
-        ),
-    ],
-)
-def test_attenuation_that_an_equation_lacks_is_refused(
-    hpcfwi: Any,
-    tmp_path: Path,
-    equation: str,
-    changes: dict[str, Any],
-    words: list[str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert_refused(hpcfwi, write_elastic(tmp_path, equation, **changes), words, capsys)
 
 
 def test_starting_model_has_quality_factors_of_its_own(hpcfwi: Any, tmp_path: Path) -> None:

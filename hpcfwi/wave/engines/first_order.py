@@ -1,4 +1,4 @@
-"""What the engines of first-order equations share: everything around the time loops.
+"""The part of the engines of first-order equations that surrounds their time loops.
 
 An engine has a class of shots (`Shots`) that computes the recorded fields from rates, factors of
 sources and signals, with the derivative and its transpose. Everything else, from the parameters of
@@ -59,9 +59,6 @@ class Derivatives(NamedTuple):
 class Shots(Protocol):
     """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
 
-    def split(self, tensors: Sequence[Any]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-        """Return the signal, the rates and the factors of sources."""
-
     def simulate(
         self, signal: Tensor, rates: Sequence[Tensor], factors: Sequence[Tensor]
     ) -> Tensor:
@@ -102,7 +99,8 @@ def simulate(make: MakeShots, problem: Problem, scheme: StaggeredScheme, wavelet
     discrete = discretize_shots(problem, scheme, wavelet)
     shots = make(problem, discrete, True)
     tensors = (discrete.signal, *discrete.rates, *discrete.factors)
-    recorded: Tensor = _Recorded.apply(shots, *tensors)  # type: ignore[no-untyped-call]
+    count = len(discrete.rates)
+    recorded: Tensor = _Recorded.apply(shots, count, *tensors)  # type: ignore[no-untyped-call]
     return _as_traces(problem, scheme, recorded)
 
 
@@ -112,26 +110,27 @@ def _as_traces(problem: Problem, scheme: StaggeredScheme, recorded: Tensor) -> T
 
 
 class _Recorded(torch.autograd.Function):
-    """The recorded fields as a function of the signals, the rates and the factors of sources."""
+    """The recorded fields as a function of the signals, `count` rates and factors of sources."""
 
     @staticmethod
-    def forward(shots: Shots, *tensors: Tensor) -> Tensor:
-        return shots.simulate(*shots.split(tensors))
+    def forward(shots: Shots, count: int, *tensors: Tensor) -> Tensor:
+        return shots.simulate(tensors[0], tensors[1 : 1 + count], tensors[1 + count :])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.shots = inputs[0]
+        ctx.shots, ctx.count, *_ = inputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
         found = ctx.shots.backpropagate(arriving)
         rates = [None if each is None else each.sum(0) for each in found.rates]
-        return None, found.signal, *rates, *found.factors
+        return None, None, found.signal, *rates, *found.factors
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tensors: Tensor | None) -> Tensor:
-        found: Tensor = ctx.shots.scatter(*ctx.shots.split(tensors))
+    def jvp(ctx: Any, _shots: None, _count: None, *tensors: Tensor | None) -> Tensor:
+        end = 1 + ctx.count
+        found: Tensor = ctx.shots.scatter(tensors[0], tensors[1:end], tensors[end:])
         return found
 
 

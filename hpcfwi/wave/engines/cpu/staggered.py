@@ -8,7 +8,7 @@ interface that are the same are imported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -54,12 +54,11 @@ from hpcfwi.wave.engines.cpu.windows import (
     make_store,
     whole_of,
 )
-from hpcfwi.wave.engines.first_order import Derivatives, Discrete, State
+from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
 from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
 from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.staggered import StaggeredScheme
 
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
@@ -69,22 +68,11 @@ def footprint(problem: Problem, steps: int) -> int:
     return estimate_staggered_bytes(problem, steps, torch.get_num_threads())
 
 
-def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
-    """Return traces (shot, receiver, time); see `FirstOrderEngine.simulate`."""
-    keep_loops()
-    return first_order.simulate(_Shots, problem, scheme, wavelet)
-
-
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
-    keep_loops()
-    return first_order.forward(_Shots, problem, wavelet, keep)
-
-
 class _Shots:
     """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
 
     def __init__(self, problem: Problem, discrete: Discrete, keep: bool = True) -> None:
+        keep_loops()
         scheme, shots = discrete.scheme, range(problem.n_shots)
         self._problem, self._scheme = problem, scheme
         self._dtype = discrete.signal.detach().numpy().dtype
@@ -101,11 +89,6 @@ class _Shots:
         ]
         self._recorders = [make_recorders(scheme, shot, self._dtype) for shot in shots]
         self._kept: list[tuple[StaggeredShot, StaggeredTape]] = []
-
-    def split(self, tensors: Sequence[Any]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-        """Return the signal, the rates and the factors of sources."""
-        end = 1 + self._rates
-        return tensors[0], tensors[1:end], tensors[end:]
 
     def simulate(
         self,
@@ -314,3 +297,7 @@ def _first_window(shot: StaggeredShot) -> Box:
     ]
     window: Box = fit.py_func(grid, 0, Box(*edges))
     return window
+
+
+simulate = partial(first_order.simulate, _Shots)
+forward = partial(first_order.forward, _Shots)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from math import prod
 from types import EllipsisType
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hpcfwi.model import AXES
 from hpcfwi.wave.engines import first_order
-from hpcfwi.wave.engines.first_order import Derivatives, Discrete, State
+from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
 from hpcfwi.wave.engines.gpu.device import keep_kernels, on_device
@@ -79,23 +79,6 @@ def idle() -> int:
 
 def clear() -> None:
     """Do nothing, because no buffers are kept between batches."""
-
-
-def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
-    """Return traces (shot, receiver, time); see `FirstOrderEngine.simulate`."""
-    _prepare()
-    return first_order.simulate(_Shots, problem, scheme, wavelet)
-
-
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
-    _prepare()
-    return first_order.forward(_Shots, problem, wavelet, keep)
-
-
-def _prepare() -> None:
-    if not is_interpreted():
-        keep_kernels()
 
 
 @dataclass(frozen=True)
@@ -260,6 +243,8 @@ class _Shots:
     """Shots of a problem on one device, see `first_order.Shots`."""
 
     def __init__(self, problem: Problem, discrete: Discrete, keep: bool = True) -> None:
+        if not is_interpreted():
+            keep_kernels()
         scheme, like = discrete.scheme, discrete.signal.detach()
         self._problem, self._scheme, self._like = problem, scheme, like
         self._count, self._varying = problem.n_shots, discrete.varying if keep else []
@@ -280,11 +265,6 @@ class _Shots:
         self._history: list[list[tuple[Tensor, Tensor]]] = []
         self._sent: Tensor
         self._factors: Sequence[Tensor]
-
-    def split(self, tensors: Sequence[Any]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-        """Return the signal, the rates and the factors of sources."""
-        end = 1 + len(self._rates)
-        return tensors[0], tensors[1:end], tensors[end:]
 
     def simulate(
         self,
@@ -577,3 +557,7 @@ class _Shots:
                 fields, buffers, self._weights, first=first, SOURCES=stage.sources,
                 TERMS=stage.source_terms, RADIUS=self._frame.radius, **self._size(first),
             )  # fmt: skip
+
+
+simulate = partial(first_order.simulate, _Shots)
+forward = partial(first_order.forward, _Shots)
