@@ -51,6 +51,7 @@ from hpcfwi.survey import (
 from hpcfwi.wave import Attenuation, Auto, Method
 from hpcfwi.wave.equation import Equation, find_equation
 from hpcfwi.wave.history import History, from_table, parse
+from hpcfwi.wave.leader import Leader
 
 # Largest number of sources, or of receivers, that a config places.
 MOST_POINTS = 10**6
@@ -232,7 +233,8 @@ class Experiment:
     is_synthetic: True if hpcfwi simulates that file; band: frequency band of the survey and the
     observed traces, None if they are not filtered; coarsening: to the grid of the waves, None if it
     is that of the models; costs: cost of each shot, see `Simulator.costs`, if known; picks: first
-    breaks, by the names of their files; gains: of the components, see `Conditioning`.
+    breaks, by the names of their files; gains: of the components, see `Conditioning`; leader: see
+    `wave.Method`.
     """
 
     config: Config
@@ -247,6 +249,7 @@ class Experiment:
     costs: NDArray[np.float64] | None = None
     picks: Mapping[str, Picks] = field(default_factory=dict)
     gains: tuple[float, ...] = ()
+    leader: Leader | None = None
 
     @property
     def equation(self) -> Equation:
@@ -311,6 +314,7 @@ class Experiment:
                 history=_history(wave.history, spectrum.highest()),
                 equation=wave.equation,
                 attenuation=find_attenuation(wave),
+                leader=self.leader,
             ),
             self.aperture,
             self.coarsening,
@@ -440,7 +444,12 @@ class Experiment:
         """A hash of everything that synthetic observed data depend on."""
         assert self.true is not None
         method = vars(self.simulator(self.true).method)
-        others = {"engine", "history", *(() if method["attenuation"] else ("attenuation",))}
+        others = {
+            "engine",
+            "history",
+            "leader",
+            *(() if method["attenuation"] else ("attenuation",)),
+        }
         scheme = {k: v for k, v in method.items() if k not in others}
         digest = hashlib.sha256(repr(sorted(scheme.items())).encode())
         grid, survey = self.true.grid, self.survey

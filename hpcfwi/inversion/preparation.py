@@ -26,7 +26,7 @@ from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError, quote, refuse
-from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine
+from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine, refuse_layers
 from hpcfwi.inversion.conditioning import read_picks
 from hpcfwi.inversion.experiment import (
     Experiment,
@@ -100,6 +100,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         )
         _check(experiment, context)
         refuse_engine(config, "", context)
+        refuse_layers(experiment, "", context)
         return experiment
     _refuse_other_times(config)
     start = _find_start(config, given, context)
@@ -146,6 +147,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     )
     for where, part in stages:
         refuse_engine(part.config, where, context)
+        refuse_layers(part, where, context)
     return experiment
 
 

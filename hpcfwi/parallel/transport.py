@@ -157,6 +157,21 @@ class MpiObjects(_Objects):
         super().__init__(comm.rank, comm.size)
         self._comm = comm
 
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return the values of all ranks on rank 0, None on the others."""
+        outline, arrays = take_apart(value)
+        outlines = self._exchange(outline)
+        found = [value]
+        for rank in range(1, self._size):
+            if self._rank == 0:
+                arrays = make_room(outlines[rank])
+            if self._rank in (0, rank):
+                for array in arrays:
+                    hand_to_root(self._comm, array, rank)
+            if self._rank == 0:
+                found.append(put_together(outlines[rank], arrays))
+        return found if self._rank == 0 else None
+
     def _spread(self, outline: bytes, source: int) -> bytes:
         size = np.array([len(outline)])
         _wait(self._comm.Ibcast(size, source), size)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import torch
 
@@ -32,6 +32,9 @@ from hpcfwi.errors import InversionFailure, Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import abort, tell
 from hpcfwi.parallel.liveness import MissingRank, Monitor, Report, Reporter
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 log = logging.getLogger("hpcfwi")
 
@@ -172,7 +175,7 @@ class Watch:
             self._watch()
         except Exception as error:
             tell(error, f"watch of rank {self._context.rank} on {self._context.host}")
-            self._end(1)
+            end_ranks(self._context.comm, 1)
 
     def _watch(self) -> None:
         """Check everything once a tick, until the watch is closed or this process ends."""
@@ -274,13 +277,7 @@ class Watch:
         )
         if self._context.is_root:
             self._dismiss(1)
-        self._end(1)
-
-    def _end(self, code: int) -> NoReturn:
-        """End all ranks, including ranks that hang, even if MPI hangs."""
-        threading.Thread(target=abort, args=(self._context.comm, code), daemon=True).start()
-        time.sleep(ABORT_WAIT)
-        os._exit(code)
+        end_ranks(self._context.comm, 1)
 
     def __enter__(self) -> Self:
         if self._client is not None:
@@ -397,6 +394,13 @@ class _Clock:
         self._seconds += min(now - self._read, self._longest)
         self._read = now
         return self._seconds
+
+
+def end_ranks(comm: MPI.Comm | None, code: int) -> NoReturn:
+    """End all ranks, including ranks that hang, even if MPI hangs."""
+    threading.Thread(target=abort, args=(comm, code), daemon=True).start()
+    time.sleep(ABORT_WAIT)
+    os._exit(code)
 
 
 def _exit_now(code: int) -> NoReturn:

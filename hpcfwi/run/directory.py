@@ -37,6 +37,7 @@ FREE_KEYS = (
     "model.network.folder",
     "wave.engine",
     "wave.memory",
+    "wave.ranks_per_shot",
     "output.",
     # The keys of a migration have been moved to `inversion` before the comparison.
     "migration",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -28,9 +28,10 @@ from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.model import Model
 from hpcfwi.operators.shots import Shots
-from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.context import Context, portable
+from hpcfwi.parallel.crew import divide
 from hpcfwi.parallel.recovery import retry_after_death
-from hpcfwi.parallel.watch import StopRequest, Watch
+from hpcfwi.parallel.watch import StopRequest, Watch, handling
 from hpcfwi.report.log import start_log
 from hpcfwi.run.commands import look_before_inverting
 from hpcfwi.run.directory import RunDirectory
@@ -38,6 +39,8 @@ from hpcfwi.run.session import check_observed, invert, open_observed, restore, s
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.system import is_there
 from hpcfwi.wave import warm_up
+from hpcfwi.wave.engines import load as load_engine
+from hpcfwi.wave.leader import Leader, serve
 
 log = logging.getLogger("hpcfwi")
 
@@ -63,14 +66,51 @@ def run_job(
     `claim`, `restore`, `simulate_observed` and `invert`.
     """
     load = partial(load_config, path, settings, migrates)
-    # There is one request for the whole job, because a signal between two requests would be lost.
-    with StopRequest(context) as stop, ExitStack() as held:
-        experiment, stages, owner, state = retry_after_death(
-            context, lambda: _begin(load, path, context, inverts, quiet, stop, held)
-        )
-        if state is not None:
-            directory, become_root = owner.directory, owner.become_root
-            invert(experiment, stages, directory, state, context, stop, quiet, become_root)
+
+    def work(context: Context, leader: Leader | None) -> None:
+        # There is one request for the whole job; a signal between two requests would be lost.
+        with StopRequest(context) as stop, ExitStack() as held:
+            experiment, stages, owner, state = retry_after_death(
+                context, lambda: _begin(load, path, context, leader, inverts, quiet, stop, held)
+            )
+            if state is not None:
+                directory, become_root = owner.directory, owner.become_root
+                invert(experiment, stages, directory, state, context, stop, quiet, become_root)
+
+    run_in_crews(load, context, work)
+
+
+def run_in_crews(
+    load: Callable[[], Config], context: Context, work: Callable[[Context, Leader | None], None]
+) -> None:
+    """Run `work` on the leaders of the crews that the config asks for; the others serve them.
+
+    It gets the context of the leaders, and the leader of this rank's crew. Without crews, these are
+    the ranks and None. Collective.
+
+    Raises
+    ------
+    InputError
+        On all ranks, if the config cannot be read, or the ranks cannot be divided.
+    """
+    size = context.from_root(load).wave.ranks_per_shot
+    if size == 1:
+        work(context, None)
+        return
+    context, crew = divide(context, size)
+    with closing(crew):
+        if crew.number == 0:
+            leader = Leader(crew)
+            try:
+                work(context, leader)
+            except Exception as error:
+                leader.dismiss(portable(error))
+                raise
+            leader.dismiss()
+        else:
+            # The leaders agree on how to stop after a signal
+            with handling(lambda *_: None):
+                serve(load_engine("cpu"), crew)
 
 
 @dataclass
@@ -110,6 +150,7 @@ def _begin(
     load: Callable[[], Config],
     path: Path,
     context: Context,
+    leader: Leader | None,
     inverts: bool,
     quiet: bool,
     stop: StopRequest,
@@ -127,7 +168,7 @@ def _begin(
         with start_log(None, context.rank, quiet):
             config = context.from_root(load)
             context.from_root(partial(import_plugins, path, config))
-            experiment = prepare(config, context)
+            experiment = replace(prepare(config, context), leader=leader)
             if not inverts and not experiment.is_synthetic:
                 raise InputError(
                     f"{path}: survey.file",
@@ -144,7 +185,7 @@ def _begin(
                 _check_memory(stages, context)
             context.from_root(owner.claim)
         owner.open_log()
-        _introduce(f"Input {path}, run directory {directory.path}", context)
+        _introduce(f"Input {path}, run directory {directory.path}", experiment, context)
         state = restore(experiment, stages, directory, context) if stages else None
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
@@ -194,27 +235,32 @@ def simulate_into(
     is_segy = context.from_root(partial(_is_segy, target))
     gathers = target.with_name(f"{target.name}.h5") if is_segy else target
 
-    def simulate() -> None:
+    load = partial(load_config, path, settings)
+
+    def simulate(context: Context, leader: Leader | None) -> None:
         with StopRequest(context) as stop, start_log(None, context.rank, quiet):
             context.heartbeat.begin("the preparation")
             with Watch(context, stop, lambda: "the first shot", grace=0.0, wait=inf):
-                config = context.from_root(partial(load_config, path, settings))
+                config = context.from_root(load)
                 if model is not None:
                     section = config.model.model_copy(update={"dataset": None, "file": str(model)})
                     config = config.model_copy(update={"model": section})
-                experiment = prepare(config, context, gathers)
+                experiment = replace(prepare(config, context, gathers), leader=leader)
                 if is_segy:
                     find_interval(experiment.survey, config.survey.dt_place)
                 check_observed(experiment, context)
                 _check_memory_of_data(experiment, context)
-                _introduce(f"Input {path}, target {target}", context)
+                _introduce(f"Input {path}, target {target}", experiment, context)
                 _prepare_engine(experiment, context)
             simulate_observed(experiment, context, stop, quiet)
             if is_segy:
                 convert_to_segy(gathers, target, context, quiet)
                 context.from_root(gathers.unlink)
 
-    retry_after_death(context, simulate)
+    def work(context: Context, leader: Leader | None) -> None:
+        retry_after_death(context, partial(simulate, context, leader))
+
+    run_in_crews(load, context, work)
 
 
 def _is_segy(target: Path) -> bool:
@@ -251,7 +297,7 @@ def _check_memory(stages: Sequence[Stage], context: Context) -> None:
         plan_memory_of_ranks(simulator, model, survey, experiment, context, has_state=False)
 
 
-def _introduce(files: str, context: Context) -> None:
+def _introduce(files: str, experiment: Experiment, context: Context) -> None:
     hosts = context.all_gather(context.host)
     threads = context.all_gather(context.threads)
     log.info(
@@ -266,6 +312,9 @@ def _introduce(files: str, context: Context) -> None:
         "/".join(map(str, sorted(set(threads)))),
         "s" * (max(threads) > 1),
     )
+    if experiment.leader is not None:
+        count = experiment.leader.crew_size
+        log.info("Each of these ranks leads a crew of %d, which simulate shots together", count)
     log.info("%s", describe(context))
     log.info("%s", files)
 

@@ -9,6 +9,7 @@ are in `equations`; their discretization is in `staggered`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -133,6 +134,17 @@ def add_memories(system: System, frequencies: Sequence[float]) -> System:
     return replace(system, fields=fields, stages=(first, stage), memories=memories)
 
 
+def _find_no_fault(model: Arrays) -> str | None:  # noqa: ARG001
+    return None
+
+
+def _limit_nothing(
+    model: Mapping[str, Tensor],  # noqa: ARG001
+    names: Collection[str],  # noqa: ARG001
+) -> Mapping[str, Tensor]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Equation:
     """A wave equation.
@@ -158,10 +170,8 @@ class Equation:
     parameters: tuple[str, ...]
     fastest: Speed
     slowest: Speed
-    find_fault: Callable[[Arrays], str | None] = lambda _: None
-    limit: Callable[[Mapping[str, Tensor], Collection[str]], Mapping[str, Tensor]] = (
-        lambda _model, _names: {}
-    )
+    find_fault: Callable[[Arrays], str | None] = _find_no_fault
+    limit: Callable[[Mapping[str, Tensor], Collection[str]], Mapping[str, Tensor]] = _limit_nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +193,9 @@ class FirstOrderEquation(Equation):
 
 
 # It is of second order, and its engines are written by hand, see `problem.Scheme`.
-ACOUSTIC = Equation(
-    name="acoustic",
-    parameters=("vp",),
-    fastest=lambda model: model["vp"],
-    slowest=lambda model: model["vp"],
-)
+# Unlike a lambda, it can be sent to other ranks.
+_SPEED = operator.itemgetter("vp")
+ACOUSTIC = Equation(name="acoustic", parameters=("vp",), fastest=_SPEED, slowest=_SPEED)
 
 
 def find_equation(name: str, attenuation: Attenuation | None = None) -> Equation:

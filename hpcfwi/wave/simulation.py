@@ -27,6 +27,7 @@ from hpcfwi.wave import history as histories
 from hpcfwi.wave.attenuation import Attenuation
 from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation, find_equation
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
+from hpcfwi.wave.leader import Leader
 from hpcfwi.wave.numerics import peak_frequency
 from hpcfwi.wave.problem import Gradients, Problem
 
@@ -64,7 +65,8 @@ class Method:
     """The method of simulation; `acoustic` explains each of these parameters.
 
     equation: the name of the wave equation; attenuation: the dependence of its quality factors on
-    frequency, or None, which stands for the default.
+    frequency, or None, which stands for the default; leader: of the ranks that simulate each shot
+    together, None for a single rank.
     """
 
     order: int = 8
@@ -76,11 +78,12 @@ class Method:
     history: str | Auto | History = "auto"
     equation: str = "acoustic"
     attenuation: Attenuation | None = None
+    leader: Leader | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The parameters of `acoustic`, by name."""
-        others = ("equation", "attenuation")
+        others = ("equation", "attenuation", "leader")
         return {name: value for name, value in vars(self).items() if name not in others}
 
     def find_equation(self) -> Equation:
@@ -89,7 +92,8 @@ class Method:
 
     def choose_engine(self, device: torch.device) -> engines.Engine:
         """Return the engine for a device; raise ValueError if it does not solve the equation."""
-        return engines.choose(self.engine, device, self.find_equation())
+        engine = engines.choose(self.engine, device, self.find_equation())
+        return engine if self.leader is None else self.leader.lead(engine)
 
 
 @dataclass(frozen=True)
@@ -636,6 +640,6 @@ def warm_up(method: Method, model: Mapping[str, Tensor]) -> None:
     like = next(iter(small.values()))
     origin = np.zeros((1, like.ndim))
     shot = Acquisition(1e-3, torch.ones(4).to(like), origin, origin)
-    tiny = replace(method, boundary=1, free_surface=False, history="auto")
+    tiny = replace(method, boundary=1, free_surface=False, history="auto", leader=None)
     simulation = simulate(small, 10.0, shot, tiny)
     simulation.backpropagate(simulation.data)

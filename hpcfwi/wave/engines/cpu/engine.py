@@ -1,9 +1,10 @@
 """The engine for CPUs: compiled sweeps, one thread per shot; spare threads share the last shots.
 
 Shots share nothing while they run, so that threads wait for one another only if several work on the
-same shot, and the bits of a shot depend neither on its batch nor on the number of threads.
-`histories` has the data that a shot stores for the backward pass, `sweeps` the time loops;
-`staggered` is the engine of first-order equations.
+same shot, and the bits of a shot depend neither on its batch nor on the number of threads. The
+ranks of a crew simulate the same shot, each a layer of its grid. `histories` has the data that a
+shot stores for the backward pass, `sweeps` the time loops; `staggered` is the engine of first-order
+equations.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from hpcfwi.wave.engines.cpu.kernels import each_shot
 from hpcfwi.wave.engines.cpu.layout import POOL, Tables, lay_out, make_tables, make_zeros, take_out
 from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
 from hpcfwi.wave.history import KINDS, Kind
+from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers
+from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
 NAME = "cpu"
@@ -33,13 +36,45 @@ HISTORIES: tuple[Kind, ...] = KINDS
 class State:
     """The stored histories of the shots, and the number of their steps.
 
-    energies: (shot, row, column), in the layout of the sweeps.
+    crew, layers: the ranks that simulate the shots, and the layer of each; energies: (shot, row,
+    column), in the layout of the sweeps.
     """
 
+    crew: Crew
+    layers: list[Layer]
     tables: Tables
     steps: int
     histories: list[ShotHistory]
     energies: NDArray
+
+    @property
+    def layer(self) -> Layer:
+        """The layer of this rank."""
+        return self.layers[self.crew.number]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the layer of this rank."""
+        grid = self.tables.grid
+        return (grid.rows, grid.nx) if grid.planes == 1 else (grid.planes, grid.rows, grid.nx)
+
+    def join_points(self, values: Tensor, taps: Taps) -> Tensor:
+        """Return the values (shot, point, time) of all layers on rank 0 of the crew; collective.
+
+        Each layer has those of the points that it records; taps: of the points.
+        """
+        if self.crew.size == 1:
+            return values
+        owners = torch.from_numpy(find_layers(taps, self.layers))
+        parts = self.crew.gather(values[owners == self.crew.number])
+        for number, part in enumerate(parts or []):
+            values[owners == number] = part
+        return values
+
+    def join_fields(self, fields: Tensor) -> Tensor | None:
+        """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
+        parts = self.crew.gather(fields)
+        return None if parts is None else torch.cat(parts, dim=1)
 
 
 def available() -> str | None:
@@ -71,29 +106,40 @@ def clear() -> None:
     POOL.clear()
 
 
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
-    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
+def forward(
+    problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
+) -> tuple[Tensor, State | None]:
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state.
+
+    crew: the ranks that simulate the shots together, all of which call this. Only rank 0 of the
+    crew gets all traces. Raises ValueError if the grid has too few planes for the crew.
+    """
     keep_loops()
-    tables = make_tables(problem)
+    layers = cut(problem, crew.size)
+    tables = make_tables(problem, layers[crew.number])
     emitted = wavelet.transpose(1, 2).contiguous().numpy()
     count, steps = emitted.shape[:2]
     traces = np.empty((count, steps, problem.receivers.shape[1]), tables.v2dt2.dtype)
     energies = _make_sums(tables, count if keep and problem.illuminate else 0)
-    shots = make_shots(problem, tables, emitted)
+    shots = make_shots(problem, tables, emitted, layers, crew)
     histories = [make_history(problem, shot, keep) for shot in shots]
 
     def simulate(k: int, threads: int) -> None:
         energy = energies[k] if len(energies) else no_records(shots[k]).energy
         histories[k].simulate(Records(traces[k], energy), threads)
 
-    each_shot(simulate, count, tables.grid.planes, tables.grid.rows)
+    state = State(crew, layers, tables, steps, histories, energies)
+    each_shot(simulate, count, tables.grid, one_at_a_time=crew.size > 1)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return data, State(tables, steps, histories, energies) if keep else None
+    return state.join_points(data, problem.scheme.receivers), state if keep else None
 
 
 def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
-    """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
-    tables, shape = state.tables, problem.scheme.shape
+    """Return the gradients, given the one with respect to the traces, (shot, receiver, time).
+
+    All ranks of the crew call this. Only rank 0 gets the gradients.
+    """
+    tables = state.tables
     arriving = adjoint_source.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
     sources = problem.sources.shape[1]
@@ -108,11 +154,14 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
         state.histories[k].backpropagate(way_back, threads)
         # Each sampled step stands for so many steps in the sums over time.
         weight = problem.interval
-        image = weight * take_out(sums[:1], shape)
+        image = state.join_fields(weight * take_out(sums[:1], state.shape))
         forward_energy = adjoint_energy = None
         if problem.illuminate:
-            forward_energy = weight * take_out(state.energies[k : k + 1], shape)
-            adjoint_energy = weight * take_out(sums[1:], shape)
+            energies = weight * take_out(state.energies[k : k + 1], state.shape)
+            forward_energy = state.join_fields(energies)
+            adjoint_energy = state.join_fields(weight * take_out(sums[1:], state.shape))
+        if image is None:
+            return
         emitted = wavelet[k : k + 1].transpose(1, 2)
         one = make_gradients(problem, image, emitted, forward_energy, adjoint_energy)
         terms = (one.model["vp"], one.source_illumination, one.receiver_illumination)
@@ -120,15 +169,20 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
             assert term is not None, "illuminations are wanted"
             whole[k] = term[0]
 
-    each_shot(backpropagate, shots, tables.grid.planes, tables.grid.rows)
+    each_shot(backpropagate, shots, tables.grid, one_at_a_time=state.crew.size > 1)
     energies = found[1:] if problem.illuminate else (None, None)
-    return Gradients({"vp": found[0]}, wavelet.transpose(1, 2), *energies)
+    emitted = state.join_points(wavelet.transpose(1, 2), problem.scheme.sources)
+    return Gradients({"vp": found[0]}, emitted, *energies)
 
 
 def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
-    """Return the first-order change of the traces (shot, receiver, time) with the model."""
+    """Return the first-order change of the traces (shot, receiver, time) with the model.
+
+    All ranks of the crew call this. Only rank 0 gets all traces.
+    """
     tables = state.tables
-    change = lay_out(problem.interval * relative_change(problem, direction))
+    whole = problem.interval * relative_change(problem, direction)
+    change = lay_out(whole[state.layer.first : state.layer.end])
     change *= tables.v2dt2
     size = (problem.n_shots, state.steps, problem.receivers.shape[1])
     traces = np.empty(size, tables.v2dt2.dtype)
@@ -136,8 +190,9 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
     def scatter_one(k: int, threads: int) -> None:
         state.histories[k].scatter(Scattering(change, traces[k]), threads)
 
-    each_shot(scatter_one, len(traces), tables.grid.planes, tables.grid.rows)
-    return torch.from_numpy(traces).transpose(1, 2).contiguous()
+    each_shot(scatter_one, len(traces), tables.grid, one_at_a_time=state.crew.size > 1)
+    data = torch.from_numpy(traces).transpose(1, 2).contiguous()
+    return state.join_points(data, problem.scheme.receivers)
 
 
 def _make_sums(tables: Tables, count: int) -> NDArray:

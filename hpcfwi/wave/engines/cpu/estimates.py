@@ -19,6 +19,7 @@ from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
 from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
 from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Boundary, Recompute, Snapshots, sampled_steps
+from hpcfwi.wave.layers import Layer
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import group_terms
 
@@ -242,6 +243,6 @@ def _count_cells(problem: Problem, steps: range) -> float:
 
 def _count_rim(problem: Problem) -> int:
     """Return the number of cells around the interior that its stencils reach."""
-    interior = make_interior(problem)
+    interior = make_interior(problem, Layer(0, problem.padded_shape[0]))
     whole = whole_of.py_func(make_grid(problem.padded_shape))
     return count_cells(Frame(grown(interior, problem.order // 2, whole), interior))

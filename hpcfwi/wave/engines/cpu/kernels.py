@@ -10,7 +10,9 @@ of rows between neighbours. Arrays of the size of the grid have the layout of `l
 
 A barrier is a counter, to which every thread adds one when it arrives. The threads continue when
 the count is a multiple of their number. A waiting thread reads the counter a few hundred times, and
-then yields its core after each read, so that a thread that has lost its core gets it back.
+then yields its core after each read, so that a thread that has lost its core gets it back. Layers
+of a grid exchange values in the same way, through memory that their processes share: a layer writes
+its values, and then adds one to its counter, for which the others wait.
 
 Points that differ only in x form a line. Their values are first added up along the line, and the
 sum is then added once to each of the rows over which the points are spread; recording is the
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +37,8 @@ from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box, Grid
+from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box, Cut, Grid, Tables
+from hpcfwi.wave.layers import HALO, Crew
 from hpcfwi.wave.numerics import Taps
 
 # Number of times that a waiting thread reads the counter before it yields its core.
@@ -77,16 +81,22 @@ def make_threads(size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, initializer=torch.set_flush_denormal, initargs=(True,))
 
 
-def each_shot(work: Callable[[int, int], None], shots: int, planes: int, rows: int) -> None:
+def each_shot(
+    work: Callable[[int, int], None], shots: int, grid: Grid, one_at_a_time: bool = False
+) -> None:
     """Call work(shot, threads) for all shots; the last ones share the threads of the process.
 
-    planes, rows: those of the grid.
+    one_at_a_time: True if each shot has all threads, one after the other.
     """
     threads = torch.get_num_threads()
+    blocks = -(-grid.rows // BLOCK)
+    most = max(1, blocks // LEAST_SHARES[grid.planes > 1])
+    if one_at_a_time:
+        with make_threads(1) as pool:
+            list(pool.map(lambda k: work(k, min(most, threads)), range(shots)))
+        return
     rest = shots % threads
     alone = shots - rest
-    blocks = -(-rows // BLOCK)
-    most = max(1, blocks // LEAST_SHARES[planes > 1])
     together = min(most, threads // rest) if rest else 1
     for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
         if len(numbers):
@@ -149,6 +159,121 @@ loop = njit(nogil=True)
 # would take a quarter of the compile time.
 LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 within_loops = njit(nogil=True, **LOOPS_ALONE)
+
+
+class Neighbours(NamedTuple):
+    """The memory through which the layers of a grid exchange values; the same for all layers.
+
+    number, size: number of this layer, and of all; failed: (1,), 1 if a rank has failed, for which
+    the others then no longer wait; sent, posted: (layer, entry), numbers of the
+    messages that each has written so far, in entry 0; faces: (slot, layer, entry), in entry 0 the
+    faces of a window that the wave in a layer is about to reach; halos: (layer, way, slot, row,
+    column), the first and the last planes of each layer. Two slots suffice, because a layer writes
+    message n + 2 after all of its neighbours have sent n + 1, and hence read n.
+    """
+
+    number: int
+    size: int
+    failed: NDArray[np.int64]
+    sent: NDArray[np.int64]
+    posted: NDArray[np.int64]
+    faces: NDArray[np.int64]
+    halos: NDArray
+
+
+def make_neighbours(tables: Tables, crew: Crew) -> Neighbours:
+    """Return the memory that the layers of a crew share, which is the same in each call."""
+    dtype, others = tables.v2dt2.dtype, crew.size if crew.size > 1 else 0
+    halos = (others, 2, 2, HALO * tables.cut.rows, tables.v2dt2.shape[1])
+    # Counters of different processes lie in different cache lines.
+    first, words = 64, (4, crew.size, 8)
+    begin = first + 8 * prod(words)
+    end = begin + prod(halos) * dtype.itemsize
+    memory = crew.share(end)
+    numbers = memory[first:begin].view(np.int64).reshape(words)
+    return Neighbours(
+        crew.number,
+        crew.size,
+        memory[:8].view(np.int64),
+        numbers[0],
+        numbers[1],
+        numbers[2:],
+        memory[begin:end].view(dtype).reshape(halos),
+    )
+
+
+@within_loops
+def await_count(neighbours, counter, target):
+    """Wait until another process has increased a counter (entry,) to at least `target`."""
+    looks = 0
+    while (
+        _look(counter) < target  # type: ignore[call-arg]
+        and _look(neighbours.failed) == 0  # type: ignore[call-arg]
+    ):
+        looks += 1
+        if looks > LOOKS:
+            _give_way()
+
+
+@within_loops
+def copy_depths(grid, cut, p, depth, planes, leaves):
+    """Copy HALO planes of p from one depth on to an array (row, column), or back if not `leaves`.
+
+    They are rows of a grid of one plane.
+    """
+    for k in range(HALO):
+        for row in range(cut.rows):
+            r, t = grid.base + (depth + k) * cut.stride + row, k * cut.rows + row
+            for j in range(p.shape[1]):
+                if leaves:
+                    planes[t, j] = p[r, j]
+                else:
+                    p[r, j] = planes[t, j]
+
+
+@within_loops
+def exchange(neighbours, grid, cut, p, team):
+    """Replace the values of p around the layer by those of its neighbours.
+
+    All threads must have computed p. The first one sends and receives.
+    """
+    number, halos = neighbours.number, neighbours.halos
+    if neighbours.size > 1:
+        if team.rank == 0:
+            depths = grid.planes if grid.planes > 1 else grid.rows
+            message = neighbours.sent[number, 0] + 1
+            slot = message % 2
+            copy_depths(grid, cut, p, 0, halos[number, 0, slot], True)
+            copy_depths(grid, cut, p, depths - HALO, halos[number, 1, slot], True)
+            _arrive(neighbours.sent[number])  # type: ignore[call-arg]
+            if number > 0:
+                await_count(neighbours, neighbours.sent[number - 1], message)
+                copy_depths(grid, cut, p, -HALO, halos[number - 1, 1, slot], False)
+            if number + 1 < neighbours.size:
+                await_count(neighbours, neighbours.sent[number + 1], message)
+                copy_depths(grid, cut, p, depths, halos[number + 1, 0, slot], False)
+        barrier(team)
+
+
+@within_loops
+def unite_faces(neighbours, faces, team):
+    """Return the faces of a window that the wave is about to reach in any layer.
+
+    faces: those that it is about to reach in this one.
+    """
+    if neighbours.size > 1:
+        number = neighbours.number
+        if team.rank == 0:
+            message = neighbours.posted[number, 0] + 1
+            neighbours.faces[message % 2, number, 0] = faces
+            _arrive(neighbours.posted[number])  # type: ignore[call-arg]
+            for k in range(neighbours.size):
+                await_count(neighbours, neighbours.posted[k], message)
+        barrier(team)
+        slot = neighbours.posted[number, 0] % 2
+        for k in range(neighbours.size):
+            faces |= neighbours.faces[slot, k, 0]
+    return faces
 
 
 class DisjointArrays(Compiler):
@@ -483,18 +608,19 @@ class Lines(NamedTuple):
 
     rows, weights: (line, row), the rows of the array over which the points of a line are spread,
     and the weight of each row; begins, beyond: (line,), first of these rows with a weight, and the
-    one after the last; inner: (line, row), True if the row has cells in the interior, which
-    can be rebuilt backwards in time; left, right: first column of these cells, and the one after
-    the last; ends: (line + 1,), entries ends[line] to ends[line + 1] - 1 are the points of a line,
-    sorted by column; points: (entry,), number of the point; columns: (entry,), first column over
-    which the point is spread; along: (entry, cell), its weights from that column on. Cells outside
-    the grid have weight 0.
+    one after the last; mine: (line,), True if this layer records the points of the line; inner:
+    (line, row), True if the row has cells in the interior, which can be rebuilt backwards in time;
+    left, right: first column of these cells, and the one after the last; ends: (line + 1,), entries
+    ends[line] to ends[line + 1] - 1 are the points of a line, sorted by column; points: (entry,),
+    number of the point; columns: (entry,), first column over which the point is spread; along:
+    (entry, cell), its weights from that column on. Cells outside the grid have weight 0.
     """
 
     rows: NDArray[np.int64]
     weights: NDArray
     begins: NDArray[np.int64]
     beyond: NDArray[np.int64]
+    mine: NDArray[np.bool_]
     inner: NDArray[np.bool_]
     left: int
     right: int
@@ -504,11 +630,16 @@ class Lines(NamedTuple):
     along: NDArray
 
 
-def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[Lines]:
-    """Return the lines of each shot."""
+def make_lines(
+    taps: Taps, mine: NDArray[np.bool_], grid: Grid, cut: Cut, interior: Box, dtype: np.dtype
+) -> list[Lines]:
+    """Return the lines of each shot, with all of their rows, also those in other layers.
+
+    mine: (shot, point), True for the points that this layer records.
+    """
     across, columns, along = taps.across, MARGIN + taps.indices[-1][..., 0], taps.factors[-1]
     *planes, row = np.moveaxis(across.cells, -1, 0)
-    plane = planes[0] if planes else np.zeros_like(row)
+    plane, row = (planes[0] if planes else np.zeros_like(row)) - cut.front, row - cut.top
     rows = grid.base + plane * grid.stride + row
     inner = (
         (plane >= interior.front)
@@ -530,6 +661,7 @@ def make_lines(taps: Taps, grid: Grid, interior: Box, dtype: np.dtype) -> list[L
                 across.weights[shot, some].astype(dtype),
                 begins[shot, some],
                 beyond[shot, some],
+                mine[shot, some],
                 inner[shot, some],
                 interior.left + MARGIN,
                 interior.right + MARGIN,
@@ -604,7 +736,7 @@ def drive(u, lines, values, scale, rows, sent, inner_only):
 
 @within_loops
 def record(values, field, lines, scale, team, heard):
-    """Set values (point,) to scale times the field at the points.
+    """Set values (point,) to scale times the field at the points of this layer.
 
     Each thread of the team records a part of the points. heard: a row to work in.
     """
@@ -612,7 +744,7 @@ def record(values, field, lines, scale, team, heard):
     begin, end = n * team.rank // team.size, n * (team.rank + 1) // team.size
     for line in range(lines.rows.shape[0]):
         first, last = max(lines.ends[line], begin), min(lines.ends[line + 1], end)
-        if first < last:
+        if first < last and lines.mine[line]:
             cells = cells_of_entries(lines, first, last)
             set_zero(heard, cells)
             for m in range(lines.rows.shape[1]):

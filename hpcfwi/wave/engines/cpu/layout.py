@@ -9,6 +9,9 @@ of one two-dimensional array:
     HALO rows of zeros
     each row: MARGIN zeros | nx cells, zeros up to a multiple of LANES
 
+HALO, half the highest order, is as far as a stencil reaches. Where the grid is one of several
+layers, the zeros before and after it along z are replaced by the values of its neighbours.
+
 The zeros after a row are those before the next one: a column beyond the last is one of them. The
 cells of a row begin at a multiple of 64 bytes, and their number is a whole number of SIMD loops,
 which makes the sweeps a third faster. A field stays 0 where v^2 dt^2 is 0, as it is around the
@@ -38,10 +41,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave import numerics
+from hpcfwi.wave.layers import HALO, Layer
 from hpcfwi.wave.problem import Problem
 
-# Zeros around an array to which a stencil is applied: half the highest order.
-HALO = 4
 # Columns of zeros before the cells of a row: HALO, rounded up to 64 bytes in single precision.
 MARGIN = 16
 # Cells of a SIMD loop: eight per register in single precision, unrolled four times.
@@ -169,14 +171,29 @@ class Surface(NamedTuple):
     rows: int
 
 
+class Cut(NamedTuple):
+    """The place of a layer in the whole grid.
+
+    whole: the whole grid; front, top: its first plane and row that are in the layer; stride, rows:
+    array rows from one depth to the next, and at one depth.
+    """
+
+    whole: Grid
+    front: int
+    top: int
+    stride: int
+    rows: int
+
+
 class Tables(NamedTuple):
     """The discrete equation of a problem's shots; all numbers have the working precision.
 
-    v2dt2: field; axes: differences across the rows of a plane, and across the planes (the former
-    again if there is one plane).
+    grid: that of the layer; v2dt2: field; axes: differences across the rows of a plane, and across
+    the planes (the former again if there is one plane).
     """
 
     grid: Grid
+    cut: Cut
     v2dt2: NDArray
     laplacian: Laplacian
     axes: tuple[Axis, Axis]
@@ -252,10 +269,11 @@ def lay_out_sides(values: NDArray[np.float64], width: int) -> NDArray[np.float64
     return np.concatenate([gap, values[:width], gap, values[len(values) - width :], gap])
 
 
-def make_tables(problem: Problem) -> Tables:
-    """Return the tables of a problem's scheme."""
-    v2dt2 = lay_out(problem.scheme.v2dt2)
-    dtype, grid = v2dt2.dtype, make_grid(problem.scheme.shape)
+def make_tables(problem: Problem, layer: Layer) -> Tables:
+    """Return the tables of a layer of a problem's scheme."""
+    part = problem.scheme.v2dt2[layer.first : layer.end]
+    v2dt2 = lay_out(part)
+    dtype, grid = v2dt2.dtype, make_grid(tuple(part.shape))
     strides = (grid.stride, 1, 1)[-problem.like.ndim :]
     *across, along = (
         _make_axis(problem.order, *place, dtype)
@@ -270,14 +288,21 @@ def make_tables(problem: Problem) -> Tables:
         near.c,
         along.c,
     )
+    whole = make_grid(problem.scheme.shape)
+    if problem.like.ndim == 2:
+        cut = Cut(whole, 0, layer.first, 1, 1)
+    else:
+        cut = Cut(whole, layer.first, 0, grid.stride, grid.rows)
+    has_surface = problem.free_surface and layer.first == 0
     return Tables(
         grid,
+        cut,
         v2dt2,
         laplacian,
         (near, far or near),
-        _make_slabs(problem, grid, dtype),
+        _make_slabs(problem, layer, grid, dtype),
         _make_sides(problem, along, dtype),
-        _make_surface(problem, grid),
+        Surface(cut.stride, cut.rows) if has_surface else Surface(0, 0),
     )
 
 
@@ -286,8 +311,11 @@ def _make_axis(order: int, stride: int, h: float, dtype: np.dtype) -> Axis:
     return Axis(stride, c0, tuple(c), tuple(numerics.first_difference(order, h).astype(dtype))[1:])
 
 
-def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
-    """Return the slabs at both ends of each axis across the rows."""
+def _make_slabs(problem: Problem, layer: Layer, grid: Grid, dtype: np.dtype) -> Slabs:
+    """Return the slabs of a layer at both ends of each axis across the rows.
+
+    A slab that is in another layer has no cells.
+    """
     begins, ends = problem.interior
     before, after = problem.padding
     slabs: list[Slab] = []
@@ -299,13 +327,18 @@ def _make_slabs(problem: Problem, grid: Grid, dtype: np.dtype) -> Slabs:
             (0, begins[axis], 0, before[axis]),
             (ends[axis], n, n - after[axis], n),
         ):
+            a, b = profile.a[first:last], profile.b[first:last]
+            if axis == -problem.like.ndim:
+                a, b = (whole[layer.first : layer.end] for whole in (profile.a, profile.b))
+                first, last, near, far = map(layer.clip, (first, last, near, far))
+                a, b = a[first:last], b[first:last]
             size = last - first + 2 * HALO
             step, per_plane = (1, size) if axis == -2 else (grid.rows, grid.rows)
             place = (number, values - first, memory + (HALO - first) * step, per_plane, step)
             for some, begin, end in ((slabs, first, last), (absorbing, near, far)):
                 box = (0, grid.planes, begin, end) if axis == -2 else (begin, end, 0, grid.rows)
                 some.append(Slab(*box, *place))
-            profiles.append((profile.a[first:last], profile.b[first:last]))
+            profiles.append((a, b))
             values += last - first
             memory += size * (grid.planes if axis == -2 else grid.rows)
     a, b = (np.concatenate(f).astype(dtype) for f in zip(*profiles, strict=True))
@@ -318,15 +351,10 @@ def _make_sides(problem: Problem, axis: Axis, dtype: np.dtype) -> Sides:
     return Sides(width, a, b, axis)
 
 
-def _make_surface(problem: Problem, grid: Grid) -> Surface:
-    if not problem.free_surface:
-        return Surface(0, 0)
-    return Surface(1, 1) if problem.like.ndim == 2 else Surface(grid.stride, grid.rows)
-
-
-def make_interior(problem: Problem) -> Box:
-    """Return the part of the grid that no absorbing term reaches."""
+def make_interior(problem: Problem, layer: Layer) -> Box:
+    """Return the part of a layer that no absorbing term reaches, with places in the layer."""
     first, last = problem.interior
+    first, last = ((layer.clip(edges[0]), *edges[1:]) for edges in (first, last))
     if problem.like.ndim == 2:
         first, last = (0, *first), (1, *last)
     (front, top, left), (back, bottom, right) = first, last

@@ -26,7 +26,6 @@ from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
 from hpcfwi.wave.engines.cpu.kernels import each_shot, run_team
 from hpcfwi.wave.engines.cpu.layout import (
-    HALO,
     MARGIN,
     NOWHERE,
     Box,
@@ -58,6 +57,7 @@ from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
 from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
+from hpcfwi.wave.layers import HALO
 from hpcfwi.wave.problem import Problem
 
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
@@ -186,7 +186,7 @@ class _Shots:
                 lambda team: sweeps.sweep_staggered(shot, state, tape, traces[k], change, team),
             )
 
-        each_shot(run, len(shots), self._tables.grid.planes, self._tables.grid.rows)
+        each_shot(run, len(shots), self._tables.grid)
         return torch.from_numpy(traces).transpose(1, 2).contiguous()
 
     def _make_state(self, threads: int, forward: bool) -> StaggeredState:
@@ -249,7 +249,7 @@ class _Shots:
                 ),
             )
 
-        each_shot(run, shots, self._tables.grid.planes, self._tables.grid.rows)
+        each_shot(run, shots, self._tables.grid)
         rates: list[Tensor | None] = [None] * self._rates
         for place, number in enumerate(self._varying):
             rates[number] = problem.interval * take_out(sums[:, place], problem.padded_shape)

@@ -33,7 +33,7 @@ from hpcfwi.wave.engines.cpu.kernels import (
     fma,
     zero_of,
 )
-from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box
+from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box, Cut
 from hpcfwi.wave.engines.cpu.staggered_rows import (
     absorb_across,
     absorb_along,
@@ -59,6 +59,7 @@ from hpcfwi.wave.engines.cpu.sweeps import in_plane, in_rows, stores_sample, win
 from hpcfwi.wave.engines.cpu.windows import (
     STEPS_PER_WINDOW,
     cells_before,
+    find_wave,
     pack,
     share,
     unpack,
@@ -441,13 +442,10 @@ def record(recorders, k, fields, traces, team):
 @within_lean_loops
 def widen_all(grid, radius, window, fields):
     """Return a window that no field can leave within STEPS_PER_WINDOW steps."""
-    front, back, top, bottom, left, right = window
+    cut, faces = Cut(grid, 0, 0, 0, 0), 0
     for f in range(len(fields)):
-        wide = widen(grid, 0, radius, window, fields[f])
-        front, back = min(front, wide.front), max(back, wide.back)
-        top, bottom = min(top, wide.top), max(bottom, wide.bottom)
-        left, right = min(left, wide.left), max(right, wide.right)
-    return Box(front, back, top, bottom, left, right)
+        faces |= find_wave(cut, grid, radius, window, fields[f])
+    return widen(grid, 0, window, faces)
 
 
 @lean_loop

@@ -17,7 +17,8 @@ All time loops have the same parts: step, inject, record, and store samples or u
 backward loop is the transpose of the forward one. The source of the loop for the scattered field is
 the change of the model times the samples of the forward loop. Several threads may run the same loop
 of the same shot, each on its rows of every plane; barriers separate writes by one thread from reads
-by another.
+by another. Several processes may run the same loop, each on its layer of the grid, and exchange
+halos where a field is complete. Windows are those of the whole grid; parts are those of the layer.
 
 The arithmetic along a row is in `kernels`, and the choice of the cells that are computed and stored
 is in `windows`. `histories` calls the loops.
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from hpcfwi.wave.engines.cpu.kernels import (
     Cells,
     Lines,
+    Neighbours,
     Place,
     absorb,
     absorb_back,
@@ -44,18 +46,20 @@ from hpcfwi.wave.engines.cpu.kernels import (
     barrier,
     cells_of,
     drive,
+    exchange,
     inject,
     loop,
     make_lines,
+    make_neighbours,
     record,
     relax,
     relax_slope,
     relax_slope_back,
+    unite_faces,
     within_loops,
 )
 from hpcfwi.wave.engines.cpu.layout import (
     BLOCK,
-    HALO,
     MARGIN,
     Box,
     Tables,
@@ -67,12 +71,15 @@ from hpcfwi.wave.engines.cpu.windows import (
     STEPS_PER_WINDOW,
     FieldStore,
     clamp,
+    find_wave,
+    in_layer,
     pack_frame,
     share,
     unpack_frame,
     whole_of,
     widen,
 )
+from hpcfwi.wave.layers import HALO, Crew, Layer, find_layers
 from hpcfwi.wave.problem import Problem
 
 
@@ -277,10 +284,11 @@ class Shot(NamedTuple):
     """The tables, points and wavelets of one shot.
 
     wavelet: (time, source), at the simulation's step; scale: 1 / cell volume; interior: the part of
-    the grid that no absorbing term reaches.
+    the layer that no absorbing term reaches.
     """
 
     tables: Tables
+    neighbours: Neighbours
     sources: Lines
     receivers: Lines
     wavelet: NDArray
@@ -354,16 +362,26 @@ class WayBack(NamedTuple):
     energy: NDArray
 
 
-def make_shots(problem: Problem, tables: Tables, wavelets: Iterable[NDArray]) -> list[Shot]:
+def make_shots(
+    problem: Problem, tables: Tables, wavelets: Iterable[NDArray], layers: list[Layer], crew: Crew
+) -> list[Shot]:
     """Return the shots of a problem, given the wavelets (time, source) of each."""
-    scheme, interior, dtype = problem.scheme, make_interior(problem), tables.v2dt2.dtype
+    scheme, dtype = problem.scheme, tables.v2dt2.dtype
+    interior = make_interior(problem, layers[crew.number])
     sources, receivers = (
-        make_lines(taps, tables.grid, interior, dtype)
+        make_lines(
+            taps,
+            find_layers(taps, layers) == crew.number,
+            tables.grid,
+            tables.cut,
+            interior,
+            dtype,
+        )
         for taps in (scheme.sources, scheme.receivers)
     )
-    scale = dtype.type(scheme.source_scale)
+    scale, neighbours = dtype.type(scheme.source_scale), make_neighbours(tables, crew)
     return [
-        Shot(tables, source, heard, wavelet, scale, interior)
+        Shot(tables, neighbours, source, heard, wavelet, scale, interior)
         for source, heard, wavelet in zip(sources, receivers, wavelets, strict=True)
     ]
 
@@ -383,6 +401,12 @@ def window_at(tape, n):
     """Return the window of step n, which must have been found."""
     front, back, top, bottom, left, right = tape.windows[n // STEPS_PER_WINDOW]
     return Box(front, back, top, bottom, left, right)
+
+
+@within_loops
+def part_at(tables, tape, n):
+    """Return the part of the layer that is in the window of step n."""
+    return in_layer(tables.cut, tables.grid, window_at(tape, n))
 
 
 @within_loops
@@ -432,13 +456,15 @@ def reach_of(tables):
 
 
 @within_loops
-def count_together(tables, n, left):
+def count_together(shot, n, left):
     """Return the number of steps that are computed in one pass through the planes, from step n on.
 
     Two steps that share a window take less time than one after the other where their planes do not
-    fit into the second cache. left: number of steps that are left.
+    fit into the second cache. Layers exchange halos after each step. left: number of steps that are
+    left.
     """
-    return 2 if tables.grid.planes > 1 and n % 2 == 0 and left > 1 else 1
+    alone = shot.neighbours.size == 1
+    return 2 if shot.tables.grid.planes > 1 and alone and n % 2 == 0 and left > 1 else 1
 
 
 @within_loops
@@ -483,6 +509,7 @@ def step_forward(shot, fields, n, steps, window, tape, change, team):
                 if plane == min(reach, part.back - 1):
                     reflect(tables, prev, team)
         barrier(team)
+    exchange(shot.neighbours, grid, tables.cut, fields.waves[(n + steps) % 2], team)
 
 
 @within_loops
@@ -510,6 +537,7 @@ def step_backward(shot, fields, n, steps, part, adjoint_source, team):
                 if plane == min(reach, part.back - 1):
                     reflect(tables, prev, team)
         barrier(team)
+    exchange(shot.neighbours, grid, tables.cut, fields.waves[(n - steps) % 2], team)
 
 
 @within_loops
@@ -529,24 +557,26 @@ def keep_records(shot, fields, n, window, tape, records, team):
 def sweep_forward(shot, fields, span, tape, records, team):
     """Simulate one shot from step span[0] to step span[1], and fill the tape and the records."""
     tables, (begin, end) = shot.tables, span
+    grid, cut, radius = tables.grid, tables.cut, len(tables.laplacian.x)
     window = window_at(tape, max(0, begin - 1))
     n = begin
     while n < end:
         if n % STEPS_PER_WINDOW == 0 and n > 0:
             if tape.explores:
-                radius, p = len(tables.laplacian.x), fields.waves[n % 2]
-                window = widen(tables.grid, tables.sides.width, radius, window, p)
+                faces = find_wave(cut, grid, radius, window, fields.waves[n % 2])
+                faces = unite_faces(shot.neighbours, faces, team)
+                window = widen(cut.whole, tables.sides.width, window, faces)
                 if team.rank == 0:
                     # A slice would make Numba compile the error message for unequal shapes.
                     for k in range(len(window)):
                         tape.windows[n // STEPS_PER_WINDOW, k] = window[k]
             else:
                 window = window_at(tape, n)
-        steps = count_together(tables, n, end - n)
-        keep_records(shot, fields, n, window, tape, records, team)
-        step_forward(shot, fields, n, steps, window, tape, None, team)
+        steps, part = count_together(shot, n, end - n), in_layer(cut, grid, window)
+        keep_records(shot, fields, n, part, tape, records, team)
+        step_forward(shot, fields, n, steps, part, tape, None, team)
         if steps == 2:
-            keep_records(shot, fields, n + 1, window, tape, records, team)
+            keep_records(shot, fields, n + 1, part, tape, records, team)
             barrier(team)
         n += steps
     last = shot.wavelet.shape[0] - 1
@@ -561,7 +591,7 @@ def add_gradients(shot, fields, n, tape, way_back, team):
     tables, rebuilding, u = shot.tables, tape.rebuilding, tape.u
     grid, v2dt2, line = tables.grid, tables.v2dt2, fields.lines[team.rank]
     q = fields.waves[(n + 1) % 2]
-    whole, window = whole_of(grid), window_at(tape, n)
+    whole, window = whole_of(grid), part_at(tables, tape, n)
     mine, part = share(whole, team.size, team.rank), share(window, team.size, team.rank)
     record(way_back.wavelet_gradient[n], q, shot.sources, shot.scale, team, line)
     sampled = stores_sample(tape, n)
@@ -572,6 +602,7 @@ def add_gradients(shot, fields, n, tape, way_back, team):
         now, earlier = rebuilding.waves[n % 2], rebuilding.waves[(n + 1) % 2]
         unpack_frame(rebuilding.rim, n, whole, grid, mine, now)
         barrier(team)
+        exchange(shot.neighbours, grid, tables.cut, now, team)
         inner, emitted = clamp(shot.interior, part), shot.wavelet[n]
         if not sampled:
             rebuild(tables, rebuilding.waves, n, inner, None)
@@ -610,10 +641,11 @@ def sweep_backward(shot, fields, span, tape, way_back, team):
             inject(q, tables.v2dt2, shot.receivers, arriving, None, rows, line)
         reflect(tables, q, team)
         barrier(team)
+        exchange(shot.neighbours, tables.grid, tables.cut, q, team)
     n = end - 1
     while n >= begin:
-        wide = share(whole if everywhere else window_at(tape, n), team.size, team.rank)
-        steps = count_together(tables, n + 1, n + 1 - begin)
+        wide = share(whole if everywhere else part_at(tables, tape, n), team.size, team.rank)
+        steps = count_together(shot, n + 1, n + 1 - begin)
         add_gradients(shot, fields, n, tape, way_back, team)
         step_backward(shot, fields, n + 1, steps, wide, adjoint_source, team)
         if steps == 2:
@@ -644,9 +676,9 @@ def sweep_scattered(shot, fields, span, tape, scattering, team):
     one, line, (begin, end) = tables.v2dt2.dtype.type(1), fields.lines[team.rank], span
     n = begin
     while n < end:
-        steps = count_together(tables, n, end - n)
+        steps = count_together(shot, n, end - n)
         record(traces[n], fields.waves[n % 2], shot.receivers, one, team, line)
-        step_forward(shot, fields, n, steps, window_at(tape, n), tape, change, team)
+        step_forward(shot, fields, n, steps, part_at(tables, tape, n), tape, change, team)
         if steps == 2:
             record(traces[n + 1], fields.waves[(n + 1) % 2], shot.receivers, one, team, line)
             barrier(team)

@@ -21,7 +21,16 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.kernels import Cells, Lines, U, cells_of, count_nonzero, within_loops
-from hpcfwi.wave.engines.cpu.layout import BLOCK, LANES, MARGIN, NOWHERE, POOL, Box, Grid, Tables
+from hpcfwi.wave.engines.cpu.layout import (
+    BLOCK,
+    LANES,
+    MARGIN,
+    NOWHERE,
+    POOL,
+    Box,
+    Grid,
+    Tables,
+)
 
 # Number of steps for which a window is valid, and number of cells by which it grows: at least the
 # cells that a wave can cross in these steps at order 8.
@@ -78,11 +87,13 @@ def fit(grid, sides, box):
 def make_windows(tables: Tables, sources: Lines, steps: int) -> NDArray[np.int64]:
     """Return an array for the windows of so many steps, (time // STEPS_PER_WINDOW, 6).
 
-    Only the first window is set. It surrounds the cells of the sources.
+    They are windows of the whole grid. Only the first one is set. It surrounds the cells of the
+    sources.
     """
-    grid, reach = tables.grid, 2 * tables.radius * STEPS_PER_WINDOW
+    cut, reach = tables.cut, 2 * tables.radius * STEPS_PER_WINDOW
     reached = sources.rows[sources.weights != 0]
-    planes, rows = np.divmod(reached - grid.base, grid.stride)
+    before = cut.front * cut.stride + cut.top
+    planes, rows = np.divmod(reached + before - cut.whole.base, cut.whole.stride)
     columns = sources.columns - MARGIN
     around = Box(
         int(planes.min()) - reach,
@@ -93,40 +104,71 @@ def make_windows(tables: Tables, sources: Lines, steps: int) -> NDArray[np.int64
         int(columns.max()) + sources.along.shape[1] + reach,
     )
     windows = np.zeros((steps // STEPS_PER_WINDOW + 1, 6), np.int64)
-    windows[0] = fit.py_func(grid, tables.sides.width, around)
+    windows[0] = fit.py_func(cut.whole, tables.sides.width, around)
     return windows
 
 
 @within_loops
-def widen(grid, sides, radius, window, p):
-    """Return a window that p cannot leave within STEPS_PER_WINDOW steps.
+def in_layer(cut, grid, box):
+    """Return the part of a box of the whole grid that is in a layer, with places in the layer."""
+    return Box(
+        min(max(box.front - cut.front, 0), grid.planes),
+        min(max(box.back - cut.front, 0), grid.planes),
+        min(max(box.top - cut.top, 0), grid.rows),
+        min(max(box.bottom - cut.top, 0), grid.rows),
+        box.left,
+        box.right,
+    )
 
-    A wave spreads by at most two stencil radii per step, and by more than one only in absorbing
-    cells.
+
+@within_loops
+def find_wave(cut, grid, radius, window, p):
+    """Return the faces of a window that a wave is about to reach, as a sum of powers of two.
+
+    They are the front, back, top, bottom, left and right face, in this order. Only the cells of the
+    layer are searched. A wave spreads by at most two stencil radii per step, and by more than one
+    only in absorbing cells.
     """
     reach = 2 * radius * STEPS_PER_WINDOW
     front, back, top, bottom, left, right = window
+    faces = 0
     near = Box(front, min(front + reach, back), top, bottom, left, right)
-    if front > 0 and holds_wave(grid, p, near):
-        front -= GROWTH
-    far = Box(max(back - reach, max(front, 0)), back, top, bottom, left, right)
-    if back < grid.planes and holds_wave(grid, p, far):
-        back += GROWTH
-    f, b = max(front, 0), min(back, grid.planes)
-    upper = Box(f, b, top, min(top + reach, bottom), left, right)
-    if top > 0 and holds_wave(grid, p, upper):
-        top -= GROWTH
-    lower = Box(f, b, max(bottom - reach, max(top, 0)), bottom, left, right)
-    if bottom < grid.rows and holds_wave(grid, p, lower):
-        bottom += GROWTH
-    t, d = max(top, 0), min(bottom, grid.rows)
-    before = Box(f, b, t, d, left, min(left + reach, right))
-    if left > 0 and holds_wave(grid, p, before):
-        left -= GROWTH
-    behind = Box(f, b, t, d, max(right - reach, max(left, 0)), right)
-    if right < grid.n and holds_wave(grid, p, behind):
-        right += GROWTH
-    return fit(grid, sides, Box(front, back, top, bottom, left, right))
+    if front > 0 and holds_wave(grid, p, in_layer(cut, grid, near)):
+        faces += 1
+    far = Box(max(back - reach, front), back, top, bottom, left, right)
+    if back < cut.whole.planes and holds_wave(grid, p, in_layer(cut, grid, far)):
+        faces += 2
+    upper = Box(front, back, top, min(top + reach, bottom), left, right)
+    if top > 0 and holds_wave(grid, p, in_layer(cut, grid, upper)):
+        faces += 4
+    lower = Box(front, back, max(bottom - reach, top), bottom, left, right)
+    if bottom < cut.whole.rows and holds_wave(grid, p, in_layer(cut, grid, lower)):
+        faces += 8
+    before = Box(front, back, top, bottom, left, min(left + reach, right))
+    if left > 0 and holds_wave(grid, p, in_layer(cut, grid, before)):
+        faces += 16
+    behind = Box(front, back, top, bottom, max(right - reach, left), right)
+    if right < cut.whole.n and holds_wave(grid, p, in_layer(cut, grid, behind)):
+        faces += 32
+    return faces
+
+
+@within_loops
+def widen(grid, sides, window, faces):
+    """Return a window that a wave cannot leave within STEPS_PER_WINDOW steps.
+
+    faces: those that it is about to reach, see `find_wave`; sides: see `fit`.
+    """
+    front, back, top, bottom, left, right = window
+    box = Box(
+        front - GROWTH * (faces & 1),
+        back + GROWTH * (faces >> 1 & 1),
+        top - GROWTH * (faces >> 2 & 1),
+        bottom + GROWTH * (faces >> 3 & 1),
+        left - GROWTH * (faces >> 4 & 1),
+        right + GROWTH * (faces >> 5 & 1),
+    )
+    return fit(grid, sides, box)
 
 
 @within_loops

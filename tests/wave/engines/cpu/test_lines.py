@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcfwi.wave.engines.cpu.kernels import make_lines
-from hpcfwi.wave.engines.cpu.layout import Box, make_grid
+from hpcfwi.wave.engines.cpu.layout import Box, Cut, make_grid
 from hpcfwi.wave.numerics import spread
 from tests.wave.engines.cpu.test_engine import threads
 from tests.wave.examples import Shots, random_shots, relative, white_residual
@@ -75,7 +75,14 @@ def test_line_has_all_points_of_its_depth_in_order() -> None:
     depths, x = np.array([30.0, 12.0, 30.0, 30.0, 12.0]), np.array([90.0, 50.0, 20.0, 40.0, 71.0])
     grid = make_grid((20, 20))
     taps = spread(np.stack([depths, x], -1)[None], (8.0, 8.0), (2, 2), (20, 20), False)
-    (lines,) = make_lines(taps, grid, Box(0, 1, 2, 18, 2, 18), np.dtype(np.float32))
+    (lines,) = make_lines(
+        taps,
+        np.ones((1, 5), dtype=bool),
+        grid,
+        Cut(grid, 0, 0, 1, 1),
+        Box(0, 1, 2, 18, 2, 18),
+        np.dtype(np.float32),
+    )
     assert lines.rows.shape == (2, 8)
     spans = [slice(*lines.ends[k : k + 2]) for k in (0, 1)]
     assert [lines.points[span].tolist() for span in spans] == [[1, 4], [2, 3, 0]]

@@ -1,0 +1,160 @@
+"""An engine whose calls run on all ranks of a crew, each of which computes a layer of every shot.
+
+The first rank of a crew leads it. It takes part in the inversion, in which the crew counts as one
+rank, and its engine is a `Leader`. The other ranks `serve`: they run what the leader orders, and
+keep the states of their layers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import Tensor
+
+from hpcfwi.wave.engines import Engine
+from hpcfwi.wave.history import Kind
+from hpcfwi.wave.layers import Crew
+from hpcfwi.wave.problem import Gradients, Problem
+
+Order = tuple[str, int, tuple[Any, ...], list[int]]
+"""The name of an engine's function, the number of a state, arguments, and states to delete."""
+
+
+class Leader:
+    """The engine of a rank that leads a crew: all of its ranks run the calls of another engine.
+
+    It has the interface `engines.Engine`. States stay with the ranks; the state that `forward`
+    returns is a handle, and its deletion releases them.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew, self._states = crew, _States()
+        self._deleted: list[int] = []
+        self._count = 0
+
+    @property
+    def crew_size(self) -> int:
+        """The number of ranks."""
+        return self._crew.size
+
+    def lead(self, engine: Engine) -> Engine:
+        """Return this object as the crew's version of an engine."""
+        self._engine = engine
+        return cast(Engine, self)
+
+    @property
+    def NAME(self) -> str:  # noqa: N802
+        return self._engine.NAME
+
+    @property
+    def HISTORIES(self) -> tuple[Kind, ...]:  # noqa: N802
+        return self._engine.HISTORIES
+
+    def available(self) -> str | None:
+        return self._engine.available()
+
+    def footprint(self, problem: Problem, steps: int) -> int:
+        """Return the approximate bytes of all ranks together, which share a host."""
+        return self._engine.footprint(problem, steps)
+
+    def count_updates(self, problem: Problem, steps: int) -> float:
+        return self._engine.count_updates(problem, steps)
+
+    def idle(self) -> int:
+        return self._engine.idle()
+
+    def clear(self) -> None:
+        self._engine.clear()
+
+    def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
+        self._count += 1
+        # A copy lacks the scheme, which every rank makes again.
+        traces = self._call("forward", self._count, replace(problem), wavelet, keep)
+        if not keep:
+            return traces, None
+        handle = _Handle(self._count)
+        weakref.finalize(handle, self._delete, self._count).atexit = False
+        return traces, handle
+
+    def backward(self, problem: Problem, state: _Handle, adjoint_source: Tensor) -> Gradients:  # noqa: ARG002
+        found: Gradients = self._call("backward", state.number, adjoint_source)
+        return found
+
+    def scatter(
+        self,
+        problem: Problem,  # noqa: ARG002
+        state: _Handle,
+        direction: Mapping[str, Tensor],
+    ) -> Tensor:
+        found: Tensor = self._call("scatter", state.number, direction)
+        return found
+
+    def dismiss(self, error: Exception | None = None) -> None:
+        """End `serve` on the other ranks, where it returns, or raises an error if one is given."""
+        self._crew.broadcast(("dismiss", 0, (error,), []))
+
+    def _call(self, name: str, number: int, *arguments: Any) -> Any:
+        deleted, self._deleted = self._deleted, []
+        order = self._crew.broadcast((name, number, arguments, deleted))
+        return self._states.obey(self._engine, self._crew, order)
+
+    def _delete(self, number: int) -> None:
+        self._states.held.pop(number, None)
+        self._deleted.append(number)
+
+
+@dataclass(frozen=True, eq=False)
+class _Handle:
+    """A state that the ranks of a crew hold under a number."""
+
+    number: int
+
+
+class _States:
+    """The problems and states of one rank's layer, by number."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[Problem, Any]] = {}
+
+    def obey(
+        self, engine: Any, crew: Crew, order: tuple[str, int, tuple[Any, ...], list[int]]
+    ) -> Any:
+        """Run an order of the leader on this rank; raise the error of any rank on all of them."""
+        name, number, arguments, deleted = order
+        for each in deleted:
+            self.held.pop(each, None)
+        try:
+            if name == "forward":
+                found, state = engine.forward(*arguments, crew=crew)
+                if state is not None:
+                    self.held[number] = arguments[0], state
+            else:
+                found = getattr(engine, name)(*self.held[number], *arguments)
+        except Exception as error:
+            engine.clear()
+            crew.fail(error)
+            raise
+        crew.check()
+        return found
+
+
+def serve(engine: Engine, crew: Crew) -> None:
+    """Run the orders of the leader of a crew until it dismisses the others; raise its error if any.
+
+    Errors of an order are those of the leader, which decides how to continue.
+    """
+    states = _States()
+    while True:
+        order = crew.broadcast(None)
+        name, _, arguments, _ = order
+        if name == "dismiss":
+            (error,) = arguments
+            if error is not None:
+                raise error
+            return
+        with suppress(Exception):
+            states.obey(engine, crew, order)

@@ -1,0 +1,183 @@
+"""Tests of layers: a grid that several ranks share gives the bits of the undivided grid."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hpcfwi.wave import Boundary, Recompute, Snapshots
+from hpcfwi.wave.engines.cpu import engine
+from hpcfwi.wave.history import History, describe
+from hpcfwi.wave.layers import ALONE, HALO, ROWS, THINNEST, Crew, Layer, cut, find_layers
+from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.simulation import Task, set_up
+from tests.wave.examples import Shots, by_name, random_shots, white_residual
+
+FLAT, SOLID = (57, 33), (24, 13, 21)
+SPACINGS = {2: (8.0, 11.0), 3: (8.0, 11.0, 9.0)}
+
+
+class Board:
+    """What the threads of `in_layers` share, which stand for the ranks of a crew."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = np.zeros(2**22, np.uint8)
+        self.values: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=120.0)
+
+
+class Thread:
+    """A thread as the rank of a crew."""
+
+    def __init__(self, number: int, size: int, board: Board) -> None:
+        self.number, self.size, self._board = number, size, board
+
+    def share(self, size: int) -> NDArray[np.uint8]:
+        assert size <= self._board.memory.size
+        return self._board.memory
+
+    def gather(self, value: Any) -> list[Any] | None:
+        self._board.values[self.number] = value
+        self._board.barrier.wait()
+        found = list(self._board.values)
+        self._board.barrier.wait()
+        return found if self.number == 0 else None
+
+
+def task_of(shots: Shots, **changes: Any) -> Task:
+    method, _ = shots.split(engine="cpu", **changes)
+    task = set_up({"vp": shots.vp}, shots.spacing, shots.acquisition, method)
+    return replace(task, problem=replace(task.problem, history=task.choose_history()))
+
+
+def results(task: Task, crew: Crew = ALONE) -> dict[str, NDArray]:
+    """Return the traces, gradients, illuminations and scattered traces of a task, by name."""
+    problem = task.problem
+    data, state = engine.forward(problem, task.wavelet, keep=True, crew=crew)
+    assert state is not None
+    residual = white_residual(data)
+    scattered = engine.scatter(problem, state, {"vp": white_direction_of(task)})
+    gradients = engine.backward(problem, state, residual)
+    found = {"data": data, "scattered": scattered, **by_name(gradients)}
+    return {name: array.numpy() for name, array in found.items()}
+
+
+def white_direction_of(task: Task) -> torch.Tensor:
+    noise = np.random.default_rng(2).normal(size=task.problem.like.shape)
+    return torch.tensor(noise).to(task.problem.like)
+
+
+def in_layers(task: Task, count: int) -> dict[str, NDArray]:
+    """Return `results` of so many layers, each computed by a thread."""
+    board = Board(count)
+    with ThreadPoolExecutor(count) as threads:
+        crews = [Thread(number, count, board) for number in range(count)]
+        return next(iter(threads.map(lambda crew: results(task, crew), crews)))
+
+
+def assert_same_bits(task: Task, counts: tuple[int, ...] = (2, 3)) -> None:
+    expected = results(task)
+    assert np.abs(expected["data"]).max() > 0.0
+    for count in counts:
+        found = in_layers(task, count)
+        for name, array in expected.items():
+            assert found[name].tobytes() == array.tobytes(), (count, name)
+
+
+def shots_of(shape: tuple[int, ...], **options: Any) -> Shots:
+    return random_shots(shape=shape, spacing=SPACINGS[len(shape)], shots=2, **options)
+
+
+HISTORIES = [Snapshots(1), Snapshots(3, format="float16"), Boundary(2), Recompute(2, states=2)]
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=describe)
+@pytest.mark.parametrize("shape", [FLAT, SOLID], ids=str)
+def test_layers_have_the_bits_of_the_whole_grid(shape: tuple[int, ...], history: History) -> None:
+    assert_same_bits(task_of(shots_of(shape, sources=2), history=history))
+
+
+@pytest.mark.parametrize("order", [2, 4, 6])
+@pytest.mark.parametrize("shape", [FLAT, SOLID], ids=str)
+def test_layers_have_the_bits_of_the_whole_grid_at_every_order(
+    shape: tuple[int, ...], order: int
+) -> None:
+    assert_same_bits(task_of(shots_of(shape, order=order)), counts=(2,))
+
+
+@pytest.mark.parametrize("shape", [FLAT, SOLID], ids=str)
+def test_layers_have_the_bits_of_the_whole_grid_under_a_free_surface(
+    shape: tuple[int, ...],
+) -> None:
+    shots = shots_of(shape, free_surface=True)
+    shots = replace(shots, vp=shots.vp.float())
+    assert_same_bits(task_of(shots, history=Boundary(2)), counts=(2,))
+
+
+def test_points_at_every_distance_from_a_cut_have_the_bits_of_the_whole_grid() -> None:
+    shots = shots_of(FLAT)
+    (first, _) = cut(task_of(shots).problem, 2)
+    h, n = shots.spacing[0], 33  # type: ignore[index]
+    depths = h * (first.end - 7 + np.linspace(-2 * HALO, 2 * HALO, n))
+    x = np.linspace(20.0, 300.0, n)
+    points = np.stack([depths, x], axis=-1)
+    points[::4] = np.rint(points[::4] / shots.spacing) * shots.spacing
+    wavelet = shots.wavelet[:1, None].expand(1, n, -1).contiguous()
+    near = replace(shots, sources=points[None], receivers=points[None], wavelet=wavelet)
+    assert_same_bits(task_of(near), counts=(2,))
+
+
+def test_windows_that_have_not_reached_a_layer_are_those_of_the_whole_grid() -> None:
+    """The wave stays in the first of four layers for most steps, and reaches the last one late."""
+    shots = random_shots(shape=(161, 33), spacing=(8.0, 11.0), shots=1, samples=150)
+    sources = np.array([[24.0, 120.0]])
+    task = task_of(replace(shots, vp=shots.vp.float(), sources=sources), history=Snapshots(3))
+    assert_same_bits(task, counts=(4,))
+
+
+def divide(problem: Problem, count: int) -> list[Layer] | None:
+    """Return the layers of a grid, None if it has too few planes."""
+    with suppress(ValueError):
+        return cut(problem, count)
+    return None
+
+
+@given(planes=st.integers(40, 400), count=st.integers(1, 8), flat=st.booleans())
+@settings(max_examples=50)
+def test_layers_cover_the_grid(planes: int, count: int, flat: bool) -> None:
+    shape = (planes, 12) if flat else (planes, 12, 12)
+    problem = task_of(random_shots(shape=shape, spacing=(9.0,) * len(shape), shots=1)).problem
+    layers = divide(problem, count)
+    if layers is None:
+        assert planes < count * (ROWS if flat else THINNEST) + 40
+        return
+    ends = [layer.end for layer in layers]
+    assert [layer.first for layer in layers] == [0, *ends[:-1]]
+    assert ends[-1] == planes + 14
+    assert all(layer.planes >= THINNEST for layer in layers)
+    if flat:
+        assert all(end % ROWS == 0 for end in ends[:-1])
+
+
+def test_each_point_is_recorded_by_the_layer_with_the_plane_above() -> None:
+    task = task_of(shots_of(FLAT))
+    layers = cut(task.problem, 3)
+    depths = np.arange(0.0, 8.0 * 56, 3.0)
+    points = np.stack([depths, np.full(depths.size, 100.0)], axis=-1)[None]
+    taps = replace(task.problem, receivers=points).scheme.receivers
+    owners = find_layers(taps, layers)[0]
+    planes = np.floor(depths / 8.0).astype(int) + 7
+    assert [
+        layers[owner].first <= plane < layers[owner].end
+        for owner, plane in zip(owners, planes, strict=True)
+    ] == [True] * depths.size
