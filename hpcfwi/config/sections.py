@@ -215,13 +215,17 @@ else:
     EquationName = Literal[*EQUATIONS]
 
 
-def _tag_spacing(value: object) -> str:
+def _tag_number(value: object) -> str:
     return "a name" if isinstance(value, str) else "a number"
 
 
 Spacing = Annotated[
     Annotated[Literal["auto"], Tag("a name")] | Annotated[Length, Tag("a number")],
-    Discriminator(_tag_spacing),
+    Discriminator(_tag_number),
+]
+RanksPerShot = Annotated[
+    Annotated[Literal["auto"], Tag("a name")] | Annotated[Count, Tag("a number")],
+    Discriminator(_tag_number),
 ]
 
 
@@ -335,13 +339,14 @@ class WaveSection(Section):
     reference for any device, and `"deepwave"` needs the package Deepwave. `"auto"` is `"cpu"` on
     CPUs, and `"gpu"` on GPUs or, if Triton is not installed, `"eager"`.
     """
-    ranks_per_shot: Annotated[int, Field(ge=1)] = 1
+    ranks_per_shot: RanksPerShot = 1
     """Number of ranks that simulate each shot together, each a layer of the grid along z.
 
     These ranks share a host, and the engine is `"cpu"`, with the equation `"acoustic"`. The results
     have the same bits with any number. It pays for a batch of fewer shots than ranks, or where
-    memory does not suffice for a shot of each rank (docs/splitting.md). A run can be continued with
-    another number.
+    memory does not suffice for a shot of each rank (docs/splitting.md). `"auto"` is the largest
+    number that leaves no ranks without a shot, if the layers are thick enough. A run can be
+    continued with another number.
     """
     history: Annotated[
         Annotated[HistoryName, Tag("a name")] | Annotated[HistorySection, Tag("a table")],

@@ -33,7 +33,6 @@ from hpcfwi.survey import (
 )
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.equation import ACOUSTIC
-from hpcfwi.wave.layers import cut
 from hpcfwi.wave.numerics import longest_step
 from hpcfwi.wave.simulation import check_kinds
 
@@ -278,29 +277,6 @@ def refuse_engine(config: Config, where: str, context: Context) -> None:
         choose(config.wave.engine, context.device, equation_of(config))
     except ValueError as error:
         raise InputError(f"{where}wave.engine", str(error), "Choose another engine.") from error
-
-
-def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
-    """Raise `InputError` if the shots of an experiment cannot be divided between ranks."""
-    config = experiment.config
-    key, ranks = f"{where}wave.ranks_per_shot", config.wave.ranks_per_shot
-    if ranks == 1:
-        return
-    engine = choose(config.wave.engine, context.device, equation_of(config)).NAME
-    if engine != "cpu" or experiment.equation is not ACOUSTIC:
-        raise InputError(
-            key,
-            f"found {ranks}, but the engine {engine} does not divide shots of the equation "
-            f"{config.wave.equation} between ranks",
-            'Leave it out, or give wave.engine = "cpu" and wave.equation = "acoustic".',
-        )
-    simulator = experiment.simulator(experiment.initial)
-    model = simulator.restrict(experiment.initial.as_tensors(torch.device("cpu")))
-    problem = simulator.set_up(model, experiment.survey.select(np.arange(1)), None).problem
-    try:
-        cut(problem, ranks)
-    except ValueError as error:
-        raise InputError(key, str(error), "Give a smaller number.") from error
 
 
 def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
 from hpcfwi.errors import InputError, quote, refuse
-from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine, refuse_layers
+from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine
 from hpcfwi.inversion.conditioning import read_picks
 from hpcfwi.inversion.experiment import (
     Experiment,
@@ -37,6 +37,7 @@ from hpcfwi.inversion.experiment import (
     place_spread,
     record_components,
 )
+from hpcfwi.inversion.layers import refuse_layers
 from hpcfwi.inversion.parameters import Known, lay_surface
 from hpcfwi.inversion.parametrizations import Parametrization
 from hpcfwi.inversion.wavelets import Estimate
@@ -57,6 +58,7 @@ from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch, read_surface
 from hpcfwi.survey import Spectrum, Survey, spread_shots
 from hpcfwi.system import check_room, exists
+from hpcfwi.wave.leader import Leader
 from hpcfwi.wave.numerics import FEWEST_POINTS, ricker
 
 log = logging.getLogger("hpcfwi")
@@ -94,9 +96,17 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
     survey, observed = _make_survey(config, given.grid, context)
+    leader = None if context.crew is None else Leader(context.crew)
     if target is not None:
         experiment = Experiment(
-            config, given, given, Known(given, {}, {}), survey, target, is_synthetic=True
+            config,
+            given,
+            given,
+            Known(given, {}, {}),
+            survey,
+            target,
+            is_synthetic=True,
+            leader=leader,
         )
         _check(experiment, context)
         refuse_engine(config, "", context)
@@ -129,7 +139,9 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     if section.true is not None:
         true = load_onto(given.grid, section.true, names, "model.true", context)
         _check_medium(config, true, "model.true")
-    experiment = Experiment(config, true, initial, known, survey, observed, is_synthetic)
+    experiment = Experiment(
+        config, true, initial, known, survey, observed, is_synthetic, leader=leader
+    )
     files = dict.fromkeys(file for _, part in config.stages() for file in part.data.picks)
     picks = {
         file: once_per_host(partial(read_picks, Path(file), survey), context)

@@ -55,6 +55,7 @@ class RankCrew:
         self._objects = MpiObjects(comm)
         self._world, self._wait, self._tick = world, wait, tick
         self._memory: NDArray[np.uint8] | None = None
+        self._known: Exception | None = None  # the last error that another rank has given
         self._signs = self._map(self.size * 8).view(np.int64)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="crew", daemon=True)
@@ -93,6 +94,8 @@ class RankCrew:
         self._compare(None)
 
     def fail(self, error: Exception) -> None:
+        if error is self._known:
+            return
         if not isinstance(error, MemoryError):
             error.add_note("".join(traceback.format_exception(error)))
         if self._memory is not None:
@@ -110,7 +113,7 @@ class RankCrew:
     def _compare(self, error: Exception | None) -> None:
         for each in self._objects.all_gather(error):
             if each is not None:
-                self._memory = None
+                self._memory, self._known = None, each
                 raise each
 
     def _map(self, size: int) -> NDArray[np.uint8]:
@@ -137,10 +140,11 @@ class RankCrew:
         return np.frombuffer(memory, np.uint8)
 
 
-def divide(context: Context, size: int) -> tuple[Context, RankCrew]:
+def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
     """Divide the ranks into crews of this size; return the leaders' context, and the crew.
 
-    Collective. Only the leaders, whose number in the crew is 0, can use the returned context.
+    Collective. The context is that of the leaders, whose number in the crew is 0. On the other
+    ranks it cannot be used.
 
     Raises
     ------
@@ -164,6 +168,7 @@ def divide(context: Context, size: int) -> tuple[Context, RankCrew]:
         comm=this.comm,
         store=connect(this) if this.size > 1 else None,
         hosts=context.hosts[::size],
+        crew=crew,
     )
     return leading, crew
 

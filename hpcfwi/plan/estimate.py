@@ -25,6 +25,7 @@ import torch
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.layers import describe_layers
 from hpcfwi.inversion.loop import find_optimizer_cost
 from hpcfwi.inversion.memory import MemoryOverhead, estimate_given, estimate_optimizer, find_shares
 from hpcfwi.inversion.objective import PRODUCT
@@ -58,7 +59,8 @@ class Machine:
     """The ranks of a launch; hosts, threads and shares: by rank.
 
     program: memory of a rank before any data, bytes; ready: time from the start of the program to
-    the experiment, s; compiling: time to prepare the engine, s.
+    the experiment, s; compiling: time to prepare the engine, s; crew: number of ranks that each of
+    these ranks leads, itself included, None without crews.
     """
 
     hosts: tuple[str, ...]
@@ -68,6 +70,7 @@ class Machine:
     program: int
     ready: float
     compiling: float
+    crew: int | None = None
 
     @property
     def memory(self) -> int:
@@ -88,6 +91,7 @@ def describe_machine(
         program=max(context.all_gather(resident_bytes() - sum(estimate_given(experiment)))),
         ready=ready,
         compiling=compiling,
+        crew=None if context.crew is None else context.crew.size,
     )
 
 
@@ -204,7 +208,8 @@ class Sharing:
 
     threads: number of threads of each rank; part: shots of an epoch on the rank that takes longest;
     at_once: number of shots that it simulates at a time; rounds: number of times; advice: a better
-    batch or number of ranks; encoded: True if a shot has all sources.
+    batch or number of ranks; encoded: True if a shot has all sources; layers: the division of a
+    shot between the ranks of a crew, each of which counts as one rank, None without crews.
     """
 
     shots: int
@@ -218,19 +223,23 @@ class Sharing:
     rounds: int
     advice: str
     encoded: bool
+    layers: str | None
 
     def describe(self) -> Iterator[str]:
         """Yield the sharing in lines."""
+        if self.layers is not None:
+            yield from textwrap.wrap(self.layers, WIDTH - 2)
         threads = "/".join(map(str, sorted(set(self.threads))))
+        kind = "rank" if self.layers is None else "crew"
         yield (
-            f"{self.ranks} rank{'s' * (self.ranks > 1)} on {self.hosts} "
+            f"{self.ranks} {kind}{'s' * (self.ranks > 1)} on {self.hosts} "
             f"host{'s' * (self.hosts > 1)}, {threads} thread{'s' * (max(self.threads) > 1)} each"
         )
         shots = f"{self.batch} of {self.shots} shots"
         if self.encoded:
             shots = f"{self.batch} encoded shot{'s' * (self.batch > 1)} of all {self.shots} sources"
         yield (
-            f"{self.epochs} epochs of {shots}: a rank has up to {self.part}, "
+            f"{self.epochs} epochs of {shots}: a {kind} has up to {self.part}, "
             f"{self.at_once} at a time in {self.rounds} round{'s' * (self.rounds > 1)}"
         )
         yield from textwrap.wrap(self.advice, WIDTH - 2)
@@ -248,6 +257,12 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         for k, (part, most) in enumerate(zip(parts, most_at_once, strict=True))
     )
     encoded = section.encoding != "none"
+    if encoded:
+        advice = "The threads of a rank share an encoded shot."
+    elif machine.crew is not None:
+        advice = f"More crews shorten an epoch, up to {batch}."
+    else:
+        advice = _advise(batch, shots, sum(machine.threads))
     return Sharing(
         shots=shots,
         batch=batch,
@@ -258,10 +273,11 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         part=parts[-rank],
         at_once=min(parts[-rank], most_at_once[-rank]),
         rounds=rounds,
-        advice="The threads of a rank share an encoded shot."
-        if encoded
-        else _advise(batch, shots, sum(machine.threads)),
+        advice=advice,
         encoded=encoded,
+        layers=None
+        if machine.crew is None
+        else describe_layers(experiment, machine.crew, machine.threads[0]),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,7 @@ from hpcfwi.report.log import start_log
 from hpcfwi.report.page import make_page, read_metrics
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import check_fit, read_fit, show
-from hpcfwi.run.session import check_observed, open_observed
+from hpcfwi.run.session import check_observed, open_observed, run_in_crews
 from hpcfwi.system import check_regular, exists, is_there, written_whole
 
 log = logging.getLogger("hpcfwi")
@@ -65,8 +65,13 @@ def check_job(
 
     Raises `InputError` on all ranks for all errors in the input that a run would report.
     """
+    load = partial(load_config, path, settings, migrates)
+    run_in_crews(load, context, partial(_check, load, path, quiet))
+
+
+def _check(load: Callable[[], Config], path: Path, quiet: bool, context: Context) -> None:
     with start_log(None, context.rank, quiet=True):
-        config = context.from_root(lambda: load_config(path, settings, migrates))
+        config = context.from_root(load)
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
@@ -208,8 +213,15 @@ def plan_job(
     Raises `InputError` on all ranks for all errors in the input that a run would report, and for
     errors in the plan, after it is written.
     """
+    load = partial(load_config, path, settings, migrates)
+    run_in_crews(load, context, partial(_plan, load, path, quiet, quick))
+
+
+def _plan(
+    load: Callable[[], Config], path: Path, quiet: bool, quick: bool, context: Context
+) -> None:
     with start_log(None, context.rank, quiet=True):
-        config = context.from_root(lambda: load_config(path, settings, migrates))
+        config = context.from_root(load)
         seen, notes = _leave_out_own(config)
         try:
             experiment = prepare(seen, context)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -22,25 +22,30 @@ from hpcfwi.config import Config, import_plugins, load_config
 from hpcfwi.convert.request import HDF5, SEGY, kind_of
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.layers import describe_layers
 from hpcfwi.inversion.memory import count_forward_shots, plan_memory_of_ranks
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
 from hpcfwi.model import Model
 from hpcfwi.operators.shots import Shots
-from hpcfwi.parallel.context import Context, portable
-from hpcfwi.parallel.crew import divide
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
-from hpcfwi.parallel.watch import StopRequest, Watch, handling
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.run.commands import look_before_inverting
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.session import check_observed, invert, open_observed, restore, simulate_observed
+from hpcfwi.run.session import (
+    check_observed,
+    invert,
+    open_observed,
+    restore,
+    run_in_crews,
+    simulate_observed,
+)
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.system import is_there
 from hpcfwi.wave import warm_up
-from hpcfwi.wave.engines import load as load_engine
-from hpcfwi.wave.leader import Leader, serve
 
 log = logging.getLogger("hpcfwi")
 
@@ -67,50 +72,17 @@ def run_job(
     """
     load = partial(load_config, path, settings, migrates)
 
-    def work(context: Context, leader: Leader | None) -> None:
+    def work(context: Context) -> None:
         # There is one request for the whole job; a signal between two requests would be lost.
         with StopRequest(context) as stop, ExitStack() as held:
             experiment, stages, owner, state = retry_after_death(
-                context, lambda: _begin(load, path, context, leader, inverts, quiet, stop, held)
+                context, lambda: _begin(load, path, context, inverts, quiet, stop, held)
             )
             if state is not None:
                 directory, become_root = owner.directory, owner.become_root
                 invert(experiment, stages, directory, state, context, stop, quiet, become_root)
 
     run_in_crews(load, context, work)
-
-
-def run_in_crews(
-    load: Callable[[], Config], context: Context, work: Callable[[Context, Leader | None], None]
-) -> None:
-    """Run `work` on the leaders of the crews that the config asks for; the others serve them.
-
-    It gets the context of the leaders, and the leader of this rank's crew. Without crews, these are
-    the ranks and None. Collective.
-
-    Raises
-    ------
-    InputError
-        On all ranks, if the config cannot be read, or the ranks cannot be divided.
-    """
-    size = context.from_root(load).wave.ranks_per_shot
-    if size == 1:
-        work(context, None)
-        return
-    context, crew = divide(context, size)
-    with closing(crew):
-        if crew.number == 0:
-            leader = Leader(crew)
-            try:
-                work(context, leader)
-            except Exception as error:
-                leader.dismiss(portable(error))
-                raise
-            leader.dismiss()
-        else:
-            # The leaders agree on how to stop after a signal
-            with handling(lambda *_: None):
-                serve(load_engine("cpu"), crew)
 
 
 @dataclass
@@ -150,7 +122,6 @@ def _begin(
     load: Callable[[], Config],
     path: Path,
     context: Context,
-    leader: Leader | None,
     inverts: bool,
     quiet: bool,
     stop: StopRequest,
@@ -168,7 +139,7 @@ def _begin(
         with start_log(None, context.rank, quiet):
             config = context.from_root(load)
             context.from_root(partial(import_plugins, path, config))
-            experiment = replace(prepare(config, context), leader=leader)
+            experiment = prepare(config, context)
             if not inverts and not experiment.is_synthetic:
                 raise InputError(
                     f"{path}: survey.file",
@@ -237,7 +208,7 @@ def simulate_into(
 
     load = partial(load_config, path, settings)
 
-    def simulate(context: Context, leader: Leader | None) -> None:
+    def simulate(context: Context) -> None:
         with StopRequest(context) as stop, start_log(None, context.rank, quiet):
             context.heartbeat.begin("the preparation")
             with Watch(context, stop, lambda: "the first shot", grace=0.0, wait=inf):
@@ -245,7 +216,7 @@ def simulate_into(
                 if model is not None:
                     section = config.model.model_copy(update={"dataset": None, "file": str(model)})
                     config = config.model_copy(update={"model": section})
-                experiment = replace(prepare(config, context, gathers), leader=leader)
+                experiment = prepare(config, context, gathers)
                 if is_segy:
                     find_interval(experiment.survey, config.survey.dt_place)
                 check_observed(experiment, context)
@@ -257,10 +228,9 @@ def simulate_into(
                 convert_to_segy(gathers, target, context, quiet)
                 context.from_root(gathers.unlink)
 
-    def work(context: Context, leader: Leader | None) -> None:
-        retry_after_death(context, partial(simulate, context, leader))
-
-    run_in_crews(load, context, work)
+    run_in_crews(
+        load, context, lambda leaders: retry_after_death(leaders, partial(simulate, leaders))
+    )
 
 
 def _is_segy(target: Path) -> bool:
@@ -312,9 +282,8 @@ def _introduce(files: str, experiment: Experiment, context: Context) -> None:
         "/".join(map(str, sorted(set(threads)))),
         "s" * (max(threads) > 1),
     )
-    if experiment.leader is not None:
-        count = experiment.leader.crew_size
-        log.info("Each of these ranks leads a crew of %d, which simulate shots together", count)
+    if context.crew is not None:
+        log.info("%s", describe_layers(experiment, context.crew.size, context.threads))
     log.info("%s", describe(context))
     log.info("%s", files)
 

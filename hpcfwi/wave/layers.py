@@ -22,9 +22,6 @@ from hpcfwi.wave.problem import Problem
 
 # Planes that a layer gets from each of its neighbours: half the highest order.
 HALO = 4
-# Cuts of 2-D grids lie at multiples of this number of rows, because the cpu engine computes rows in
-# blocks, to which its windows are rounded.
-ROWS = 16
 # A layer has at least this number of planes, so that its halo comes from one neighbour, and the
 # mirror images at a free surface lie within one layer.
 THINNEST = 2 * HALO
@@ -50,7 +47,7 @@ class Crew(Protocol):
         """Wait until all ranks have called this."""
 
     def fail(self, error: Exception) -> None:
-        """Give an error to the other ranks, and end their waits for this one."""
+        """Give an error to the other ranks, and end their waits, unless it is theirs."""
 
     def share(self, size: int) -> NDArray[np.uint8]:
         """Return memory of at least this number of bytes that all ranks read and write.
@@ -113,9 +110,8 @@ def cut(problem: Problem, count: int) -> list[Layer]:
     ValueError
         If the layers would be too thin.
     """
-    n, unit = problem.padded_shape[0], ROWS if problem.like.ndim == 2 else 1
-    ends = [0, *(round(n * k / (count * unit)) * unit for k in range(1, count)), n]
-    layers = [Layer(*pair) for pair in pairwise(ends)]
+    n = problem.padded_shape[0]
+    layers = [Layer(*pair) for pair in pairwise(n * k // count for k in range(count + 1))]
     first, last = (edges[0] for edges in problem.interior)
     thin = min(layer.planes for layer in layers) < THINNEST
     if thin or layers[0].end < first or layers[-1].first > last:

@@ -36,11 +36,6 @@ class Leader:
         self._deleted: list[int] = []
         self._count = 0
 
-    @property
-    def crew_size(self) -> int:
-        """The number of ranks."""
-        return self._crew.size
-
     def lead(self, engine: Engine) -> Engine:
         """Return this object as the crew's version of an engine."""
         self._engine = engine
@@ -93,10 +88,6 @@ class Leader:
         found: Tensor = self._call("scatter", state.number, direction)
         return found
 
-    def dismiss(self, error: Exception | None = None) -> None:
-        """End `serve` on the other ranks, where it returns, or raises an error if one is given."""
-        self._crew.broadcast(("dismiss", 0, (error,), []))
-
     def _call(self, name: str, number: int, *arguments: Any) -> Any:
         deleted, self._deleted = self._deleted, []
         order = self._crew.broadcast((name, number, arguments, deleted))
@@ -140,6 +131,11 @@ class _States:
             raise
         crew.check()
         return found
+
+
+def dismiss(crew: Crew, error: Exception | None = None) -> None:
+    """End `serve` on the other ranks, where it returns, or raises an error if one is given."""
+    crew.broadcast(("dismiss", 0, (error,), []))
 
 
 def serve(engine: Engine, crew: Crew) -> None:

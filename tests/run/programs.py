@@ -60,7 +60,9 @@ def ranks(size: int) -> Iterator[Context]:
         if size > 1:
             context = replace(context, store=join(context))
         yield context
-        context.barrier()
+        # Of ranks that were divided into crews, only the leaders are connected.
+        if dist.is_initialized():
+            context.barrier()
         context.close()
     # MPI would wait actively and take the cores of the working ranks.
     others = world.Ibarrier()
@@ -99,6 +101,21 @@ def any_number(folder: Path, sizes: Sequence[int]) -> None:
     with mock.patch.object(h5py, "get_config", serial):
         for context in ranks(3):
             invert(folder / "input.toml", context, f"output.directory={folder / 'serial'}")
+
+
+def layers(folder: Path) -> None:
+    """Invert with several ranks for each shot, and on one rank; continue with other numbers."""
+    for name in ("flat", "solid", "encoded"):
+        path = folder / name / "input.toml"
+        for size, together in ((1, 1), (2, 2), (4, 2), (4, 4), (3, 3)):
+            output = f"output.directory={folder / name / f'{together}_of_{size}'}"
+            for context in ranks(size):
+                invert(path, context, output, f"wave.ranks_per_shot={together}")
+    output = f"output.directory={folder / 'flat' / 'continued'}"
+    for epochs, size, together in ((2, 4, 2), (3, 1, 1), (5, 3, 3)):
+        for context in ranks(size):
+            changes = f"wave.ranks_per_shot={together}", f"inversion.epochs={epochs}"
+            invert(folder / "flat" / "input.toml", context, output, *changes)
 
 
 def stages(folder: Path, sizes: Sequence[int]) -> None:

@@ -241,6 +241,19 @@ def test_inversion_has_the_same_bits_on_any_ranks_and_schedule(runs, name):
     assert_same_answer(runs / name, runs / "1")
 
 
+@pytest.mark.parametrize("name", ["2_of_2", "2_of_4", "4_of_4", "3_of_3"])
+@pytest.mark.parametrize(("kind", "epochs"), [("flat", 5), ("solid", 2), ("encoded", 3)])
+def test_inversion_has_the_same_bits_with_any_number_of_ranks_per_shot(jobs, kind, epochs, name):
+    folder = jobs.directory("layers") / kind
+    assert_same_answer(folder / name, folder / "1_of_1", epochs)
+    assert traces(folder / name) == traces(folder / "1_of_1")
+
+
+def test_inversion_continues_with_another_number_of_ranks_per_shot(jobs):
+    folder = jobs.directory("layers") / "flat"
+    assert_same_answer(folder / "continued", folder / "1_of_1")
+
+
 def test_plain_sum_depends_on_the_number_of_ranks(runs):
     """This shows that the comparisons of bits can fail."""
     one, three = (read_model(runs / f"plain_{size}" / "model.h5")["vp"] for size in (1, 3))

@@ -93,7 +93,8 @@ def each_shot(
     most = max(1, blocks // LEAST_SHARES[grid.planes > 1])
     if one_at_a_time:
         with make_threads(1) as pool:
-            list(pool.map(lambda k: work(k, min(most, threads)), range(shots)))
+            for k in range(shots):
+                pool.submit(work, k, min(most, threads)).result()
         return
     rest = shots % threads
     alone = shots - rest

@@ -1,0 +1,107 @@
+"""The number of ranks that simulate a shot of an experiment together, and the layers of its grid.
+
+How a shot is divided is described in `wave.layers`, and how ranks become a crew in `parallel.crew`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from math import prod
+
+import numpy as np
+import torch
+
+from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.inversion.experiment import Experiment, equation_of
+from hpcfwi.parallel.context import Context
+from hpcfwi.wave.engines import choose
+from hpcfwi.wave.equation import ACOUSTIC
+from hpcfwi.wave.layers import HALO, cut
+from hpcfwi.wave.problem import Problem
+
+# Of a core of a recent CPU: cells per second, bytes copied per second, and the time to wait for
+# another process, s (docs/splitting.md).
+CELLS, BYTES, WAIT = 4e8, 5e9, 4e-6
+# `"auto"` chooses no division with a lower efficiency.
+LEAST_EFFICIENCY = 0.6
+
+
+def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
+    """Raise `InputError` if the shots of an experiment cannot be divided between ranks.
+
+    where: prefix of the keys, which names a stage.
+    """
+    key, ranks = f"{where}wave.ranks_per_shot", experiment.config.wave.ranks_per_shot
+    if ranks == 1 or (ranks == "auto" and context.crew is None):
+        return
+    if not _has_layers(experiment, context):
+        raise InputError(
+            key,
+            f"found {ranks}, but only the engine cpu divides shots between ranks, and only for the "
+            "equation acoustic",
+            'Leave it out, or give wave.engine = "cpu" and wave.equation = "acoustic".',
+        )
+    try:
+        cut(_first_problem(experiment), ranks if ranks != "auto" else context.crew.size)
+    except ValueError as error:
+        raise InputError(key, str(error), "Give a smaller number.") from error
+
+
+def choose_crew_size(experiment: Experiment, context: Context) -> int:
+    """Return the number of ranks for each shot that `"auto"` stands for.
+
+    This is the largest number that leaves no crew without a shot, if the efficiency is sufficient.
+    """
+    batches = (
+        part.inversion.largest_batch(experiment.survey.n_shots)
+        for _, part in experiment.config.stages()
+    )
+    most, hosts = context.size // max(batches), context.hosts or (context.host,)
+    if not _has_layers(experiment, context) or context.comm is None or context.fault_tolerant:
+        return 1
+    problem = _first_problem(experiment)
+    for size in range(most, 1, -1):
+        whole = all(hosts.count(host) % size == 0 for host in set(hosts))
+        with suppress(ValueError):
+            if whole and predict_efficiency(problem, size, context.threads) >= LEAST_EFFICIENCY:
+                return size
+    return 1
+
+
+def predict_efficiency(problem: Problem, count: int, threads: int) -> float:
+    """Return the expected share of the time in which the ranks of a crew compute.
+
+    Raises ValueError if the grid has too few planes for so many layers.
+    """
+    planes = max(layer.planes for layer in cut(problem, count))
+    plane = prod(problem.padded_shape[1:])
+    computing = planes * plane / (CELLS * threads)
+    # Each halo is copied twice, at both cuts of a layer.
+    copied = 4 * HALO * plane * problem.like.element_size()
+    even = problem.padded_shape[0] / (count * planes)
+    return even * computing / (computing + copied / BYTES + WAIT)
+
+
+def describe_layers(experiment: Experiment, size: int, threads: int) -> str:
+    """Return the division of shots between so many ranks in a sentence."""
+    problem = _first_problem(experiment)
+    *planes, last = (str(layer.planes) for layer in cut(problem, size))
+    halo = HALO * prod(problem.padded_shape[1:]) * problem.like.element_size()
+    efficiency = predict_efficiency(problem, size, threads)
+    return (
+        f"{size} ranks simulate each shot, in layers of {', '.join(planes)} and {last} "
+        f"{'planes' if problem.like.ndim == 3 else 'rows'}; at each cut they exchange "
+        f"{say_bytes(halo)} after a step; expected efficiency {100.0 * efficiency:.0f} %"
+    )
+
+
+def _has_layers(experiment: Experiment, context: Context) -> bool:
+    engine = choose(experiment.config.wave.engine, context.device, equation_of(experiment.config))
+    return engine.NAME == "cpu" and experiment.equation is ACOUSTIC
+
+
+def _first_problem(experiment: Experiment) -> Problem:
+    """Return the problem of the first shot on the grid of the waves."""
+    simulator = experiment.simulator(experiment.initial)
+    model = simulator.restrict(experiment.initial.as_tensors(torch.device("cpu")))
+    return simulator.set_up(model, experiment.survey.select(np.arange(1)), None).problem

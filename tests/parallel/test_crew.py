@@ -1,0 +1,186 @@
+"""Tests of crews: ranks that simulate shots together, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcfwi.parallel.crew import SHARED
+from tests.inversion.examples import write_input
+from tests.ranks import messages, run_ranks
+
+# Ranks that take part in a crew of all ranks, whose leader simulates shots
+CREW = """
+import os, signal, sys
+from dataclasses import replace
+from unittest import mock
+import numpy as np
+import torch
+from mpi4py import MPI
+from hpcfwi.parallel.crew import RankCrew
+from hpcfwi.wave.engines import load
+from hpcfwi.wave.engines.cpu import engine
+from hpcfwi.wave.leader import Leader, dismiss, serve
+from tests.wave.examples import random_shots, white_residual
+
+torch.set_num_threads(1)
+world = MPI.COMM_WORLD
+crew = RankCrew(world.Dup(), world, wait=WAIT, tick=0.1)
+shots = random_shots(shape=(57, 33))
+
+def simulate(**options):
+    simulation = shots.simulate(engine="cpu", **options)
+    gradient = simulation.backpropagate(white_residual(simulation.data)).model["vp"]
+    return simulation.data.numpy().tobytes(), gradient.numpy().tobytes()
+"""
+
+
+def run_crew(n: int, program: str, wait: float = 60.0):
+    return run_ranks(n, CREW.replace("WAIT", str(wait)) + program, warm=True)
+
+
+def test_ranks_of_a_crew_share_memory_and_gather_values_on_the_first():
+    program = """
+memory = crew.share(1000)
+memory[100 + crew.number] = crew.number + 1
+crew.check()
+assert memory[100:103].tolist() == [1, 2, 3]
+assert crew.share(500) is memory
+assert not crew.share(5000).any()
+large = np.arange(100_000) + crew.number
+found = crew.gather((large, torch.tensor([crew.number]), "x"))
+if crew.number == 0:
+    for number, (array, tensor, text) in enumerate(found):
+        assert (array == np.arange(100_000) + number).all()
+        assert tensor.item() == number and text == "x"
+else:
+    assert found is None
+assert crew.broadcast(large if crew.number == 0 else None)[0] == 0
+crew.close()
+print("ended")
+"""
+    done = run_crew(3, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ended") == 3
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("function", ["make_tables", "make_history", "take_out"])
+def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(function, failing):
+    """The failing rank has no memory before it shares some, before its sweep, or after it."""
+    program = f"""
+function, calls = engine.{function}, []
+
+def fail_once(*given):
+    calls.append(given)
+    if crew.number == {failing} and len(calls) == 1:
+        raise MemoryError("no memory left")
+    return function(*given)
+
+engine.{function} = fail_once
+if crew.number > 0:
+    serve(load("cpu"), crew)
+else:
+    leader = Leader(crew)
+    try:
+        simulate(leader=leader)
+    except MemoryError as error:
+        print("found", error)
+    assert simulate(leader=leader) == simulate()
+    dismiss(crew)
+crew.close()
+print("ended")
+"""
+    done = run_crew(3, program)
+    assert done.returncode == 0, done.stderr
+    assert "found no memory left" in done.stdout
+    assert done.stdout.count("ended") == 3
+
+
+def test_states_on_the_other_ranks_are_released_with_that_of_the_leader():
+    program = """
+if crew.number > 0:
+    from hpcfwi.wave import leader
+    states, obey = [], leader._States.obey
+    def watch(self, *given):
+        found = obey(self, *given)
+        states.append(len(self.held))
+        return found
+    with mock.patch.object(leader._States, "obey", watch):
+        serve(load("cpu"), crew)
+    print("held", max(states), states[-1])
+else:
+    leader = Leader(crew)
+    for _ in range(3):
+        simulate(leader=leader)
+    dismiss(crew)
+crew.close()
+"""
+    done = run_crew(2, program)
+    assert done.returncode == 0, done.stderr
+    assert "held 1 1" in done.stdout
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_rank_that_stops_ends_the_job_with_its_number(stopped):
+    program = f"""
+if crew.number == {stopped}:
+    os.kill(os.getpid(), signal.SIGSTOP)
+if crew.number > 0:
+    serve(load("cpu"), crew)
+else:
+    simulate(leader=Leader(crew))
+"""
+    done = run_crew(2, program, wait=2.0)
+    assert done.returncode == 1
+    (message,) = messages(done.stderr)
+    assert message.startswith(f"hpcfwi: rank {stopped} of a crew of 2 on ")
+    assert "has not answered for 2 s" in message
+
+
+def run_job(folder, n: int, changes: dict[str, object], *options: str):
+    path = write_input(folder, {"wave.ranks_per_shot": 2, **changes})
+    return run_ranks(n, ["-m", "hpcfwi", "run", str(path), *options], warm=True)
+
+
+@pytest.mark.parametrize(
+    ("n", "changes", "expected"),
+    [
+        (3, {}, "the ranks (3 on"),
+        (2, {"wave.engine": "eager"}, "only the engine cpu divides shots"),
+        (2, {"wave.ranks_per_shot": 0}, "found 0, expected greater than 0"),
+        (2, {"wave.ranks_per_shot": "two"}, "wave.ranks_per_shot: found 'two'"),
+        (6, {"wave.ranks_per_shot": 6}, "cannot be divided into 6 layers"),
+    ],
+)
+def test_ranks_or_grids_that_cannot_be_divided_are_refused(tmp_path, n, changes, expected):
+    done = run_job(tmp_path, n, changes)
+    assert done.returncode == 2, done.stderr
+    (message,) = messages(done.stderr)
+    assert "wave.ranks_per_shot: " in message
+    assert expected in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_error_of_the_leaders_is_told_once(tmp_path):
+    done = run_job(tmp_path, 4, {"model.file": "missing.h5"})
+    assert done.returncode == 2, done.stderr
+    (message,) = messages(done.stderr)
+    assert "missing.h5" in message
+
+
+def test_automatic_number_divides_a_shot_only_if_ranks_have_none(tmp_path):
+    large = {"wave.boundary": 60, "inversion.epochs": 1, "output.every": 1}
+    for batch, expected in ((1, True), (2, False)):
+        changes = {**large, "wave.ranks_per_shot": "auto", "inversion.batch": batch}
+        done = run_job(tmp_path / str(batch), 2, changes)
+        assert done.returncode == 0, done.stderr
+        assert ("2 ranks simulate each shot" in done.stderr + done.stdout) == expected
+
+
+def test_shared_memory_leaves_no_file(tmp_path):
+    before = set(Path(SHARED).glob("hpcfwi-*"))
+    done = run_job(tmp_path, 2, {"inversion.epochs": 1, "output.every": 1})
+    assert done.returncode == 0, done.stderr
+    assert set(Path(SHARED).glob("hpcfwi-*")) <= before
