@@ -1,8 +1,9 @@
 """All measurements of `hpcfwi bench`, and the tables of their results.
 
 The time of an epoch is measured on 1, 2, 4, ... ranks with one thread each. Each number of ranks is
-a separate job, `mpirun -n N python -P -m hpcfwi.bench.run BATCH`, which simulates the batch, sums
-the gradients over its ranks, and prints the seconds.
+a separate job, `mpirun -n N python -P -m hpcfwi.bench.run CASE BATCH`, which simulates the batch,
+sums the gradients over its ranks, and prints the seconds. If a batch has one shot, all ranks
+simulate it together, each a layer of its grid.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def run_bench(
     # Ranks are measured first, because importing parallel HDF5 starts MPI in this process.
     parts: dict[str, Callable[[Path], Any]] = {
         "ranks": lambda _: compare_ranks(repetitions, 1 if small else None),
+        "layers": lambda _: compare_layers(repetitions, 1 if small else None),
         "engines": lambda _: compare_engines(shots, repetitions),
         "histories": lambda _: compare_histories(shots, "cpu", histories, repetitions),
         "growth": lambda _: measure_growth(shots, repetitions),
@@ -138,6 +140,18 @@ def _tables(numbers: dict[str, Any]) -> Iterator[Table | str]:
                 for r in numbers["ranks"]
             ),
         )
+        yield _table(
+            ("ranks for one shot", "points", "s a gradient", "efficiency"),
+            (
+                (
+                    str(r["ranks"]),
+                    r["case"],
+                    f"{r['seconds']:.3f}",
+                    f"{100 * r['efficiency']:.0f} %",
+                )
+                for r in numbers["layers"]
+            ),
+        )
     else:
         yield "No mpirun that works: ranks were not measured."
     yield _table(
@@ -182,7 +196,13 @@ def _check_writable(directory: Path) -> None:
 
 
 MPIRUN = "mpirun --bind-to none"
-SHAPE, STEPS, EPOCHS = (200, 400), 600, 3
+EPOCHS = 3
+# Points of the model, number of steps and order of each case: the first one for a batch of shots,
+# all for one shot that ranks divide.
+CASES = {
+    "200x400": ((200, 400), 600, 4),
+    "64x64x64": ((64, 64, 64), 150, 8),
+}
 # Prefixes of variables that an MPI process sets for itself, which confuse the MPI jobs it starts.
 OWN_VARIABLES = ("PMIX_", "PMI_", "OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP_CTX", "PRTE_")
 
@@ -205,18 +225,41 @@ def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, A
     if launcher is None:
         return []
     most = most or len(usable_cores())
+    found = _compare(launcher, "200x400", 2 * most, repetitions, most)
+    return [{**row, "shots": 2 * most} for row in found]
+
+
+def compare_layers(repetitions: int, most: int | None = None) -> list[dict[str, Any]]:
+    """Measure the seconds of the gradient of one shot for each number of ranks, as `compare_ranks`.
+
+    The ranks simulate the shot together, each a layer of its grid.
+    """
+    launcher = find_launcher(os.environ)
+    if launcher is None:
+        return []
+    most = most or len(usable_cores())
+    return [
+        {**row, "case": case}
+        for case in CASES
+        for row in _compare(launcher, case, 1, repetitions, most)
+    ]
+
+
+def _compare(
+    launcher: list[str], case: str, batch: int, repetitions: int, most: int
+) -> list[dict[str, Any]]:
+    """Measure a batch on 1, 2, 4, ... and `most` ranks; the list is empty if a job fails."""
     sizes = [n for n in range(1, most + 1) if n in (1, most) or n & (n - 1) == 0]
     seconds: dict[int, list[float]] = {n: [] for n in sizes}
     for _ in range(repetitions):
         for n in sizes:
-            taken = _run(launcher, n, batch=2 * most)
+            taken = _run(launcher, n, case, batch)
             if taken is None:
                 return []
             seconds[n].append(taken)
     return [
         {
             "ranks": n,
-            "shots": 2 * most,
             "seconds": statistics.median(seconds[n]),
             "efficiency": median_ratio(seconds[1], seconds[n]) / n,
         }
@@ -224,11 +267,14 @@ def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, A
     ]
 
 
-def _run(launcher: list[str], ranks: int, batch: int) -> float | None:
+def _run(launcher: list[str], ranks: int, case: str, batch: int) -> float | None:
     """Run a job and return the seconds that it prints; None if it fails."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(OWN_VARIABLES)}
     done = subprocess.run(
-        [*launcher, "-n", str(ranks), sys.executable, "-P", "-m", "hpcfwi.bench.run", str(batch)],
+        [
+            *(*launcher, "-n", str(ranks), sys.executable, "-P", "-m", "hpcfwi.bench.run"),
+            *(case, str(batch)),
+        ],
         env={**env, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -238,33 +284,43 @@ def _run(launcher: list[str], ranks: int, batch: int) -> float | None:
     return float(done.stdout.split()[-1]) if done.returncode == 0 else None
 
 
-def _measure(batch: int) -> int:
-    """Run the epochs of one rank of a job; rank 0 prints the median of the slowest rank."""
+def _measure(case: str, batch: int) -> int:
+    """Run a job on this rank; rank 0 prints the median seconds of the slowest rank."""
+    from hpcfwi.parallel.launch import launch
+    from hpcfwi.run.session import run_on_leaders
+
+    context = launch(gpus=False)
+    together = context.size if batch == 1 else 1
+    run_on_leaders(together, context, lambda leaders: _measure_epochs(case, batch, leaders))
+    context.close()
+    return 0
+
+
+def _measure_epochs(case: str, batch: int, context: Any) -> None:
     import numpy as np
     import torch
 
     from hpcfwi.bench.waves import make_shots
-    from hpcfwi.parallel.launch import launch
+    from hpcfwi.wave.leader import Leader
 
-    context = launch(gpus=False)
-    shots = make_shots(SHAPE, batch, STEPS)
+    shape, steps, order = CASES[case]
+    shots = make_shots(shape, batch, steps, order=order)
+    leader = None if context.crew is None else Leader(context.crew)
     mine = np.array_split(np.arange(batch), context.size)[context.rank]
     seconds = []
     for _ in range(1 + EPOCHS):
         context.barrier()
         start = time.perf_counter()
-        total = torch.zeros(SHAPE, dtype=torch.float64)
+        total = torch.zeros(shape, dtype=torch.float64)
         for shot in mine:
             one = replace(shots, sources=shots.sources[shot : shot + 1])
-            total += one.run(True, engine="cpu")
+            total += one.run(True, engine="cpu", leader=leader)
         context.sum(total)
         seconds.append(time.perf_counter() - start)
     slowest = max(context.all_gather(statistics.median(seconds[1:])))
     if context.is_root:
         print(slowest, flush=True)
-    context.close()
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(_measure(int(sys.argv[1])))
+    raise SystemExit(_measure(sys.argv[1], int(sys.argv[2])))

@@ -22,6 +22,8 @@ from hpcfwi.wave.problem import Problem
 # Of a core of a recent CPU: cells per second, bytes copied per second, and the time to wait for
 # another process, s (docs/splitting.md).
 CELLS, BYTES, WAIT = 4e8, 5e9, 4e-6
+# Speed of a step alone in 3-D, where a rank with a whole grid computes two steps in one pass.
+ONE_STEP = 0.85
 # `"auto"` chooses no division with a lower efficiency.
 LEAST_EFFICIENCY = 0.6
 
@@ -69,7 +71,7 @@ def choose_crew_size(experiment: Experiment, context: Context) -> int:
 
 
 def predict_efficiency(problem: Problem, count: int, threads: int) -> float:
-    """Return the expected share of the time in which the ranks of a crew compute.
+    """Return the expected speed of a crew, divided by its ranks and the speed of one rank.
 
     Raises ValueError if the grid has too few planes for so many layers.
     """
@@ -79,7 +81,8 @@ def predict_efficiency(problem: Problem, count: int, threads: int) -> float:
     # Each halo is copied twice, at both cuts of a layer.
     copied = 4 * HALO * plane * problem.like.element_size()
     even = problem.padded_shape[0] / (count * planes)
-    return even * computing / (computing + copied / BYTES + WAIT)
+    speed = ONE_STEP if problem.like.ndim == 3 else 1.0
+    return speed * even * computing / (computing + copied / BYTES + WAIT)
 
 
 def describe_layers(experiment: Experiment, size: int, threads: int) -> str:

@@ -102,6 +102,17 @@ def run_in_crews(
     size = config.wave.ranks_per_shot
     if size == "auto":
         size = choose_crew_size(prepare(config, context), context)
+    run_on_leaders(size, context, work)
+
+
+def run_on_leaders(size: int, context: Context, work: Callable[[Context], None]) -> None:
+    """Run `work` on the leaders of crews of this size, which the other ranks serve; collective.
+
+    Raises
+    ------
+    InputError
+        On all ranks, if they cannot be divided.
+    """
     if size == 1:
         work(context)
         return
