@@ -28,14 +28,15 @@ def splitting() -> Figure:
         shots.plot(left + np.array([0.7, 2.2, 3.7]), [0.6] * 3, "*", color=style.MARK, markersize=9)
         shots.text(left + 2.2, 1.6, "the whole model", ha="center", fontsize=style.TEXT)
     _arrow(shots, "an epoch: the gradients, added", (2.5, 3.0), (7.5, 3.0), "<->")
-    style.title(shots, "shots over ranks: what hpcfwi does")
+    style.title(shots, "shots over ranks")
 
-    for left, halo in ((0.3, 4.3), (5.3, 5.3)):
-        domain.add_patch(Rectangle((left, 0.6), 4.4, 1.8, color=style.LIGHT))
-        domain.add_patch(Rectangle((halo, 0.6), 0.4, 1.8, color=style.STRONG))
-        domain.text(left + 2.2, 1.6, "half the model", ha="center", fontsize=style.TEXT)
-    domain.plot(3.0, 0.6, "*", color=style.MARK, markersize=9)
-    _arrow(domain, "each time step: the halo", (4.3, 3.0), (5.7, 3.0), "<->")
+    for top, halo in ((0.6, 1.3), (1.9, 1.9)):
+        domain.add_patch(Rectangle((0.3, top), 6.4, 0.9, color=style.LIGHT))
+        domain.add_patch(Rectangle((0.3, halo), 6.4, 0.2, color=style.STRONG))
+        domain.text(3.5, 2.5 if halo == top else 1.1, "a layer of the grid", **CENTRED)
+    domain.plot(3.5, 0.6, "*", color=style.MARK, markersize=9)
+    _arrow(domain, "", (7.0, 1.35), (7.0, 2.05), "<->")
+    domain.text(7.2, 1.8, "each time step:\nthe halo", va="center", fontsize=style.TEXT)
     style.title(domain, "a shot's domain over ranks")
 
     for shot in range(3):
