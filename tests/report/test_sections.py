@@ -123,6 +123,19 @@ def test_sources_outside_the_grid_are_counted_and_do_not_stretch_the_figure(dept
         assert figure.legends[0].get_texts()[1].get_text().startswith(f"{len(sources)} source")
 
 
+def test_every_parameter_is_drawn_in_its_unit():
+    pictures = [picture(parameter=parameter) for parameter in PARAMETERS.values()]
+    figure, profiles = figures.epoch_figure(*pictures), figures.profiles_figure(*pictures)
+    for drawn in (figure, profiles):
+        drawn.canvas.draw()
+    for number, parameter in enumerate(PARAMETERS.values()):
+        axes = figure.axes[4 * number]
+        assert titles(figure)[4 * number] == f"True {parameter.title}"
+        assert axes.images[0].colorbar.ax.get_ylabel() == parameter.label
+        factor = axes.images[0].get_array() / pictures[number].true
+        np.testing.assert_allclose(factor, 1.0 / parameter.figure_scale, rtol=1e-6)
+
+
 @pytest.mark.parametrize("value", [0.0, np.nan])
 def test_epoch_of_zeros_or_nan_is_drawn(value):
     nothing = np.full((15, 68), value, np.float32)

@@ -148,6 +148,16 @@ def optimizers(folder: Path, sizes: Sequence[int]) -> None:
                 invert(path, context, output, f"inversion.schedule={schedule}")
 
 
+def equations(folder: Path) -> None:
+    """Invert with other equations on one to three ranks, and continue those on three."""
+    for size in (1, 2, 3):
+        for context in ranks(size):
+            for path in sorted(folder.glob("*/input.toml")):
+                output = f"output.directory={path.with_name(str(size))}"
+                for epochs in (2, 4) if size == 3 else (4,):
+                    invert(path, context, output, f"inversion.epochs={epochs}")
+
+
 class PowerCut(Exception):
     """An interruption of all ranks at once."""
 

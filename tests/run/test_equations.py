@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
-import segyio
 
 from hpcfwi.model import Model
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model, write_model
-from tests.convert.examples import read_gathers
 from tests.inversion.examples import WATER, true_model, write_input
-from tests.ranks import messages, run_ranks
+from tests.ranks import messages
+from tests.run.test_ranks import Jobs
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 # Receivers on the sea floor, between grid points; a step too long for the scheme is divided.
 KEYS: dict[str, Any] = {
@@ -34,12 +34,27 @@ INVERTED = {
     "viscoacoustic": ["vp", "qp"],
     "viscoelastic": ["vp", "vs"],
 }
-
-
 MODULI = {
     "inversion.parametrization": "lame",
     "inversion.tied": {"rho": "gardner"},
     "inversion.optimizer": {"name": "lbfgs", "step": 50.0},
+}
+
+COMPONENTS = {
+    "survey.receivers.components": ["vz", "pressure", "strain"],
+    "survey.receivers.direction": [0.0, 1.0],
+    "survey.receivers.gauge": 25.0,
+    "survey.receivers.first": 100.0,
+    "survey.receivers.last": 800.0,
+    "survey.sources.moment": [[1.0, 0.2], [0.2, 0.5]],
+}
+# The equations and changes of the inputs of `programs.equations`
+ON_RANKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "elastic": ("elastic", {}),
+    "acoustic-density": ("acoustic-density", {}),
+    "moduli and tied density": ("elastic", MODULI),
+    "viscoelastic": ("viscoelastic", {}),
+    "several components": ("elastic", COMPONENTS),
 }
 
 
@@ -101,34 +116,26 @@ def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
         np.testing.assert_array_equal(array[water], true[name][water])
 
 
-@pytest.mark.parametrize(
-    ("equation", "unknowns"),
-    [("elastic", {}), ("acoustic-density", {}), ("elastic", MODULI), ("viscoelastic", {})],
-    ids=["elastic", "acoustic-density", "moduli and tied density", "viscoelastic"],
-)
-def test_ranks_and_kills_do_not_change_the_bits(
-    tmp_path: Path, equation: str, unknowns: dict[str, Any]
-) -> None:
-    found = []
-    for ranks, epochs in ((1, (4,)), (2, (4,)), (3, (2, 4))):
-        folder = tmp_path / str(ranks)
-        path = write_elastic(folder, equation, **unknowns)
-        for last in epochs:
-            command = [
-                "-m",
-                "hpcfwi",
-                "run",
-                str(path),
-                "--quiet",
-                "--set",
-                f"inversion.epochs={last}",
-            ]
-            job = run_ranks(ranks, command, warm=True)
-            assert job.returncode == 0, job.stderr
-        found.append(read_model(folder / "run" / "model.h5"))
-    for name, array in found[0].arrays.items():
-        for other in found[1:]:
-            np.testing.assert_array_equal(other[name], array)
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of inversions on one, two and three ranks; those on three are continued."""
+    jobs = Jobs(tmp_path_factory.mktemp("job"))
+    for name, (equation, changes) in ON_RANKS.items():
+        write_elastic(jobs.folder / "equations" / name, equation, **changes)
+    jobs.run(3, "equations")
+    return jobs.directory("equations")
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_ranks_and_restarts_do_not_change_the_bits(on_ranks: Path, name: str) -> None:
+    one, *others = (on_ranks / name / str(size) for size in (1, 2, 3))
+    entries = read_metrics(one / "metrics.jsonl")
+    assert entries[-1]["loss"] < entries[0]["loss"]
+    expected = read_model(one / "model.h5")
+    for other in others:
+        found = read_model(other / "model.h5")
+        for key, array in expected.arrays.items():
+            np.testing.assert_array_equal(found[key], array)
 
 
 @pytest.mark.parametrize(
@@ -169,95 +176,6 @@ def test_migration_finds_the_reflectors(hpcfwi: Any, tmp_path: Path, equation: s
     entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert entries[-1]["loss"] < entries[0]["loss"]
     assert entries[-1]["correlation"] > 0.3
-
-
-def write_components(folder: Path, **changes: Any) -> Path:
-    """Write the input of an elastic inversion of several components of moment tensors."""
-    keys = {
-        "survey.receivers.components": ["vz", "pressure", "strain"],
-        "survey.receivers.direction": [0.0, 1.0],
-        "survey.receivers.gauge": 25.0,
-        "survey.receivers.first": 100.0,
-        "survey.receivers.last": 800.0,
-        "survey.sources.moment": [[1.0, 0.2], [0.2, 0.5]],
-    }
-    return write_elastic(folder, "elastic", **{**keys, **changes})
-
-
-def test_ranks_and_kills_do_not_change_the_bits_with_several_components(tmp_path: Path) -> None:
-    found = []
-    for ranks, epochs in ((1, (4,)), (3, (2, 4))):
-        path = write_components(tmp_path / str(ranks))
-        for last in epochs:
-            command = ["-m", "hpcfwi", "run", str(path), "--quiet"]
-            job = run_ranks(ranks, [*command, "--set", f"inversion.epochs={last}"], warm=True)
-            assert job.returncode == 0, job.stderr
-        entries = read_metrics(path.parent / "run" / "metrics.jsonl")
-        found.append((read_model(path.parent / "run" / "model.h5"), entries))
-    (one, entries), (other, _) = found
-    assert entries[-1]["loss"] < entries[0]["loss"]
-    for name in one.arrays:
-        np.testing.assert_array_equal(other[name], one[name])
-
-
-def test_component_with_weight_0_does_not_change_the_inversion(hpcfwi: Any, tmp_path: Path) -> None:
-    found = []
-    for number, changes in enumerate(
-        (
-            {"survey.receivers.components": ["pressure", "vz"], "data.components": {"vz": 0.0}},
-            {"survey.receivers.components": ["pressure"]},
-        )
-    ):
-        folder = tmp_path / str(number)
-        path = write_elastic(folder, "elastic", **changes, **{"inversion.epochs": 2})
-        assert hpcfwi("run", path, "--quiet") == 0
-        found.append(read_model(folder / "run" / "model.h5"))
-    for name in INVERTED["elastic"]:
-        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5)
-
-
-def test_components_in_segy_of_another_program_are_inverted(hpcfwi: Any, tmp_path: Path) -> None:
-    keys = {"survey.receivers.components": ["pressure", "vz", "vx"], "inversion.epochs": 1}
-    path = write_elastic(tmp_path, "elastic", **keys)
-    assert hpcfwi("run", path, "--quiet") == 0
-    survey, traces = read_gathers(tmp_path / "run" / "observed.h5")
-    n_shots, n_traces, n_samples = survey.shape
-    x = 10 * np.broadcast_to(survey.receivers[:, 1], (n_shots, n_traces))
-    spec = segyio.spec()
-    spec.format, spec.tracecount, spec.samples = 5, n_shots * n_traces, np.arange(n_samples)
-    with segyio.create(tmp_path / "line.sgy", spec) as file:
-        file.bin.update({segyio.BinField.Interval: round(1e6 * survey.dt)})
-        number = 0
-        for shot in range(n_shots):
-            # A recorder writes the components of a receiver one after the other.
-            for trace in np.arange(n_traces).reshape(3, -1).T.ravel():
-                file.header[number] = {
-                    segyio.TraceField.FieldRecord: shot + 1,
-                    segyio.TraceField.TraceNumber: number % n_traces + 1,
-                    segyio.TraceField.TraceIdentificationCode: (11, 12, 14)[3 * trace // n_traces],
-                    segyio.TraceField.SourceGroupScalar: -10,
-                    segyio.TraceField.ElevationScalar: -10,
-                    segyio.TraceField.SourceX: round(10 * survey.sources[shot, 1]),
-                    segyio.TraceField.SourceDepth: round(10 * survey.sources[shot, 0]),
-                    segyio.TraceField.GroupX: round(x[shot, trace]),
-                    segyio.TraceField.ReceiverGroupElevation: -550,
-                }
-                file.trace[number] = traces[shot, trace]
-                number += 1
-    np.save(tmp_path / "wavelet.npy", survey.wavelet)
-    command = ("convert", tmp_path / "line.sgy", tmp_path / "line.h5", "--wavelet")
-    assert hpcfwi(*command, tmp_path / "wavelet.npy") == 0
-    found, again = read_gathers(tmp_path / "line.h5")
-    assert found.components.names == survey.components.names
-    np.testing.assert_array_equal(found.components.kinds, survey.components.kinds)
-    np.testing.assert_array_equal(again, traces)
-    own = ("sources", "receivers", "wavelet", "dt", "duration")
-    changes: dict[str, Any] = dict.fromkeys(f"survey.{key}" for key in own)
-    changes |= {"survey.file": "line.h5", "output.directory": str(tmp_path / "again")}
-    assert hpcfwi("run", write_elastic(tmp_path, "elastic", **keys, **changes), "--quiet") == 0
-    for name in INVERTED["elastic"]:
-        one, other = (read_model(tmp_path / run / "model.h5")[name] for run in ("run", "again"))
-        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -332,64 +250,10 @@ def test_keys_that_make_no_sense_for_the_equation_are_refused(
     assert_refused(hpcfwi, path, words, capsys)
 
 
-def test_order_of_components_does_not_matter(hpcfwi: Any, tmp_path: Path) -> None:
-    names, found = ["strain", "pressure", "vz"], []
-    for order in (names, names[::-1]):
-        path = write_components(
-            tmp_path / order[0], **{"survey.receivers.components": order, "inversion.epochs": 2}
-        )
-        assert hpcfwi("run", path, "--quiet") == 0
-        folder = path.parent / "run"
-        found.append((read_model(folder / "model.h5"), read_metrics(folder / "metrics.jsonl")))
-    (one, entries), (other, _) = found
-    assert entries[1]["loss"] < 0.9 * entries[0]["loss"]
-    for name in INVERTED["elastic"]:
-        np.testing.assert_allclose(one[name], other[name], rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["gauss-newton", "lbfgs"])
-def test_line_searches_fit_several_components_with_several_parameters(
-    hpcfwi: Any, tmp_path: Path, name: str
-) -> None:
-    optimizer = {"name": name, "step": 60.0}
-    keys = {"inversion.optimizer": optimizer, "inversion.sampling": "all", "inversion.epochs": 3}
-    path = write_components(tmp_path, **keys, **{"inversion.parameters": ["vp", "vs", "rho"]})
-    assert hpcfwi("run", path, "--quiet") == 0
-    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert entries[-1]["loss"] < 0.5 * entries[0]["loss"]
-
-
 def test_resolution_of_an_elastic_run_is_measured(hpcfwi: Any, tmp_path: Path) -> None:
     path = write_elastic(tmp_path, "elastic", **{"inversion.epochs": 1})
     assert hpcfwi("run", path, "--quiet") == 0
     assert hpcfwi("resolve", tmp_path / "run", "--quiet") == 0
-
-
-def test_data_with_a_component_and_without_traces_of_it_are_drawn(
-    hpcfwi: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = {"survey.receivers.components": ["pressure", "vz"], "inversion.epochs": 1}
-    path = write_elastic(tmp_path, "elastic", **keys)
-    assert hpcfwi("run", path, "--quiet") == 0
-    with (
-        h5py.File(tmp_path / "run" / "observed.h5") as given,
-        h5py.File(tmp_path / "line.h5", "w") as file,
-    ):
-        for name in given:
-            given.copy(name, file)
-        file.attrs.update(given.attrs)
-        file["mask"] = np.ones(file["data"].shape[:2], bool)
-        file["mask"][2, file["kinds"][...] == 1] = False
-    own = ("sources", "receivers", "wavelet", "dt", "duration")
-    changes: dict[str, Any] = dict.fromkeys(f"survey.{key}" for key in own)
-    changes |= {"survey.file": "line.h5", "data.components": {"vz": 0.0}}
-    changes |= {"output.directory": str(tmp_path / "again"), "output.every": 1}
-    path = write_elastic(tmp_path, "elastic", **{"inversion.epochs": 1}, **changes)
-    capsys.readouterr()
-    assert hpcfwi("check", path) == 0
-    assert "loud" not in capsys.readouterr().out.split("of all")[0]
-    assert hpcfwi("run", path, "--quiet") == 0
-    assert hpcfwi("show", tmp_path / "again") == 0
 
 
 def test_vertical_forces_and_geophones_on_a_free_surface_are_inverted(
