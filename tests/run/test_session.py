@@ -391,14 +391,13 @@ def test_run_continued_with_another_engine_gives_a_warning(hpcfwi, tmp_path, cap
     assert "continues with the eager engine, but was computed with cpu" in told.out + told.err
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_continued_run_keeps_its_history_when_memory_changes(hpcfwi, tmp_path, monkeypatch):
     path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
-    monkeypatch.setattr(simulator, "memory_at_hand", lambda _: 1_200_000)
-    for growth in ("ENGINE", "COMPILER", "FIGURES"):
-        monkeypatch.setattr(memory, growth, 0)
-    assert hpcfwi("run", path) == 0
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(simulator, "memory_at_hand", lambda _: 1_200_000)
+        for growth in ("ENGINE", "COMPILER", "FIGURES"):
+            patch.setattr(memory, growth, 0)
+        assert hpcfwi("run", path) == 0
     more = ("--set", "inversion.epochs=3")
     assert hpcfwi("run", path, *more) == 0
     first, second = logged_histories(run)

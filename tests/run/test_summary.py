@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 
+import pytest
+
 from hpcfwi.inversion import shot_qc
 from hpcfwi.run.recorder import Painter
 from tests.inversion.examples import write_input
@@ -57,9 +59,9 @@ def test_page_has_figures_numbers_input_and_citation(hpcfwi, tmp_path, monkeypat
     assert "How to cite" in text
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_page_shows_warnings_of_check_and_of_a_poor_fit(hpcfwi, tmp_path, monkeypatch, capfd):
     path = write_input(tmp_path, {"inversion.epochs": 1, "inversion.optimizer.lr": 1e-3})
-    monkeypatch.setattr(Painter, "submit", lambda *_: None)
     monkeypatch.setattr(shot_qc, "FEW_CLOSE", 1.1)
     assert hpcfwi("run", path, "--quiet") == 0
     run = tmp_path / "run"
@@ -84,9 +86,9 @@ def test_page_shows_warnings_of_check_and_of_a_poor_fit(hpcfwi, tmp_path, monkey
         assert "check.json" in capfd.readouterr().err
 
 
-def test_table_of_a_run_without_stages_has_no_stage_column(hpcfwi, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("no_figures")
+def test_table_of_a_run_without_stages_has_no_stage_column(hpcfwi, tmp_path):
     path = write_input(tmp_path, {"inversion.epochs": 2})
-    monkeypatch.setattr(Painter, "submit", lambda *_: None)
     assert hpcfwi("run", path, "--quiet") == 0
     assert hpcfwi("show", tmp_path / "run", "--report") == 0
     outline = Outline()
