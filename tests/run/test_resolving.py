@@ -72,12 +72,17 @@ def make_jacobian(job):
     return torch.stack(columns, dim=1).numpy()
 
 
+@pytest.fixture(scope="module")
+def jacobian(tmp_path_factory):
+    """The Jacobian of the tiny example in its starting model."""
+    path = write_tiny(tmp_path_factory.mktemp("jacobian"))
+    return make_jacobian(package.open_input(path, Context.alone()))
+
+
 @pytest.mark.parametrize("options", [("--points", 80), ("--checkerboard", 100)])
-def test_response_equals_that_of_the_dense_jacobian(hpcfwi, tmp_path, options):
-    path = write_tiny(tmp_path)
-    assert hpcfwi("resolve", path, *options) == 0
+def test_response_equals_that_of_the_dense_jacobian(hpcfwi, tmp_path, jacobian, options):
+    assert hpcfwi("resolve", write_tiny(tmp_path), *options) == 0
     arrays, attributes = read(tmp_path / "run")
-    jacobian = make_jacobian(package.open_input(path, Context.alone()))
     expected = jacobian.T @ (jacobian @ arrays["perturbation"].ravel().astype(np.float64))
     expected = expected.reshape(12, 16)
     expected[:2] = 0.0
@@ -181,7 +186,8 @@ def test_wrong_options_of_resolve_end_with_exit_code_2(hpcfwi, tmp_path, capsys,
 def test_resolution_of_a_volume_is_computed_and_drawn(hpcfwi, tmp_path):
     from tests.inversion.examples import write_volume
 
-    path, run = write_volume(tmp_path), tmp_path / "run"
+    few = {"survey.sources": {"count": [1, 2], "depth": 40.0}}
+    path, run = write_volume(tmp_path, few), tmp_path / "run"
     for options in (("--points", 160), ("--checkerboard", 160)):
         assert hpcfwi("resolve", path, *options, "--quiet") == 0
         arrays, _ = read(run)
