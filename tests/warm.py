@@ -20,7 +20,8 @@ from contextlib import suppress
 
 # The slowest imports of ranks, and the modules of hpcfwi that use them
 BEFOREHAND = (
-    *("torch.distributed", "numba", "scipy.ndimage", "matplotlib.backends.backend_agg"),
+    *("torch.distributed", "numba.np.arrayobj", "scipy.ndimage", "scipy.linalg"),
+    "matplotlib.backends.backend_agg",
     *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.stages", "hpcfwi.parallel.launch"),
     *("hpcfwi.report.figures", "hpcfwi.report.log", "hpcfwi.wave.engines.cpu.engine"),
 )
