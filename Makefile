@@ -23,11 +23,11 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 # Four files of tests run at a time, with one thread each. The files that launch ranks or start a cluster
-# come first, because they wait more than they compute. The tests of the engines follow, because they
-# take longest and should not run alone at the end.
-SLOW_TESTS := tests/run/ tests/slurm/ tests/parallel/ tests/wave/
+# come first, because they wait more than they compute. The tests of the engines and of inversions
+# follow, because they take longest and should not run alone at the end.
+SLOW_TESTS := tests/run/ tests/slurm/ tests/parallel/ tests/wave/ tests/inversion/
 TEST_FOLDERS = $(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
-TESTS = $(SLOW_TESTS) $(filter-out $(SLOW_TESTS:=%),$(TEST_FOLDERS)) $(wildcard tests/test_*.py)
+TESTS = $(SLOW_TESTS) $(wildcard tests/test_*.py) $(filter-out $(SLOW_TESTS:=%),$(TEST_FOLDERS))
 SIDE_BY_SIDE := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 help: ## list the targets
