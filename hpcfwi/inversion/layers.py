@@ -6,6 +6,7 @@ How a shot is divided is described in `wave.layers`, and how ranks become a crew
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -19,8 +20,8 @@ from hpcfwi.wave.equation import ACOUSTIC
 from hpcfwi.wave.layers import HALO, cut
 from hpcfwi.wave.problem import Problem
 
-# Of a core of a recent CPU: cells per second, bytes copied per second, and the time to wait for
-# another process, s (docs/splitting.md).
+# Of a core of an AMD EPYC: cells per second, between those in 2-D and in 3-D, bytes copied per
+# second, and the time to wait for another process, s. docs/splitting.md has measurements.
 CELLS, BYTES, WAIT = 4e8, 5e9, 4e-6
 # Speed of a step alone in 3-D, where a rank with a whole grid computes two steps in one pass.
 ONE_STEP = 0.85
@@ -54,18 +55,19 @@ def choose_crew_size(experiment: Experiment, context: Context) -> int:
 
     This is the largest number that leaves no crew without a shot, if the efficiency is sufficient.
     """
-    batches = (
-        part.inversion.largest_batch(experiment.survey.n_shots)
-        for _, part in experiment.config.stages()
-    )
+    stages = [replace(experiment, config=part) for _, part in experiment.config.stages()]
+    batches = [part.config.inversion.largest_batch(part.survey.n_shots) for part in stages]
     most, hosts = context.size // max(batches), context.hosts or (context.host,)
-    if not _has_layers(experiment, context) or context.comm is None or context.fault_tolerant:
+    divisible = all(_has_layers(part, context) for part in stages)
+    if not divisible or context.comm is None or context.fault_tolerant:
         return 1
-    problem = _first_problem(experiment)
+    problems = [_first_problem(part) for part in stages]
     for size in range(most, 1, -1):
-        whole = all(hosts.count(host) % size == 0 for host in set(hosts))
+        if any(hosts.count(host) % size for host in set(hosts)):
+            continue
         with suppress(ValueError):
-            if whole and predict_efficiency(problem, size, context.threads) >= LEAST_EFFICIENCY:
+            shares = [predict_efficiency(problem, size, context.threads) for problem in problems]
+            if min(shares) >= LEAST_EFFICIENCY:
                 return size
     return 1
 

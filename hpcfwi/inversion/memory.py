@@ -162,7 +162,7 @@ def estimate_resolution(experiment: Experiment, context: Context) -> int:
     """Return the bytes of a rank for the resolution of a model, in addition to its waves."""
     grid, survey = experiment.initial.grid, experiment.survey
     cells, traces = prod(grid.shape), survey.n_receivers * survey.n_samples
-    shots = min(context.threads, survey.n_shots)
+    shots = min(context.shots_at_once, survey.n_shots)
     needed = (RESOLVED + UPDATE + LIT) * cells
     needed += shots * ((SHOT + SHOT_LIT) * cells + COMPARED * traces)
     if context.device.type == "cpu":
@@ -286,7 +286,7 @@ def most_at_a_time(section: InversionSection, n_shots: int, context: Context) ->
     if context.device.type == "cuda":
         launches = context.size * (QUARTERS if section.schedule == "dynamic" else 1)
         return -(-section.largest_batch(n_shots) // launches)
-    return min(section.largest_batch(n_shots), context.threads)
+    return min(section.largest_batch(n_shots), context.shots_at_once)
 
 
 def plan_memory_of_ranks(
@@ -330,7 +330,7 @@ def count_forward_shots(experiment: Experiment, context: Context, is_loaded: boo
     survey, true = experiment.survey, experiment.true
     assert true is not None
     ahead = 0 if is_loaded or context.device.type != "cpu" else estimate_engine(context.rank)
-    share = share_of_rank(context, context.threads, ahead)
+    share = share_of_rank(context, context.shots_at_once, ahead)
     model, shot = true.as_tensors(context.device), survey.select(np.array([0]))
     task = experiment.simulator(true).set_up(model, shot, None, illuminate=False)
     needed = task.footprint_forward()
@@ -344,7 +344,7 @@ def count_forward_shots(experiment: Experiment, context: Context, is_loaded: boo
                 "Give more memory, start fewer ranks per node, or choose a larger model.spacing.",
             )
         )
-    return min(context.threads, share.memory // needed)
+    return min(context.shots_at_once, share.memory // needed)
 
 
 def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:

@@ -195,6 +195,7 @@ def _check_parameters(config: Config) -> None:
             ("inversion.parameters", part.inversion.parameters, first.parameters),
             ("inversion.tied", dict(part.inversion.ties), dict(first.ties)),
             ("wave.equation", part.wave.equation, equation),
+            ("wave.ranks_per_shot", part.wave.ranks_per_shot, config.wave.ranks_per_shot),
         ):
             if found != expected:
                 raise InputError(

@@ -153,7 +153,7 @@ class Shots(Stack):
         dtype = model.any.dtype
         if dtype not in self._settled:
             context, simulator = self.context, self._simulator
-            most_at_once = context.threads if context.device.type == "cpu" else len(self.mine)
+            most_at_once = context.shots_at_once if context.device.type == "cpu" else len(self.mine)
             share = share_of_rank(context, max(1, most_at_once), self._reserved, limit=self._memory)
             shares = context.all_gather(share)
             costs = simulator.costs(self.survey)

@@ -71,6 +71,14 @@ class Context:
         return cls(0, 1, 0, socket.gethostname(), torch.device(device), threads)
 
     @property
+    def shots_at_once(self) -> int:
+        """Number of shots that this rank simulates at a time on a CPU.
+
+        A thread simulates one shot, and all threads of a crew simulate one shot together.
+        """
+        return self.threads if self.crew is None else 1
+
+    @property
     def is_root(self) -> bool:
         return self.rank == 0
 
@@ -169,7 +177,7 @@ class Context:
         if self.size == 1:
             return call()
         value: T | None = None
-        error: Exception | None = None
+        error: BaseException | None = None
         if self.is_root:
             try:
                 with self.heartbeat.waiting():
@@ -241,7 +249,7 @@ def _wait_for_gpu(tensor: torch.Tensor) -> None:
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: BaseException) -> BaseException:
     """Return the exception if it can be pickled, otherwise a RuntimeError with its message."""
     try:
         copy = pickle.loads(pickle.dumps(error))

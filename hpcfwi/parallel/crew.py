@@ -5,8 +5,8 @@ many ranks as there are crews, and the other ranks do what their leader orders. 
 divided is described in `wave.layers`.
 
 The ranks of a crew exchange objects by MPI, and the halos of each step through memory that they
-share. A thread of each rank shows in this memory that its process runs, and ends the job if another
-one has stopped, because the others would wait for it in a step for ever.
+share. A thread of each rank ends the job if the process of another one has stopped, because the
+others would wait for it in a step for ever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError, InversionFailure
+from hpcfwi.errors import InputError, InversionFailure, say_bytes
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.failure import tell
 from hpcfwi.parallel.launch import connect, find_rank
@@ -40,8 +40,8 @@ SHARED = "/dev/shm"
 class RankCrew:
     """The ranks of a communicator as a `wave.layers.Crew`, which is closed after its last use.
 
-    world: all ranks of the job, which end if one of the crew does not answer; wait: time that they
-    wait for a sign of life, s; tick: time between two signs, s. Construction is collective.
+    world: all ranks of the job, which end if the process of one of the crew has stopped or ended;
+    wait: time until then, s; tick: time between two checks, s. Construction is collective.
     """
 
     def __init__(
@@ -55,8 +55,9 @@ class RankCrew:
         self._objects = MpiObjects(comm)
         self._world, self._wait, self._tick = world, wait, tick
         self._memory: NDArray[np.uint8] | None = None
-        self._known: Exception | None = None  # the last error that another rank has given
-        self._signs = self._map(self.size * 8).view(np.int64)
+        self._known: BaseException | None = None  # the last error that another rank has given
+        self.failed = self._map(64)[:8].view(np.int64)
+        self._processes = self._objects.all_gather(os.getpid())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="crew", daemon=True)
         self._thread.start()
@@ -67,18 +68,17 @@ class RankCrew:
         self._thread.join()
 
     def _watch(self) -> None:
-        """Show that this process runs, and look at the others, once a tick."""
-        seen, silent = self._signs.copy(), np.zeros(self.size)
+        """Look at the processes of the other ranks once a tick, and end the job if one is lost."""
+        lost = [0.0] * self.size
         while not self._closed.wait(self._tick):
-            self._signs[self.number] += 1
-            silent = np.where(self._signs == seen, silent + self._tick, 0.0)
-            seen = self._signs.copy()
-            if silent.max() > self._wait:
+            for rank, process in enumerate(self._processes):
+                lost[rank] = lost[rank] + self._tick if is_lost(process) else 0.0
+            if max(lost) > self._wait:
                 tell(
                     InversionFailure(
-                        f"rank {silent.argmax()} of a crew of {self.size} on "
-                        f"{socket.gethostname()} has not answered for {silent.max():.0f} s: the "
-                        "job is ended"
+                        f"rank {lost.index(max(lost))} of a crew of {self.size} on "
+                        f"{socket.gethostname()} was stopped {max(lost):.0f} s ago: the job is "
+                        "ended"
                     )
                 )
                 end_ranks(self._world, 1)
@@ -87,22 +87,27 @@ class RankCrew:
         return self._objects.broadcast(value, 0)
 
     def gather(self, value: Any) -> list[Any] | None:
-        self.check()
-        return self._objects.gather(value)
+        return self._objects.gather(value, self.check)
 
     def check(self) -> None:
-        self._compare(None)
+        for error in self._objects.all_gather(None):
+            if error is not None:
+                self._forget(error)
+                raise error
 
     def fail(self, error: Exception) -> None:
         if error is self._known:
             return
         if not isinstance(error, MemoryError):
             error.add_note("".join(traceback.format_exception(error)))
-        if self._memory is not None:
-            self._memory[:8].view(np.int64)[0] = 1
-        # The others may have failed too, or raise the error of this rank
+        self.failed[0] = 1
         self._objects.all_gather(portable(error))
-        self._memory = None
+        self._forget(error)
+
+    def _forget(self, error: BaseException) -> None:
+        """Give up the memory in which a rank has failed; all ranks have left their sweeps."""
+        self._memory, self._known = None, error
+        self.failed[0] = 0
 
     def share(self, size: int) -> NDArray[np.uint8]:
         if self._memory is None or self._memory.size < size:
@@ -110,25 +115,24 @@ class RankCrew:
             self._memory = self._map(size)
         return self._memory
 
-    def _compare(self, error: Exception | None) -> None:
-        for each in self._objects.all_gather(error):
-            if each is not None:
-                self._memory, self._known = None, each
-                raise each
-
     def _map(self, size: int) -> NDArray[np.uint8]:
         """Return new memory of the crew, which is released when all ranks have ended."""
         path, fault = "", None
         if self.number == 0:
             try:
-                descriptor, path = tempfile.mkstemp(prefix="hpcfwi-", dir=SHARED)
-                # Without this, a rank would be killed when it touches memory that is not there.
-                os.posix_fallocate(descriptor, 0, size)
-                os.close(descriptor)
+                with tempfile.NamedTemporaryFile(
+                    prefix="hpcfwi-", dir=SHARED, delete=False
+                ) as file:
+                    path = file.name
+                    # Without this, a rank would be killed when it touches memory that is not there.
+                    os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
-                fault = MemoryError(f"{SHARED} has no room for {size} bytes ({error.strerror})")
-        path, fault = self.broadcast((path, fault))
+                fault = InversionFailure(
+                    f"{SHARED} has no room for {say_bytes(size)} ({error.strerror}), which a crew "
+                    "shares: make it larger, or leave wave.ranks_per_shot out"
+                )
         try:
+            path, fault = self.broadcast((path, fault))
             if fault is not None:
                 raise fault
             with Path(path).open("r+b") as file:
@@ -138,6 +142,18 @@ class RankCrew:
             if self.number == 0 and path:
                 Path(path).unlink()
         return np.frombuffer(memory, np.uint8)
+
+
+def is_lost(process: int) -> bool:
+    """Return True if a process of this host is stopped or has ended; False if this is not known."""
+    try:
+        # The second field is a name in parentheses, which may contain spaces
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return Path("/proc/self/stat").exists()
+    except OSError:
+        return True
+    return state in "TZX"
 
 
 def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:

@@ -96,7 +96,7 @@ def once_per_host(call: Callable[[], T], context: Context) -> T:
     first = hosts.index(context.host)
     with _open_together(first, context) as file:
         laid: _Laid | None = None
-        error: Exception | None = None
+        error: BaseException | None = None
         if file is not None and context.rank == first:
             try:
                 with context.heartbeat.waiting():

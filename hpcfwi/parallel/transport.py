@@ -157,19 +157,23 @@ class MpiObjects(_Objects):
         super().__init__(comm.rank, comm.size)
         self._comm = comm
 
-    def gather(self, value: Any) -> list[Any] | None:
-        """Return the values of all ranks on rank 0, None on the others."""
+    def gather(self, value: Any, agree: Callable[[], None]) -> list[Any] | None:
+        """Return the values of all ranks on rank 0, None on the others.
+
+        agree: called on all ranks before each transfer, after memory has been allocated for it.
+        """
         outline, arrays = take_apart(value)
+        agree()
         outlines = self._exchange(outline)
+        rooms = [make_room(each) for each in outlines] if self._rank == 0 else []
+        agree()
         found = [value]
         for rank in range(1, self._size):
-            if self._rank == 0:
-                arrays = make_room(outlines[rank])
             if self._rank in (0, rank):
-                for array in arrays:
+                for array in rooms[rank] if self._rank == 0 else arrays:
                     hand_to_root(self._comm, array, rank)
             if self._rank == 0:
-                found.append(put_together(outlines[rank], arrays))
+                found.append(put_together(outlines[rank], rooms[rank]))
         return found if self._rank == 0 else None
 
     def _spread(self, outline: bytes, source: int) -> bytes:

@@ -66,7 +66,7 @@ def check_job(
     Raises `InputError` on all ranks for all errors in the input that a run would report.
     """
     load = partial(load_config, path, settings, migrates)
-    run_in_crews(load, context, partial(_check, load, path, quiet))
+    run_in_crews(load, context, partial(_check, load, path, quiet), needs_crews=False)
 
 
 def _check(load: Callable[[], Config], path: Path, quiet: bool, context: Context) -> None:
@@ -214,7 +214,7 @@ def plan_job(
     errors in the plan, after it is written.
     """
     load = partial(load_config, path, settings, migrates)
-    run_in_crews(load, context, partial(_plan, load, path, quiet, quick))
+    run_in_crews(load, context, partial(_plan, load, path, quiet, quick), needs_crews=False)
 
 
 def _plan(

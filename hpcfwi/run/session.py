@@ -87,11 +87,15 @@ log = logging.getLogger("hpcfwi")
 
 
 def run_in_crews(
-    load: Callable[[], Config], context: Context, work: Callable[[Context], None]
+    load: Callable[[], Config],
+    context: Context,
+    work: Callable[[Context], None],
+    needs_crews: bool = True,
 ) -> None:
     """Run `work` on the leaders of the crews that a config asks for; the others serve them.
 
-    Without crews, all ranks run it. `work` gets the context of the ranks that run it. Collective.
+    Without crews, all ranks run it. `work` gets the context of the ranks that run it. needs_crews:
+    False if a single rank may run it alone. Collective.
 
     Raises
     ------
@@ -102,6 +106,8 @@ def run_in_crews(
     size = config.wave.ranks_per_shot
     if size == "auto":
         size = choose_crew_size(prepare(config, context), context)
+    elif context.size == 1 and not needs_crews:
+        size = 1
     run_on_leaders(size, context, work)
 
 
@@ -121,7 +127,7 @@ def run_on_leaders(size: int, context: Context, work: Callable[[Context], None])
         if crew.number == 0:
             try:
                 work(context)
-            except Exception as error:
+            except (Exception, Stopped) as error:
                 dismiss(crew, portable(error))
                 raise
             dismiss(crew)

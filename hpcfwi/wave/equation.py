@@ -134,6 +134,7 @@ def add_memories(system: System, frequencies: Sequence[float]) -> System:
     return replace(system, fields=fields, stages=(first, stage), memories=memories)
 
 
+# Functions with names can be sent to other ranks, unlike lambdas.
 def _find_no_fault(model: Arrays) -> str | None:  # noqa: ARG001
     return None
 
@@ -193,7 +194,6 @@ class FirstOrderEquation(Equation):
 
 
 # It is of second order, and its engines are written by hand, see `problem.Scheme`.
-# Unlike a lambda, it can be sent to other ranks.
 _SPEED = operator.itemgetter("vp")
 ACOUSTIC = Equation(name="acoustic", parameters=("vp",), fastest=_SPEED, slowest=_SPEED)
 

@@ -30,12 +30,14 @@ THINNEST = 2 * HALO
 class Crew(Protocol):
     """The ranks that simulate shots together. All methods but `fail` are collective.
 
-    number: number of this rank, which computes the layer of this number; size: number of ranks.
-    Each method raises the error of a rank that has called `fail` instead.
+    number: number of this rank, which computes the layer of this number; size: number of ranks;
+    failed: (1,), in memory that all ranks share, 1 while a rank fails. Instead of returning,
+    `gather`, `check` and `share` raise the error of a rank that has called `fail`.
     """
 
     number: int
     size: int
+    failed: NDArray[np.int64]
 
     def broadcast(self, value: Any) -> Any:
         """Return the value of rank 0 on all ranks."""
@@ -53,7 +55,7 @@ class Crew(Protocol):
         """Return memory of at least this number of bytes that all ranks read and write.
 
         Its contents are 0 at first. Later calls return the same memory, unless they ask for more or
-        a rank has failed. The first number in it, an int64, is 1 when a rank has failed.
+        a rank has failed.
         """
 
 
@@ -61,6 +63,7 @@ class _Alone:
     """A single rank, which computes the whole grid."""
 
     number, size = 0, 1
+    failed = np.zeros(1, np.int64)
 
     def broadcast(self, value: Any) -> Any:
         return value

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, cast
 
 from torch import Tensor
@@ -53,8 +54,14 @@ class Leader:
         return self._engine.available()
 
     def footprint(self, problem: Problem, steps: int) -> int:
-        """Return the approximate bytes of all ranks together, which share a host."""
-        return self._engine.footprint(problem, steps)
+        """Return the approximate bytes of all ranks together, which share a host.
+
+        Each rank also has the whole model, and the traces and adjoint sources of all receivers.
+        """
+        cells = prod(problem.like.shape) + prod(problem.padded_shape)
+        traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
+        others = (self._crew.size - 1) * (cells + traces) * problem.like.element_size()
+        return self._engine.footprint(problem, steps) + others
 
     def count_updates(self, problem: Problem, steps: int) -> float:
         return self._engine.count_updates(problem, steps)
@@ -123,17 +130,21 @@ class _States:
                 found, state = engine.forward(*arguments, crew=crew)
                 if state is not None:
                     self.held[number] = arguments[0], state
-            else:
+            elif number in self.held:
                 found = getattr(engine, name)(*self.held[number], *arguments)
+            else:
+                raise RuntimeError(f"the state of {name} was lost when a rank failed")
+            crew.check()
         except Exception as error:
+            # The layers of the states are no longer connected
+            self.held.clear()
             engine.clear()
             crew.fail(error)
             raise
-        crew.check()
         return found
 
 
-def dismiss(crew: Crew, error: Exception | None = None) -> None:
+def dismiss(crew: Crew, error: BaseException | None = None) -> None:
     """End `serve` on the other ranks, where it returns, or raises an error if one is given."""
     crew.broadcast(("dismiss", 0, (error,), []))
 
@@ -154,3 +165,5 @@ def serve(engine: Engine, crew: Crew) -> None:
             return
         with suppress(Exception):
             states.obey(engine, crew, order)
+        # Their memory is needed for the next order
+        del order, arguments

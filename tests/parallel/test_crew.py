@@ -136,7 +136,92 @@ else:
     assert done.returncode == 1
     (message,) = messages(done.stderr)
     assert message.startswith(f"hpcfwi: rank {stopped} of a crew of 2 on ")
-    assert "has not answered for 2 s" in message
+    assert "was stopped 2 s ago" in message
+
+
+def test_failure_ends_the_states_of_earlier_simulations():
+    """One of the simulations is on a larger grid, for which the crew shares other memory."""
+    program = """
+function, calls = engine.make_history, []
+
+def fail_at_third_shot(*given):
+    calls.append(given)
+    if crew.number == 1 and len(calls) == 7:
+        raise MemoryError("no memory left")
+    return function(*given)
+
+engine.make_history = fail_at_third_shot
+if crew.number > 0:
+    serve(load("cpu"), crew)
+else:
+    leader = Leader(crew)
+    one = shots.simulate(engine="cpu", leader=leader)
+    large = random_shots(shape=(57, 99))
+    two = large.simulate(engine="cpu", leader=leader)
+    for work in (
+        lambda: simulate(leader=leader),
+        lambda: one.backpropagate(one.data),
+        lambda: two.backpropagate(two.data),
+    ):
+        try:
+            work()
+        except (MemoryError, RuntimeError) as error:
+            print("found", error, flush=True)
+    assert simulate(leader=leader) == simulate()
+    dismiss(crew)
+crew.close()
+"""
+    done = run_crew(2, program)
+    assert done.returncode == 0, done.stderr
+    assert "found no memory left" in done.stdout
+    assert done.stdout.count("found the state of backward was lost when a rank failed") == 2
+
+
+def test_memory_error_while_values_are_gathered_is_raised_on_all_ranks():
+    program = """
+from hpcfwi.parallel import transport
+
+def fail(outline):
+    if transport.find_sizes(outline):
+        raise MemoryError("no memory left")
+    return []
+
+large = np.zeros(100_000)
+with mock.patch.object(transport, "make_room", fail):
+    try:
+        crew.gather(large)
+    except MemoryError as error:
+        crew.fail(error)
+        print("found", error)
+crew.gather(large)
+crew.close()
+"""
+    done = run_crew(3, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("found no memory left") == 3
+
+
+@pytest.mark.parametrize("number", ["SIGUSR1", "SIGTERM"])
+def test_signal_stops_all_ranks_with_a_checkpoint(tmp_path, number):
+    path = write_input(tmp_path, {"wave.ranks_per_shot": 2, "inversion.epochs": 2000})
+    program = f"""
+import os, signal, sys, threading, time
+from hpcfwi.cli import main
+
+def stop():
+    while not os.path.exists({str(tmp_path / "run" / "metrics.jsonl")!r}):
+        time.sleep(0.1)
+    time.sleep(1.0)
+    os.kill(os.getpid(), signal.{number})
+
+threading.Thread(target=stop, daemon=True).start()
+sys.argv = ["hpcfwi", "run", {str(path)!r}]
+main()
+"""
+    done = run_ranks(2, program, timeout=60.0, warm=True)
+    assert done.returncode == 3, done.stderr
+    (message,) = messages(done.stderr)
+    assert f"stopped by {number} after epoch" in message
 
 
 def run_job(folder, n: int, changes: dict[str, object], *options: str):
@@ -152,6 +237,7 @@ def run_job(folder, n: int, changes: dict[str, object], *options: str):
         (2, {"wave.ranks_per_shot": 0}, "found 0, expected greater than 0"),
         (2, {"wave.ranks_per_shot": "two"}, "wave.ranks_per_shot: found 'two'"),
         (6, {"wave.ranks_per_shot": 6}, "cannot be divided into 6 layers"),
+        (2, {"stage": [{"wave": {"ranks_per_shot": 1}}]}, "as in the other stages"),
     ],
 )
 def test_ranks_or_grids_that_cannot_be_divided_are_refused(tmp_path, n, changes, expected):

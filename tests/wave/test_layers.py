@@ -21,6 +21,7 @@ from hpcfwi.wave.history import History, describe
 from hpcfwi.wave.layers import ALONE, HALO, THINNEST, Crew, Layer, cut, find_layers
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.simulation import Task, set_up
+from tests.wave.engines.cpu.test_engine import threads
 from tests.wave.examples import Shots, by_name, random_shots, white_residual
 
 FLAT, SOLID = (57, 33), (24, 13, 21)
@@ -37,10 +38,20 @@ class Board:
 
 
 class Thread:
-    """A thread as the rank of a crew."""
+    """A thread as the rank of a crew, which none of the tests lets fail."""
 
     def __init__(self, number: int, size: int, board: Board) -> None:
         self.number, self.size, self._board = number, size, board
+        self.failed = np.zeros(1, np.int64)
+
+    def broadcast(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        raise NotImplementedError
 
     def share(self, size: int) -> NDArray[np.uint8]:
         assert size <= self._board.memory.size
@@ -135,6 +146,16 @@ def test_points_at_every_distance_from_a_cut_have_the_bits_of_the_whole_grid() -
     wavelet = shots.wavelet[:1, None].expand(1, n, -1).contiguous()
     near = replace(shots, sources=points[None], receivers=points[None], wavelet=wavelet)
     assert_same_bits(task_of(near), counts=(2,))
+
+
+def test_layers_with_several_threads_have_the_bits_of_the_whole_grid() -> None:
+    for shape in (FLAT, SOLID):
+        task = task_of(shots_of(shape, free_surface=True), history=Boundary(2))
+        expected = results(task)
+        with threads(2):
+            found = in_layers(task, 2)
+        for name, array in expected.items():
+            assert found[name].tobytes() == array.tobytes(), (shape, name)
 
 
 def test_windows_that_have_not_reached_a_layer_are_those_of_the_whole_grid() -> None:

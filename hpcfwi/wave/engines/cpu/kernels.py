@@ -163,7 +163,7 @@ within_loops = njit(nogil=True, **LOOPS_ALONE)
 
 
 class Neighbours(NamedTuple):
-    """The memory through which the layers of a grid exchange values; the same for all layers.
+    """The memory through which the layers of a grid exchange values.
 
     number, size: number of this layer, and of all; failed: (1,), 1 if a rank has failed, for which
     the others then no longer wait; sent, posted: (layer, entry), numbers of the
@@ -187,15 +187,15 @@ def make_neighbours(tables: Tables, crew: Crew) -> Neighbours:
     dtype, others = tables.v2dt2.dtype, crew.size if crew.size > 1 else 0
     halos = (others, 2, 2, HALO * tables.cut.rows, tables.v2dt2.shape[1])
     # Counters of different processes lie in different cache lines.
-    first, words = 64, (4, crew.size, 8)
-    begin = first + 8 * prod(words)
+    words = (4, crew.size, 8)
+    begin = 8 * prod(words)
     end = begin + prod(halos) * dtype.itemsize
     memory = crew.share(end)
-    numbers = memory[first:begin].view(np.int64).reshape(words)
+    numbers = memory[:begin].view(np.int64).reshape(words)
     return Neighbours(
         crew.number,
         crew.size,
-        memory[:8].view(np.int64),
+        crew.failed,
         numbers[0],
         numbers[1],
         numbers[2:],

@@ -74,8 +74,8 @@ CASES = [
     ("order", "dtype"),
     [
         (8, np.float32),
-        *(long_form(n, np.float32) for n in (2, 4, 6)),
-        *(long_form(n, np.float64) for n in (2, 8)),
+        *(long_form(n, dtype) for n, dtype in product((2, 4, 6), (np.float32, np.float64))),
+        long_form(8, np.float64),
     ],
 )
 def test_sums_are_compiled_to_packed_instructions_and_fused_by_the_source_only(
