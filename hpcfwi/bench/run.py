@@ -287,7 +287,7 @@ def _run(launcher: list[str], ranks: int, case: str, batch: int) -> float | None
 def _measure(case: str, batch: int) -> int:
     """Run a job on this rank; rank 0 prints the median seconds of the slowest rank."""
     from hpcfwi.parallel.launch import launch
-    from hpcfwi.run.session import run_on_leaders
+    from hpcfwi.run.crews import run_on_leaders
 
     context = launch(gpus=False)
     together = context.size if batch == 1 else 1
@@ -301,11 +301,9 @@ def _measure_epochs(case: str, batch: int, context: Any) -> None:
     import torch
 
     from hpcfwi.bench.waves import make_shots
-    from hpcfwi.wave.leader import Leader
 
     shape, steps, order = CASES[case]
     shots = make_shots(shape, batch, steps, order=order)
-    leader = None if context.crew is None else Leader(context.crew)
     mine = np.array_split(np.arange(batch), context.size)[context.rank]
     seconds = []
     for _ in range(1 + EPOCHS):
@@ -314,7 +312,7 @@ def _measure_epochs(case: str, batch: int, context: Any) -> None:
         total = torch.zeros(shape, dtype=torch.float64)
         for shot in mine:
             one = replace(shots, sources=shots.sources[shot : shot + 1])
-            total += one.run(True, engine="cpu", leader=leader)
+            total += one.run(True, engine="cpu", leader=context.leader)
         context.sum(total)
         seconds.append(time.perf_counter() - start)
     slowest = max(context.all_gather(statistics.median(seconds[1:])))

@@ -35,7 +35,7 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
     where: prefix of the keys, which names a stage.
     """
     key, ranks = f"{where}wave.ranks_per_shot", experiment.config.wave.ranks_per_shot
-    if ranks == 1 or (ranks == "auto" and context.crew is None):
+    if ranks == 1 or (ranks == "auto" and context.leader is None):
         return
     if not _has_layers(experiment, context):
         raise InputError(
@@ -45,7 +45,7 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
             'Leave it out, or give wave.engine = "cpu" and wave.equation = "acoustic".',
         )
     try:
-        cut(_first_problem(experiment), ranks if ranks != "auto" else context.crew.size)
+        cut(_first_problem(experiment), ranks if ranks != "auto" else context.leader.size)
     except ValueError as error:
         raise InputError(key, str(error), "Give a smaller number.") from error
 

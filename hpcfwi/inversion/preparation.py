@@ -58,7 +58,6 @@ from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch, read_surface
 from hpcfwi.survey import Spectrum, Survey, spread_shots
 from hpcfwi.system import check_room, exists
-from hpcfwi.wave.leader import Leader
 from hpcfwi.wave.numerics import FEWEST_POINTS, ricker
 
 log = logging.getLogger("hpcfwi")
@@ -96,7 +95,6 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     else:
         _check_shape(given.grid.shape, given.grid.spacing, context)
     survey, observed = _make_survey(config, given.grid, context)
-    leader = None if context.crew is None else Leader(context.crew)
     if target is not None:
         experiment = Experiment(
             config,
@@ -106,7 +104,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
             survey,
             target,
             is_synthetic=True,
-            leader=leader,
+            leader=context.leader,
         )
         _check(experiment, context)
         refuse_engine(config, "", context)
@@ -140,7 +138,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         true = load_onto(given.grid, section.true, names, "model.true", context)
         _check_medium(config, true, "model.true")
     experiment = Experiment(
-        config, true, initial, known, survey, observed, is_synthetic, leader=leader
+        config, true, initial, known, survey, observed, is_synthetic, leader=context.leader
     )
     files = dict.fromkeys(file for _, part in config.stages() for file in part.data.picks)
     picks = {

@@ -43,8 +43,8 @@ class Context:
     communicator of all ranks, for parallel files and for ending the job, None if MPI does not know
     the ranks (torchrun, `alone`); store: a dictionary for communication outside of collectives,
     None for a single rank; hosts: the host of each rank; heartbeat: this rank's signs of life,
-    for ranks that wait for it; crew: the ranks that simulate shots together with this one, which
-    leads them (see `crew`), None if each rank simulates its own.
+    for ranks that wait for it; leader: the `wave.leader.Leader` of the ranks that simulate shots
+    together with this one, None if each rank simulates its own.
 
     fault_tolerant: True if the job survives the death of a rank, so that the others may continue.
     Then gloo replaces NCCL and carries objects too, each rank opens files by itself and writes them
@@ -63,7 +63,7 @@ class Context:
     sharers: int = 1
     fault_tolerant: bool = False
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    crew: Any = None
+    leader: Any = None
 
     @classmethod
     def alone(cls, device: str = "cpu", threads: int = 1) -> Context:
@@ -76,7 +76,7 @@ class Context:
 
         A thread simulates one shot, and all threads of a crew simulate one shot together.
         """
-        return self.threads if self.crew is None else 1
+        return self.threads if self.leader is None else 1
 
     @property
     def is_root(self) -> bool:

@@ -184,7 +184,6 @@ def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
         comm=this.comm,
         store=connect(this) if this.size > 1 else None,
         hosts=context.hosts[::size],
-        crew=crew,
     )
     return leading, crew
 

@@ -91,7 +91,7 @@ def describe_machine(
         program=max(context.all_gather(resident_bytes() - sum(estimate_given(experiment)))),
         ready=ready,
         compiling=compiling,
-        crew=None if context.crew is None else context.crew.size,
+        crew=None if context.leader is None else context.leader.size,
     )
 
 

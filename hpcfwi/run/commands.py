@@ -44,9 +44,10 @@ from hpcfwi.plan.plan import (
 from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
 from hpcfwi.report.page import make_page, read_metrics
+from hpcfwi.run.crews import run_in_crews
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import check_fit, read_fit, show
-from hpcfwi.run.session import check_observed, open_observed, run_in_crews
+from hpcfwi.run.session import check_observed, open_observed
 from hpcfwi.system import check_regular, exists, is_there, written_whole
 
 log = logging.getLogger("hpcfwi")

@@ -34,13 +34,13 @@ from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
 from hpcfwi.run.commands import look_before_inverting
+from hpcfwi.run.crews import run_in_crews
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.session import (
     check_observed,
     invert,
     open_observed,
     restore,
-    run_in_crews,
     simulate_observed,
 )
 from hpcfwi.storage.hdf5 import describe
@@ -282,8 +282,8 @@ def _introduce(files: str, experiment: Experiment, context: Context) -> None:
         "/".join(map(str, sorted(set(threads)))),
         "s" * (max(threads) > 1),
     )
-    if context.crew is not None:
-        log.info("%s", describe_layers(experiment, context.crew.size, context.threads))
+    if context.leader is not None:
+        log.info("%s", describe_layers(experiment, context.leader.size, context.threads))
     log.info("%s", describe(context))
     log.info("%s", files)
 

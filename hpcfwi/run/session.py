@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -20,10 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.config import Config
 from hpcfwi.errors import InputError, InversionFailure, Stopped, WriteFailure, quote
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.layers import choose_crew_size
 from hpcfwi.inversion.loop import (
     Inversion,
     divide,
@@ -40,7 +38,6 @@ from hpcfwi.inversion.memory import (
     plan_memory_of_ranks,
 )
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shot_qc import (
     SHOTS,
     Fit,
@@ -58,12 +55,11 @@ from hpcfwi.inversion.shot_qc import (
 from hpcfwi.inversion.stages import EncodedData, EncodedSampler, Sampler, Stage
 from hpcfwi.inversion.state import EngineChoice, State
 from hpcfwi.operators.simulator import Aperture, Chunks, Window
-from hpcfwi.parallel.context import Context, portable
-from hpcfwi.parallel.crew import form_crews
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.parallel.shards import make_schedule
-from hpcfwi.parallel.watch import StopRequest, Watch, handling
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import Progress
 from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
@@ -79,62 +75,9 @@ from hpcfwi.storage.gathers import (
 )
 from hpcfwi.survey import PRESSURE, Survey
 from hpcfwi.system import is_there
-from hpcfwi.wave.engines import load as load_engine
-from hpcfwi.wave.leader import dismiss, serve
 from hpcfwi.wave.numerics import peak_frequency
 
 log = logging.getLogger("hpcfwi")
-
-
-def run_in_crews(
-    load: Callable[[], Config],
-    context: Context,
-    work: Callable[[Context], None],
-    needs_crews: bool = True,
-) -> None:
-    """Run `work` on the leaders of the crews that a config asks for; the others serve them.
-
-    Without crews, all ranks run it. `work` gets the context of the ranks that run it. needs_crews:
-    False if a single rank may run it alone. Collective.
-
-    Raises
-    ------
-    InputError
-        On all ranks, if the config cannot be read, or the ranks cannot be divided.
-    """
-    config = context.from_root(load)
-    size = config.wave.ranks_per_shot
-    if size == "auto":
-        size = choose_crew_size(prepare(config, context), context)
-    elif context.size == 1 and not needs_crews:
-        size = 1
-    run_on_leaders(size, context, work)
-
-
-def run_on_leaders(size: int, context: Context, work: Callable[[Context], None]) -> None:
-    """Run `work` on the leaders of crews of this size, which the other ranks serve; collective.
-
-    Raises
-    ------
-    InputError
-        On all ranks, if they cannot be divided.
-    """
-    if size == 1:
-        work(context)
-        return
-    context, crew = form_crews(context, size)
-    with closing(crew):
-        if crew.number == 0:
-            try:
-                work(context)
-            except (Exception, Stopped) as error:
-                dismiss(crew, portable(error))
-                raise
-            dismiss(crew)
-        else:
-            # The leaders agree on how to stop after a signal
-            with handling(lambda *_: None):
-                serve(load_engine("cpu"), crew)
 
 
 def invert(

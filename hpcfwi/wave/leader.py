@@ -37,6 +37,11 @@ class Leader:
         self._deleted: list[int] = []
         self._count = 0
 
+    @property
+    def size(self) -> int:
+        """The number of ranks of the crew."""
+        return self._crew.size
+
     def lead(self, engine: Engine) -> Engine:
         """Return this object as the crew's version of an engine."""
         self._engine = engine

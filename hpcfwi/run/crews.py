@@ -1,0 +1,72 @@
+"""Work on the leaders of crews: ranks that simulate shots together, as the input asks for.
+
+`inversion.layers` chooses and checks the number of ranks of a crew, `parallel.crew` makes crews of
+ranks, and `wave.leader` describes what the others do for a leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+
+from hpcfwi.config import Config
+from hpcfwi.errors import Stopped
+from hpcfwi.inversion.layers import choose_crew_size
+from hpcfwi.inversion.preparation import prepare
+from hpcfwi.parallel.context import Context, portable
+from hpcfwi.parallel.crew import form_crews
+from hpcfwi.parallel.watch import handling
+from hpcfwi.wave.engines import load as load_engine
+from hpcfwi.wave.leader import Leader, dismiss, serve
+
+
+def run_in_crews(
+    load: Callable[[], Config],
+    context: Context,
+    work: Callable[[Context], None],
+    needs_crews: bool = True,
+) -> None:
+    """Run `work` on the leaders of the crews that a config asks for; the others serve them.
+
+    Without crews, all ranks run it. `work` gets the context of the ranks that run it. needs_crews:
+    False if a single rank may run it alone. Collective.
+
+    Raises
+    ------
+    InputError
+        On all ranks, if the config cannot be read, or the ranks cannot be divided.
+    """
+    config = context.from_root(load)
+    size = config.wave.ranks_per_shot
+    if size == "auto":
+        size = choose_crew_size(prepare(config, context), context)
+    elif context.size == 1 and not needs_crews:
+        size = 1
+    run_on_leaders(size, context, work)
+
+
+def run_on_leaders(size: int, context: Context, work: Callable[[Context], None]) -> None:
+    """Run `work` on the leaders of crews of this size, which the other ranks serve; collective.
+
+    Raises
+    ------
+    InputError
+        On all ranks, if they cannot be divided.
+    """
+    if size == 1:
+        work(context)
+        return
+    context, crew = form_crews(context, size)
+    with closing(crew):
+        if crew.number == 0:
+            try:
+                work(replace(context, leader=Leader(crew)))
+            except (Exception, Stopped) as error:
+                dismiss(crew, portable(error))
+                raise
+            dismiss(crew)
+        else:
+            # The leaders agree on how to stop after a signal
+            with handling(lambda *_: None):
+                serve(load_engine("cpu"), crew)
