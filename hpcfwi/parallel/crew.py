@@ -77,8 +77,8 @@ class RankCrew:
                 tell(
                     InversionFailure(
                         f"rank {lost.index(max(lost))} of a crew of {self.size} on "
-                        f"{socket.gethostname()} was stopped {max(lost):.0f} s ago: the job is "
-                        "ended"
+                        f"{socket.gethostname()} has stopped or died, {max(lost):.0f} s ago: the "
+                        "job is ended"
                     )
                 )
                 end_ranks(self._world, 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfwi.parallel.crew import SHARED
+from hpcfwi.storage.models import read_model
 from tests.inversion.examples import write_input
 from tests.ranks import messages, run_ranks
 
@@ -136,7 +137,7 @@ else:
     assert done.returncode == 1
     (message,) = messages(done.stderr)
     assert message.startswith(f"hpcfwi: rank {stopped} of a crew of 2 on ")
-    assert "was stopped 2 s ago" in message
+    assert "has stopped or died, 2 s ago" in message
 
 
 def test_failure_ends_the_states_of_earlier_simulations():
@@ -199,6 +200,36 @@ crew.close()
     done = run_crew(3, program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("found no memory left") == 3
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_killed_rank_ends_the_job_which_continues_to_the_same_bits(tmp_path, killed):
+    changes = {"inversion.epochs": 40, "output.every": 40}
+    path = write_input(tmp_path, {"wave.ranks_per_shot": 2, **changes})
+    checkpoint = tmp_path / "run" / "checkpoints" / "epoch_000004.ckpt"
+    program = f"""
+import os, signal, sys, threading, time
+from hpcfwi.cli import main
+
+def die():
+    while not os.path.exists({str(checkpoint)!r}):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]) == {killed}:
+    threading.Thread(target=die, daemon=True).start()
+sys.argv = ["hpcfwi", "run", {str(path)!r}]
+main()
+"""
+    assert run_ranks(2, program, timeout=60.0, warm=True).returncode != 0
+    assert run_ranks(2, ["-m", "hpcfwi", "run", str(path)], warm=True).returncode == 0
+    undivided = write_input(tmp_path / "undivided", changes)
+    assert run_ranks(1, ["-m", "hpcfwi", "run", str(undivided)], warm=True).returncode == 0
+    found, expected = (
+        read_model(folder / "run" / "model.h5")["vp"]
+        for folder in (tmp_path, tmp_path / "undivided")
+    )
+    assert found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("number", ["SIGUSR1", "SIGTERM"])

@@ -116,7 +116,9 @@ def layers(folder: Path) -> None:
     runs = {
         "flat": ((1, 1), (2, 2), (4, 2), (4, 4), (3, 3)),
         "solid": ((1, 1), (4, 2)),
-        "encoded": ((1, 1), (2, 2), (4, 4)),
+        "encoded": ((1, 1), (4, 4)),
+        "windows": ((1, 1), (2, 2)),
+        "newton": ((1, 1), (2, 2)),
     }
     for name, numbers in runs.items():
         for size, together in numbers:

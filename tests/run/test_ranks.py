@@ -146,6 +146,10 @@ def short_jobs(tmp_path_factory) -> Jobs:
     write_volume(folder / "layers" / "solid", {"wave.engine": "cpu", "wave.boundary": 10})
     encoded = {"inversion.encoding": "signs", "inversion.batch": 1, "inversion.epochs": 3}
     write_input(folder / "layers" / "encoded", {**encoded, "output.every": 3})
+    windows = {"wave.aperture": 200.0, "inversion.max_offset": 300.0, "wave.spacing": 25.0}
+    write_input(folder / "layers" / "windows", windows)
+    newton = {**changes("gauss-newton", 2), "output.every": 2}
+    write_input(folder / "layers" / "newton", newton)
     for bad in BAD_INPUTS:
         bad.write(folder / "bad_inputs" / bad.name)
     write_failures(folder / "failures")
@@ -251,7 +255,9 @@ def test_inversion_has_the_same_bits_on_any_ranks_and_schedule(runs, name):
     [
         *(("flat", name, 5) for name in ("2_of_2", "2_of_4", "4_of_4", "3_of_3")),
         ("solid", "2_of_4", 2),
-        *(("encoded", name, 3) for name in ("2_of_2", "4_of_4")),
+        ("encoded", "4_of_4", 3),
+        ("windows", "2_of_2", 5),
+        ("newton", "2_of_2", 2),
     ],
 )
 def test_inversion_has_the_same_bits_with_any_number_of_ranks_per_shot(jobs, kind, name, epochs):

@@ -166,11 +166,11 @@ class Neighbours(NamedTuple):
     """The memory through which the layers of a grid exchange values.
 
     number, size: number of this layer, and of all; failed: (1,), 1 if a rank has failed, for which
-    the others then no longer wait; sent, posted: (layer, entry), numbers of the
-    messages that each has written so far, in entry 0; faces: (slot, layer, entry), in entry 0 the
-    faces of a window that the wave in a layer is about to reach; halos: (layer, way, slot, row,
-    column), the first and the last planes of each layer. Two slots suffice, because a layer writes
-    message n + 2 after all of its neighbours have sent n + 1, and hence read n.
+    the others then no longer wait; sent, posted: (layer, entry), numbers of the messages that each
+    has written so far, in entry 0; faces: (slot, layer, entry), in entry 0 the faces of a window
+    that the wave in a layer is about to reach; halos: (layer, way, slot, row, column), the first
+    and the last planes of each layer. Two slots suffice, because a layer writes message n + 2 after
+    all of its neighbours have sent n + 1, and hence read n.
     """
 
     number: int
