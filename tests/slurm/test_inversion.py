@@ -16,8 +16,7 @@ import pytest
 
 from tests.slurm.conftest import ONE_NODE, ROOT, Cluster, Job, make_checkout
 
-# Figures take longer than the epochs, and are drawn at the end
-SMALL = (str(ROOT / "inputs/small.toml"), "--device", "cpu", "--set", "output.every=20")
+SMALL = (str(ROOT / "inputs/small.toml"), "--device", "cpu")
 
 # hpcfwi with two faults: first, rank 1 is killed after its third epoch; then epochs are so slow
 # that the time limit comes before the last one.
