@@ -5,8 +5,8 @@ How a shot is divided is described in `wave.layers`, and how ranks become a crew
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -50,12 +50,12 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
         raise InputError(key, str(error), "Give a smaller number.") from error
 
 
-def choose_crew_size(experiment: Experiment, context: Context) -> int:
+def choose_crew_size(stages: Sequence[Experiment], context: Context) -> int:
     """Return the number of ranks for each shot that `"auto"` stands for.
 
-    This is the largest number that leaves no crew without a shot, if the efficiency is sufficient.
+    This is the largest number that leaves no crew without a shot in any stage, if the efficiency is
+    sufficient.
     """
-    stages = [replace(experiment, config=part) for _, part in experiment.config.stages()]
     batches = [part.config.inversion.largest_batch(part.survey.n_shots) for part in stages]
     most, hosts = context.size // max(batches), context.hosts or (context.host,)
     divisible = all(_has_layers(part, context) for part in stages)

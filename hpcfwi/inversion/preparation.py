@@ -157,7 +157,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     )
     for where, part in stages:
         refuse_engine(part.config, where, context)
-        refuse_layers(part, where, context)
+    refuse_layers(experiment, "", context)
     return experiment
 
 

@@ -29,6 +29,7 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band
 from hpcfwi.inversion.experiment import Experiment, find_costs, find_taper, limit_survey
+from hpcfwi.inversion.layers import refuse_layers
 from hpcfwi.inversion.preconditioning import Preconditioner
 from hpcfwi.inversion.wavelets import Wavelet, Wavelets
 from hpcfwi.operators.simulator import Chunks
@@ -125,12 +126,16 @@ FAINT = 0.01
 def make_stages(experiment: Experiment, context: Context) -> list[Stage]:
     """Return the stages of an experiment, a single one if its config has none; collective.
 
-    They are kept for the whole run, because examining all shots takes long.
+    They are kept for the whole run, because examining all shots takes long. Raises `InputError` on
+    all ranks if the grid of a stage has too few planes for `wave.ranks_per_shot`.
     """
     stages: list[Stage] = []
     for number, (name, config) in enumerate(experiment.config.stages()):
         before = stages[-1].last if stages else 0
-        stages.append(Stage(number, name, before, _as_in(config, experiment, context)))
+        stage = Stage(number, name, before, _as_in(config, experiment, context))
+        where = f"stage.{number + 1}." if experiment.config.stage else ""
+        refuse_layers(stage.experiment, where, context)
+        stages.append(stage)
     return stages
 
 

@@ -14,6 +14,7 @@ from hpcfwi.config import Config
 from hpcfwi.errors import Stopped
 from hpcfwi.inversion.layers import choose_crew_size
 from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.stages import make_stages
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.crew import form_crews
 from hpcfwi.parallel.watch import handling
@@ -40,7 +41,8 @@ def run_in_crews(
     config = context.from_root(load)
     size = config.wave.ranks_per_shot
     if size == "auto":
-        size = choose_crew_size(prepare(config, context), context)
+        stages = make_stages(prepare(config, context), context)
+        size = choose_crew_size([stage.experiment for stage in stages], context)
     elif context.size == 1 and not needs_crews:
         size = 1
     run_on_leaders(size, context, work)

@@ -268,6 +268,11 @@ def run_job(folder, n: int, changes: dict[str, object], *options: str):
         (2, {"wave.ranks_per_shot": 0}, "found 0, expected greater than 0"),
         (2, {"wave.ranks_per_shot": "two"}, "wave.ranks_per_shot: found 'two'"),
         (6, {"wave.ranks_per_shot": 6}, "cannot be divided into 6 layers"),
+        (
+            3,
+            {"wave.ranks_per_shot": 3, "stage": [{"spacing": 100.0}]},
+            "stage.1.wave.ranks_per_shot: 28 planes",
+        ),
         (2, {"stage": [{"wave": {"ranks_per_shot": 1}}]}, "as in the other stages"),
     ],
 )
