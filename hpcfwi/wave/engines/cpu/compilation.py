@@ -29,6 +29,7 @@ from hpcfwi.wave.engines.cpu import (
     staggered_sweeps,
     staggered_tables,
     sweeps,
+    teams,
     windows,
 )
 
@@ -39,7 +40,16 @@ POLL = 0.1  # s
 
 # The modules that the loops are compiled from: the functions that they call and the types of their
 # arguments.
-SOURCES = (layout, kernels, windows, sweeps, staggered_tables, staggered_rows, staggered_sweeps)
+SOURCES = (
+    layout,
+    kernels,
+    teams,
+    windows,
+    sweeps,
+    staggered_tables,
+    staggered_rows,
+    staggered_sweeps,
+)
 
 
 def find_disk() -> Place:

@@ -20,9 +20,9 @@ from torch import Tensor
 from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
 from hpcfwi.wave.engines.cpu.estimates import estimate_bytes, estimate_updates
 from hpcfwi.wave.engines.cpu.histories import ShotHistory, make_history
-from hpcfwi.wave.engines.cpu.kernels import each_shot
 from hpcfwi.wave.engines.cpu.layout import POOL, Tables, lay_out, make_tables, make_zeros, take_out
 from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
+from hpcfwi.wave.engines.cpu.teams import each_shot
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers
 from hpcfwi.wave.numerics import Taps

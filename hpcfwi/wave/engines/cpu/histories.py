@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.wave import history
-from hpcfwi.wave.engines.cpu.kernels import run_team
 from hpcfwi.wave.engines.cpu.layout import NOWHERE, Box, make_zeros
 from hpcfwi.wave.engines.cpu.sweeps import (
     Fields,
@@ -30,6 +29,7 @@ from hpcfwi.wave.engines.cpu.sweeps import (
     sweep_forward,
     sweep_scattered,
 )
+from hpcfwi.wave.engines.cpu.teams import run_team
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
     Frame,

@@ -1,18 +1,12 @@
-"""Compiled functions of the `cpu` engine: rows of the grid, points on it, and barriers of threads.
+"""Compiled functions of the `cpu` engine: rows of the grid, and points on it.
 
 The functions are written in the form that Numba compiles to efficient SIMD instructions. Each inner
 loop runs along a row of two-dimensional arrays with unsigned indices. The arrays of a function do
 not overlap, and the compiler is told so. A function computes a block of rows, because a call passes
 dozens of numbers, which takes as long as a hundred cells. Stencils are tuples, whose length is
-known to the compiler, so that it unrolls the sum. Entry m of a stencil is the
-weight of the offsets m + 1 and -(m + 1). An axis across the rows is given by its stride, the number
-of rows between neighbours. Arrays of the size of the grid have the layout of `layout`.
-
-A barrier is a counter, to which every thread adds one when it arrives. The threads continue when
-the count is a multiple of their number. A waiting thread reads the counter a few hundred times, and
-then yields its core after each read, so that a thread that has lost its core gets it back. Layers
-of a grid exchange values in the same way, through memory that their processes share: a layer writes
-its values, and then adds one to its counter, for which the others wait.
+known to the compiler, so that it unrolls the sum. Entry m of a stencil is the weight of the offsets
+m + 1 and -(m + 1). An axis across the rows is given by its stride, the number of rows between
+neighbours. Arrays of the size of the grid have the layout of `layout`.
 
 Points that differ only in x form a line. Their values are first added up along the line, and the
 sum is then added once to each of the rows over which the points are spread; recording is the
@@ -24,121 +18,16 @@ psi, zeta and phi are the memory variables of the CPML, and a and b its profiles
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from llvmlite import ir
-from numba import njit, types
+from numba import njit
 from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box, Cut, Grid, Tables
-from hpcfwi.wave.layers import HALO, Crew
+from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Cut, Grid
 from hpcfwi.wave.numerics import Taps
-
-# Number of times that a waiting thread reads the counter before it yields its core.
-LOOKS = 300
-
-# Smallest number of blocks of rows of each plane for a thread of a shared shot, in 2-D and in 3-D.
-LEAST_SHARES = (3, 1)
-
-_give_way = types.ExternalFunction("sched_yield", types.intc())
-
-
-class ThreadTeam(NamedTuple):
-    """One of the threads that share a shot.
-
-    rank, size: number of this thread, and number of threads; arrivals: (1,) int64, the counter of
-    the barrier, shared by all threads and initially 0.
-    """
-
-    rank: int
-    size: int
-    arrivals: NDArray[np.int64]
-
-
-def run_team(size: int, work: Callable[[ThreadTeam], None]) -> None:
-    """Call `work` on `size` threads, each with its rank in the team."""
-    arrivals = np.zeros(1, np.int64)
-    teams = [ThreadTeam(rank, size, arrivals) for rank in range(size)]
-    if size == 1:
-        work(teams[0])
-        return
-    with make_threads(size) as threads:
-        list(threads.map(work, teams))
-
-
-def make_threads(size: int) -> ThreadPoolExecutor:
-    """Return a pool of threads that flush numbers below 1e-38 to 0.
-
-    These numbers occur ahead of a wave, and would make its simulation ten times as slow there.
-    """
-    return ThreadPoolExecutor(size, initializer=torch.set_flush_denormal, initargs=(True,))
-
-
-def each_shot(
-    work: Callable[[int, int], None], shots: int, grid: Grid, one_at_a_time: bool = False
-) -> None:
-    """Call work(shot, threads) for all shots; the last ones share the threads of the process.
-
-    one_at_a_time: True if each shot has all threads, one after the other.
-    """
-    threads = torch.get_num_threads()
-    blocks = -(-grid.rows // BLOCK)
-    most = max(1, blocks // LEAST_SHARES[grid.planes > 1])
-    if one_at_a_time:
-        with make_threads(1) as pool:
-            for k in range(shots):
-                pool.submit(work, k, min(most, threads)).result()
-        return
-    rest = shots % threads
-    alone = shots - rest
-    together = min(most, threads // rest) if rest else 1
-    for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
-        if len(numbers):
-            with make_threads(min(len(numbers), threads)) as pool:
-                list(pool.map(lambda k, size=size: work(k, size), numbers))
-
-
-@intrinsic
-def _arrive(typing_context, array):
-    """Add one to the array's first element, atomically, and return its previous value."""
-
-    def generate(context, builder, signature, args):
-        one = ir.Constant(ir.IntType(64), 1)
-        place = context.make_array(signature.args[0])(context, builder, value=args[0]).data
-        return builder.atomic_rmw("add", place, one, "acq_rel")
-
-    return types.int64(array), generate
-
-
-@intrinsic
-def _look(typing_context, array):
-    """Return the array's first element, including changes by other threads."""
-
-    def generate(context, builder, signature, args):
-        place = context.make_array(signature.args[0])(context, builder, value=args[0]).data
-        return builder.load_atomic(place, "acquire", 8)
-
-    return types.int64(array), generate
-
-
-@njit(nogil=True)
-def barrier(team):
-    """Wait until all threads of the team have called this function."""
-    if team.size > 1:
-        arrived: int = _arrive(team.arrivals)  # type: ignore[call-arg]
-        target = (arrived // team.size + 1) * team.size
-        looks = 0
-        while _look(team.arrivals) < target:
-            looks += 1
-            if looks > LOOKS:
-                _give_way()
 
 
 def _fuse(typing_context, a, b, c):
@@ -160,121 +49,6 @@ loop = njit(nogil=True)
 # would take a quarter of the compile time.
 LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 within_loops = njit(nogil=True, **LOOPS_ALONE)
-
-
-class Neighbours(NamedTuple):
-    """The memory through which the layers of a grid exchange values.
-
-    number, size: number of this layer, and of all; failed: (1,), 1 if a rank has failed, for which
-    the others then no longer wait; sent, posted: (layer, entry), numbers of the messages that each
-    has written so far, in entry 0; faces: (slot, layer, entry), in entry 0 the faces of a window
-    that the wave in a layer is about to reach; halos: (layer, way, slot, row, column), the first
-    and the last planes of each layer. Two slots suffice, because a layer writes message n + 2 after
-    all of its neighbours have sent n + 1, and hence read n.
-    """
-
-    number: int
-    size: int
-    failed: NDArray[np.int64]
-    sent: NDArray[np.int64]
-    posted: NDArray[np.int64]
-    faces: NDArray[np.int64]
-    halos: NDArray
-
-
-def make_neighbours(tables: Tables, crew: Crew) -> Neighbours:
-    """Return the memory that the layers of a crew share, which is the same in each call."""
-    dtype, others = tables.v2dt2.dtype, crew.size if crew.size > 1 else 0
-    halos = (others, 2, 2, HALO * tables.cut.rows, tables.v2dt2.shape[1])
-    # Counters of different processes lie in different cache lines.
-    words = (4, crew.size, 8)
-    begin = 8 * prod(words)
-    end = begin + prod(halos) * dtype.itemsize
-    memory = crew.share(end)
-    numbers = memory[:begin].view(np.int64).reshape(words)
-    return Neighbours(
-        crew.number,
-        crew.size,
-        crew.failed,
-        numbers[0],
-        numbers[1],
-        numbers[2:],
-        memory[begin:end].view(dtype).reshape(halos),
-    )
-
-
-@within_loops
-def await_count(neighbours, counter, target):
-    """Wait until another process has increased a counter (entry,) to at least `target`."""
-    looks = 0
-    while (
-        _look(counter) < target  # type: ignore[call-arg]
-        and _look(neighbours.failed) == 0  # type: ignore[call-arg]
-    ):
-        looks += 1
-        if looks > LOOKS:
-            _give_way()
-
-
-@within_loops
-def copy_depths(grid, cut, p, depth, planes, leaves):
-    """Copy HALO planes of p from one depth on to an array (row, column), or back if not `leaves`.
-
-    They are rows of a grid of one plane.
-    """
-    for k in range(HALO):
-        for row in range(cut.rows):
-            r, t = grid.base + (depth + k) * cut.stride + row, k * cut.rows + row
-            for j in range(p.shape[1]):
-                if leaves:
-                    planes[t, j] = p[r, j]
-                else:
-                    p[r, j] = planes[t, j]
-
-
-@within_loops
-def exchange(neighbours, grid, cut, p, team):
-    """Replace the values of p around the layer by those of its neighbours.
-
-    All threads must have computed p. The first one sends and receives.
-    """
-    number, halos = neighbours.number, neighbours.halos
-    if neighbours.size > 1:
-        if team.rank == 0:
-            depths = grid.planes if grid.planes > 1 else grid.rows
-            message = neighbours.sent[number, 0] + 1
-            slot = message % 2
-            copy_depths(grid, cut, p, 0, halos[number, 0, slot], True)
-            copy_depths(grid, cut, p, depths - HALO, halos[number, 1, slot], True)
-            _arrive(neighbours.sent[number])  # type: ignore[call-arg]
-            if number > 0:
-                await_count(neighbours, neighbours.sent[number - 1], message)
-                copy_depths(grid, cut, p, -HALO, halos[number - 1, 1, slot], False)
-            if number + 1 < neighbours.size:
-                await_count(neighbours, neighbours.sent[number + 1], message)
-                copy_depths(grid, cut, p, depths, halos[number + 1, 0, slot], False)
-        barrier(team)
-
-
-@within_loops
-def unite_faces(neighbours, faces, team):
-    """Return the faces of a window that the wave is about to reach in any layer.
-
-    faces: those that it is about to reach in this one.
-    """
-    if neighbours.size > 1:
-        number = neighbours.number
-        if team.rank == 0:
-            message = neighbours.posted[number, 0] + 1
-            neighbours.faces[message % 2, number, 0] = faces
-            _arrive(neighbours.posted[number])  # type: ignore[call-arg]
-            for k in range(neighbours.size):
-                await_count(neighbours, neighbours.posted[k], message)
-        barrier(team)
-        slot = neighbours.posted[number, 0] % 2
-        for k in range(neighbours.size):
-            faces |= neighbours.faces[slot, k, 0]
-    return faces
 
 
 class DisjointArrays(Compiler):

@@ -24,7 +24,6 @@ from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
-from hpcfwi.wave.engines.cpu.kernels import each_shot, run_team
 from hpcfwi.wave.engines.cpu.layout import (
     MARGIN,
     NOWHERE,
@@ -45,6 +44,7 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     make_recorders,
     make_tables,
 )
+from hpcfwi.wave.engines.cpu.teams import each_shot, run_team
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
     STEPS_PER_WINDOW,

@@ -28,7 +28,6 @@ from hpcfwi.wave.engines.cpu.kernels import (
     Cells,
     U,
     add_square,
-    barrier,
     cells_of,
     fma,
     zero_of,
@@ -56,6 +55,7 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     SUM_OF_DIFFERENCES,
 )
 from hpcfwi.wave.engines.cpu.sweeps import in_plane, in_rows, stores_sample, window_at
+from hpcfwi.wave.engines.cpu.teams import barrier
 from hpcfwi.wave.engines.cpu.windows import (
     STEPS_PER_WINDOW,
     cells_before,

@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 from hpcfwi.wave.engines.cpu.kernels import (
     Cells,
     Lines,
-    Neighbours,
     Place,
     absorb,
     absorb_back,
@@ -43,19 +42,15 @@ from hpcfwi.wave.engines.cpu.kernels import (
     add_square,
     advance,
     advance_absorbing,
-    barrier,
     cells_of,
     drive,
-    exchange,
     inject,
     loop,
     make_lines,
-    make_neighbours,
     record,
     relax,
     relax_slope,
     relax_slope_back,
-    unite_faces,
     within_loops,
 )
 from hpcfwi.wave.engines.cpu.layout import (
@@ -65,6 +60,13 @@ from hpcfwi.wave.engines.cpu.layout import (
     Tables,
     make_interior,
     make_zeros,
+)
+from hpcfwi.wave.engines.cpu.teams import (
+    Neighbours,
+    barrier,
+    exchange,
+    make_neighbours,
+    unite_faces,
 )
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfwi.bench.waves import make_shots
 from hpcfwi.wave import Boundary, Method, Recompute, Simulation, Snapshots, warm_up
 from hpcfwi.wave.engines.cpu import histories
-from hpcfwi.wave.engines.cpu.kernels import ThreadTeam, run_team
+from hpcfwi.wave.engines.cpu.teams import ThreadTeam, run_team
 from hpcfwi.wave.history import Format, History
 from tests.wave.engines.cpu.test_engine import long_line, threads
 from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
