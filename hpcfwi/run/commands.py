@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ def check_job(
 
     Raises `InputError` on all ranks for all errors in the input that a run would report.
     """
-    load = partial(load_config, path, settings, migrates)
+    load = cache(partial(load_config, path, settings, migrates))
     run_in_crews(load, context, partial(_check, load, path, quiet), needs_crews=False)
 
 
@@ -214,7 +214,7 @@ def plan_job(
     Raises `InputError` on all ranks for all errors in the input that a run would report, and for
     errors in the plan, after it is written.
     """
-    load = partial(load_config, path, settings, migrates)
+    load = cache(partial(load_config, path, settings, migrates))
     run_in_crews(load, context, partial(_plan, load, path, quiet, quick), needs_crews=False)
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import inf
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def run_job(
     Raises the errors of `load_config`, `prepare`, `check_observed`, `plan_memory_of_ranks`,
     `claim`, `restore`, `simulate_observed` and `invert`.
     """
-    load = partial(load_config, path, settings, migrates)
+    load = cache(partial(load_config, path, settings, migrates))
 
     def work(context: Context) -> None:
         # There is one request for the whole job; a signal between two requests would be lost.
@@ -206,7 +206,7 @@ def simulate_into(
     is_segy = context.from_root(partial(_is_segy, target))
     gathers = target.with_name(f"{target.name}.h5") if is_segy else target
 
-    load = partial(load_config, path, settings)
+    load = cache(partial(load_config, path, settings))
 
     def simulate(context: Context) -> None:
         with StopRequest(context) as stop, start_log(None, context.rank, quiet):

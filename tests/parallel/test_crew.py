@@ -12,7 +12,7 @@ from tests.inversion.examples import write_input
 from tests.ranks import messages, run_ranks
 
 # Ranks that take part in a crew of all ranks, whose leader simulates shots
-CREW = """
+CREW = '''
 import os, signal, sys
 from dataclasses import replace
 from unittest import mock
@@ -34,7 +34,19 @@ def simulate(**options):
     simulation = shots.simulate(engine="cpu", **options)
     gradient = simulation.backpropagate(white_residual(simulation.data)).model["vp"]
     return simulation.data.numpy().tobytes(), gradient.numpy().tobytes()
-"""
+
+def fail_at(name, rank, number):
+    """Let a function of the engine fail on a rank when it is called for the `number`-th time."""
+    function, calls = getattr(engine, name), []
+
+    def failing(*given):
+        calls.append(given)
+        if crew.number == rank and len(calls) == number:
+            raise MemoryError("no memory left")
+        return function(*given)
+
+    setattr(engine, name, failing)
+'''
 
 
 def run_crew(n: int, program: str, wait: float = 60.0):
@@ -71,15 +83,7 @@ print("ended")
 def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(function, failing):
     """The failing rank has no memory before it shares some, before its sweep, or after it."""
     program = f"""
-function, calls = engine.{function}, []
-
-def fail_once(*given):
-    calls.append(given)
-    if crew.number == {failing} and len(calls) == 1:
-        raise MemoryError("no memory left")
-    return function(*given)
-
-engine.{function} = fail_once
+fail_at("{function}", {failing}, 1)
 if crew.number > 0:
     serve(load("cpu"), crew)
 else:
@@ -143,15 +147,7 @@ else:
 def test_failure_ends_the_states_of_earlier_simulations():
     """One of the simulations is on a larger grid, for which the crew shares other memory."""
     program = """
-function, calls = engine.make_history, []
-
-def fail_at_third_shot(*given):
-    calls.append(given)
-    if crew.number == 1 and len(calls) == 7:
-        raise MemoryError("no memory left")
-    return function(*given)
-
-engine.make_history = fail_at_third_shot
+fail_at("make_history", 1, 7)  # the first shot of the third simulation
 if crew.number > 0:
     serve(load("cpu"), crew)
 else:
