@@ -23,8 +23,6 @@ from hpcfwi.wave.problem import Problem
 # Of a core of an AMD EPYC: cells per second, between those in 2-D and in 3-D, bytes copied per
 # second, and the time to wait for another process, s. docs/splitting.md has measurements.
 CELLS, BYTES, WAIT = 4e8, 5e9, 4e-6
-# Speed of a step alone in 3-D, where a rank with a whole grid computes two steps in one pass.
-ONE_STEP = 0.85
 # `"auto"` chooses no division with a lower efficiency.
 LEAST_EFFICIENCY = 0.6
 
@@ -83,8 +81,7 @@ def predict_efficiency(problem: Problem, count: int, threads: int) -> float:
     # Each halo is copied twice, at both cuts of a layer.
     copied = 4 * HALO * plane * problem.like.element_size()
     even = problem.padded_shape[0] / (count * planes)
-    speed = ONE_STEP if problem.like.ndim == 3 else 1.0
-    return speed * even * computing / (computing + copied / BYTES + WAIT)
+    return even * computing / (computing + copied / BYTES + WAIT)
 
 
 def describe_layers(experiment: Experiment, size: int, threads: int) -> str:
