@@ -42,6 +42,11 @@ class Leader:
         """The number of ranks of the crew."""
         return self._crew.size
 
+    @property
+    def hosts(self) -> int:
+        """The number of hosts of the crew."""
+        return len(set(self._crew.hosts))
+
     def lead(self, engine: Engine) -> Engine:
         """Return this object as the crew's version of an engine."""
         self._engine = engine
@@ -59,14 +64,15 @@ class Leader:
         return self._engine.available()
 
     def footprint(self, problem: Problem, steps: int) -> int:
-        """Return the approximate bytes of all ranks together, which share a host.
+        """Return the approximate bytes of the ranks on the host of the leader together.
 
         Each rank also has the whole model, and the traces and adjoint sources of all receivers.
         """
         cells = prod(problem.like.shape) + prod(problem.padded_shape)
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
-        others = (self._crew.size - 1) * (cells + traces) * problem.like.element_size()
-        return self._engine.footprint(problem, steps) + others
+        near = self._crew.hosts.count(0)
+        others = (near - 1) * (cells + traces) * problem.like.element_size()
+        return self._engine.footprint(problem, steps) * near // self._crew.size + others
 
     def count_updates(self, problem: Problem, steps: int) -> float:
         return self._engine.count_updates(problem, steps)

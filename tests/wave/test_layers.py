@@ -42,7 +42,8 @@ class Thread:
 
     def __init__(self, number: int, size: int, board: Board) -> None:
         self.number, self.size, self._board = number, size, board
-        self.failed = np.zeros(1, np.int64)
+        self.hosts = (0,) * size
+        self.failed, self.courier = np.zeros(1, np.int64), 0
 
     def broadcast(self, value: Any) -> Any:
         raise NotImplementedError
@@ -178,15 +179,21 @@ def divide(problem: Problem, count: int) -> list[Layer] | None:
 def test_layers_cover_the_grid(planes: int, count: int, flat: bool) -> None:
     shape = (planes, 12) if flat else (planes, 12, 12)
     problem = task_of(random_shots(shape=shape, spacing=(9.0,) * len(shape), shots=1)).problem
-    layers = divide(problem, count)
+    layers, n = divide(problem, count), planes + 14
     if layers is None:
-        assert planes < count * THINNEST + 40
+        assert n < max(count, 2) * THINNEST + 2 * 14
         return
     ends = [layer.end for layer in layers]
     assert [layer.first for layer in layers] == [0, *ends[:-1]]
-    assert ends[-1] == planes + 14
+    assert ends[-1] == n
     assert all(layer.planes >= THINNEST for layer in layers)
-    assert max(layer.planes for layer in layers) - min(layer.planes for layer in layers) <= 1
+    first, last = (edges[0] for edges in problem.interior)
+    if count > 1:
+        assert ends[0] >= first
+        assert layers[-1].first <= last
+    inner = {layer.planes for layer in layers[1:-1]} or {0}
+    assert max(inner) - min(inner) <= 1
+    assert max(inner) <= n // count + 2
 
 
 def test_each_point_is_recorded_by_the_layer_with_the_plane_above() -> None:

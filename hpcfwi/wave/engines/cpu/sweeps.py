@@ -381,7 +381,9 @@ def make_shots(
         )
         for taps in (scheme.sources, scheme.receivers)
     )
-    scale, neighbours = dtype.type(scheme.source_scale), make_neighbours(tables, crew)
+    rows, columns = HALO * tables.cut.rows, tables.v2dt2.shape[1]
+    neighbours = make_neighbours(crew, dtype, rows, columns)
+    scale = dtype.type(scheme.source_scale)
     return [
         Shot(tables, neighbours, source, heard, wavelet, scale, interior)
         for source, heard, wavelet in zip(sources, receivers, wavelets, strict=True)
