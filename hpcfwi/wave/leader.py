@@ -68,7 +68,7 @@ class Leader:
 
         Each rank also has the whole model, and the traces and adjoint sources of all receivers.
         """
-        cells = prod(problem.like.shape) + prod(problem.padded_shape)
+        cells = prod(problem.like.shape)
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
         near = self._crew.hosts.count(0)
         others = (near - 1) * (cells + traces) * problem.like.element_size()

@@ -74,7 +74,14 @@ class State:
     def join_fields(self, fields: Tensor) -> Tensor | None:
         """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
         parts = self.crew.gather(fields)
-        return None if parts is None else torch.cat(parts, dim=1)
+        del fields
+        if parts is None or self.crew.size == 1:
+            return parts and parts[0]
+        whole = parts[0].new_empty(parts[0].shape[0], self.layers[-1].end, *parts[0].shape[2:])
+        # Each part is released before the next one takes memory in the whole
+        for layer in reversed(self.layers):
+            whole[:, layer.first : layer.end] = parts.pop()
+        return whole
 
 
 def available() -> str | None:
