@@ -16,8 +16,10 @@ need Triton.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import lcm, prod
 from typing import Any
 
@@ -44,9 +46,10 @@ SEGMENT_SAMPLES = 8
 # Upper limits: number of captured loops of a sweep, each with stretches of two lengths; number of
 # launches of a step; bytes of the card's memory that a captured launch takes.
 LOOPS, LAUNCHES, ARGUMENTS = 5, 9, 4096
-# Number of stored cells that a program handles, and that share one scale.
+# Largest number of stored cells that a program handles, and that share one scale.
 KEPT = 256
-# Formats with scales, and the value to which the largest magnitude of KEPT cells is scaled.
+# Formats with scales, and the value to which the largest magnitude of the cells of a scale is
+# scaled.
 UNITS = {torch.float16: 1, torch.int8: 127}
 
 
@@ -154,9 +157,10 @@ class Blueprint:
         frame = _volume(layout.frame) if rebuilds else layout.size
         edge = _volume(layout.perimeter) if rebuilds else 0
         for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
-            scales = -(-cells // KEPT) if kept_as in UNITS else 0
+            starts = len(self.find_starts(name))
             arrays[name] = (slots, shots, cells), kept_as
-            arrays[f"{name}_scales"] = (slots, shots, scales), torch.float32
+            arrays[f"{name}_scales"] = (slots, shots, max(0, starts - 1)), torch.float32
+            arrays[f"{name}_starts"] = (starts,), torch.int32
         for name, sizes in (("sources", self.sources), ("receivers", self.receivers)):
             rows, columns = (shots, sizes.points, sizes.entries), (shots, sizes.cells, sizes.shared)
             arrays[f"{name}_cells"] = rows, torch.int32
@@ -165,6 +169,29 @@ class Blueprint:
             arrays[f"{name}_points"] = columns, torch.int32
             arrays[f"{name}_spreading"] = columns, self.dtype
         return arrays
+
+    def find_starts(self, name: str) -> NDArray[np.int32]:
+        """Return the first of the stored cells of each scale, and their number, (scale + 1,).
+
+        name: of the stored values, "samples" or "edges". The array is empty if they have no scales.
+        Each plane of a field begins with a new scale, so that a cut between planes changes none.
+        """
+        if self.kept_as not in UNITS:
+            return np.zeros(0, np.int32)
+        layout = self.layout
+        planes, *plane = layout.field_shape
+        parts = [(planes, prod(plane))]
+        if self.rebuilds:
+            boxes = layout.frame if name == "samples" else layout.perimeter
+            parts = [(len(each), _volume(flat)) for each, flat in by_planes(boxes)]
+        elif name == "edges":
+            parts = []
+        starts, first = [np.zeros(0, np.int64)], 0
+        for count, cells in parts:
+            begins = first + cells * np.arange(count)
+            starts.append((begins[:, None] + np.arange(0, cells, KEPT)).ravel())
+            first += count * cells
+        return np.append(np.concatenate(starts), first).astype(np.int32)
 
     def count_touched(self) -> tuple[int, int]:
         """Return the bytes that a step accesses: of each shot, and those common to all shots.
@@ -194,8 +221,17 @@ class Blueprint:
         return arrays + 4 * _volume(listed) + self.captured
 
 
-def _volume(boxes: list[Box]) -> int:
+def _volume(boxes: Sequence[Sequence[tuple[int, int]]]) -> int:
     return sum(prod(end - begin for begin, end in box) for box in boxes)
+
+
+def by_planes(boxes: list[Box]) -> list[tuple[range, list[Box]]]:
+    """Return ranges of planes, and what the boxes are in each of these planes, along y and x."""
+    edges = sorted({edge for along_z, *_ in boxes for edge in along_z})
+    return [
+        (range(*pair), [flat for (begin, end), *flat in boxes if begin <= pair[0] < end])
+        for pair in pairwise(edges)
+    ]
 
 
 def weigh_differences(problem: Problem) -> NDArray[np.float64]:
@@ -367,15 +403,18 @@ class Layout:
         return boxes
 
     def offsets(self, boxes: list[Box], device: torch.device) -> Tensor:
-        """Return the offsets of the cells in boxes, int32."""
-        parts = []
-        for box in boxes:
-            z, y, x = (
-                stride * torch.arange(*side, device=device, dtype=torch.int32)
-                for side, stride in zip(box, self.strides, strict=True)
-            )
-            cells = self.origin + z[:, None, None] + y[:, None] + x
-            parts.append(cells.flatten())
+        """Return the offsets of the cells in boxes, plane by plane, int32."""
+
+        def along(axis: int, begin: int, end: int) -> Tensor:
+            cells = torch.arange(begin, end, device=device, dtype=torch.int32)
+            return self.strides[axis] * cells
+
+        parts = [along(2, 0, 0)]
+        for planes, flat in by_planes(boxes):
+            plane = [(along(1, *y)[:, None] + along(2, *x)).flatten() for y, x in flat]
+            cells = torch.cat([parts[0], *plane])
+            z = along(0, planes.start, planes.stop)
+            parts.append((self.origin + z[:, None] + cells).flatten())
         return torch.cat(parts)
 
     def frame_tiles(self, tile: Axes) -> NDArray[np.int32]:

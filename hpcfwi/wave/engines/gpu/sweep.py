@@ -211,14 +211,21 @@ class Kept:
     """The values that are stored at some cells in some steps.
 
     values: (slot, shot, cell); scales: (slot, shot, block), the scales of formats that have them;
-    cells: offsets of the cells, or None if whole fields are stored; interval: number of steps from
-    one slot to the next.
+    starts: (block + 1,), the first cell of each scale, see `Blueprint.find_starts`; cells: offsets
+    of the cells, or None if whole fields are stored; interval: number of steps from one slot to the
+    next.
     """
 
     values: Tensor
     scales: Tensor
+    starts: Tensor
     cells: Tensor | None
     interval: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of programs that handle the cells of a shot."""
+        return self.scales.shape[2] or _blocks(self.values.shape[2], KEPT)
 
 
 class Sweep:
@@ -236,8 +243,15 @@ class Sweep:
             layout.offsets(boxes, device) if blueprint.rebuilds else None
             for boxes in (layout.frame, layout.perimeter)
         )
-        self.samples = Kept(arrays["samples"], arrays["samples_scales"], frame, blueprint.interval)
-        self.edges = Kept(arrays["edges"], arrays["edges_scales"], perimeter, 1)
+        self.samples, self.edges = (
+            Kept(arrays[name], arrays[f"{name}_scales"], arrays[f"{name}_starts"], cells, interval)
+            for name, cells, interval in (
+                ("samples", frame, blueprint.interval),
+                ("edges", perimeter, 1),
+            )
+        )
+        for name in ("samples", "edges"):
+            upload(arrays[f"{name}_starts"], blueprint.find_starts(name))
         self._stream = _stream(device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
@@ -520,11 +534,11 @@ class Sweep:
             return
         if kernel is not kernels.restore:
             arguments["LISTED"] = kept.cells is not None
-        kernel[(_blocks(cells, KEPT), self.blueprint.shots)](
-            kept=kept.values, scales=kept.scales, cells=kept.cells, clock=self.clock, at=at,
-            interval=kept.interval, slots=kept.values.shape[0], cells_kept=cells,
-            size=self.blueprint.layout.size, UNITS=UNITS.get(kept.values.dtype, 0),
-            enable_fp_fusion=FUSED, **arguments,
+        kernel[(kept.blocks, self.blueprint.shots)](
+            kept=kept.values, scales=kept.scales, starts=kept.starts, cells=kept.cells,
+            clock=self.clock, at=at, interval=kept.interval, slots=kept.values.shape[0],
+            cells_kept=cells, size=self.blueprint.layout.size,
+            UNITS=UNITS.get(kept.values.dtype, 0), enable_fp_fusion=FUSED, **arguments,
         )  # fmt: skip
 
 
