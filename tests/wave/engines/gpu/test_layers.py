@@ -163,7 +163,7 @@ def test_layers_have_the_bits_of_the_whole_grid_in_three_dimensions(order: int) 
 def test_points_at_every_distance_from_a_cut_have_the_bits_of_the_whole_grid(order: int) -> None:
     shots, n = flat(order=order, samples=3), 17
     (first, _) = cut(task_of(shots).problem, 2)
-    depths = 8.0 * (first.end - 3 + np.linspace(-2 * HALO, 2 * HALO, n))
+    depths = 8.0 * (first.end - 2.6 + np.linspace(-2 * HALO, 2 * HALO, n))
     points = np.stack([depths, np.linspace(10.0, 120.0, n)], axis=-1)
     points[::4] = np.rint(points[::4] / shots.spacing) * shots.spacing
     wavelet = shots.wavelet[:, :1].expand(1, n, -1).contiguous()
