@@ -40,12 +40,23 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
     if not _has_layers(experiment, context):
         raise InputError(
             key,
-            f"found {ranks}, but only the engine cpu divides shots between ranks, and only for the "
-            "equation acoustic",
+            f"found {ranks}, but only the engines cpu and gpu divide shots between ranks, and only "
+            "for the equation acoustic",
             'Leave it out, or give wave.engine = "cpu" and wave.equation = "acoustic".',
         )
+    hosts = 1 if context.leader is None else context.leader.hosts
+    if _choose_engine(experiment, context.device) == "gpu" and max(context.all_gather(hosts)) > 1:
+        raise InputError(
+            key,
+            f"found {ranks} ranks on several hosts, but the engine gpu divides shots between ranks "
+            "of the same host",
+            "Start a multiple of this number of ranks on each host.",
+        )
     try:
-        cut(_first_problem(experiment), ranks if ranks != "auto" else context.leader.size)
+        cut(
+            _first_problem(experiment, context.device),
+            ranks if ranks != "auto" else context.leader.size,
+        )
     except ValueError as error:
         raise InputError(key, str(error), "Give a smaller number.") from error
 
@@ -54,14 +65,14 @@ def choose_crew_size(stages: Sequence[Experiment], context: Context) -> int:
     """Return the number of ranks for each shot that `"auto"` stands for.
 
     This is the largest number that leaves no crew without a shot in any stage, if the efficiency is
-    sufficient.
+    sufficient. It is 1 for the engine gpu, whose efficiency is not known.
     """
     batches = [part.config.inversion.largest_batch(part.survey.n_shots) for part in stages]
     most, hosts = context.size // max(batches), context.hosts or (context.host,)
-    divisible = all(_has_layers(part, context) for part in stages)
+    divisible = all(_has_layers(part, context, ("cpu",)) for part in stages)
     if not divisible or context.comm is None or context.fault_tolerant:
         return 1
-    problems = [_first_problem(part) for part in stages]
+    problems = [_first_problem(part, context.device) for part in stages]
     for size in range(most, 1, -1):
         if any(hosts.count(host) % size for host in set(hosts)):
             continue
@@ -90,27 +101,40 @@ def predict_efficiency(problem: Problem, count: int, threads: int, hosts: int = 
     return even * computing / (computing + exchanging)
 
 
-def describe_layers(experiment: Experiment, size: int, threads: int, hosts: int) -> str:
+def describe_layers(
+    experiment: Experiment, size: int, threads: int, hosts: int, device: torch.device
+) -> str:
     """Return the division of shots between so many ranks on so many hosts in a sentence."""
-    problem = _first_problem(experiment)
+    problem = _first_problem(experiment, device)
     *planes, last = (str(layer.planes) for layer in cut(problem, size))
     halo = HALO * prod(problem.padded_shape[1:]) * problem.like.element_size()
-    efficiency = predict_efficiency(problem, size, threads, hosts)
+    expected = ""
+    if _choose_engine(experiment, device) == "cpu":
+        efficiency = predict_efficiency(problem, size, threads, hosts)
+        expected = f"; expected efficiency {100.0 * efficiency:.0f} %"
     ranks = f"{size} ranks" if hosts == 1 else f"{size} ranks on {hosts} hosts"
     return (
         f"{ranks} simulate each shot, in layers of {', '.join(planes)} and {last} "
         f"{'planes' if problem.like.ndim == 3 else 'rows'}; at each cut they exchange "
-        f"{say_bytes(halo)} after a step; expected efficiency {100.0 * efficiency:.0f} %"
+        f"{say_bytes(halo)} after a step{expected}"
     )
 
 
-def _has_layers(experiment: Experiment, context: Context) -> bool:
-    engine = choose(experiment.config.wave.engine, context.device, equation_of(experiment.config))
-    return engine.NAME == "cpu" and experiment.equation is ACOUSTIC
+def _has_layers(
+    experiment: Experiment, context: Context, engines: Sequence[str] = ("cpu", "gpu")
+) -> bool:
+    """Return True if one of these engines solves the equation of an experiment, by layers."""
+    return experiment.equation is ACOUSTIC and _choose_engine(experiment, context.device) in engines
 
 
-def _first_problem(experiment: Experiment) -> Problem:
+def _choose_engine(experiment: Experiment, device: torch.device) -> str:
+    """Return the name of an experiment's engine."""
+    config = experiment.config
+    return choose(config.wave.engine, device, equation_of(config)).NAME
+
+
+def _first_problem(experiment: Experiment, device: torch.device) -> Problem:
     """Return the problem of the first shot on the grid of the waves."""
     simulator = experiment.simulator(experiment.initial)
-    model = simulator.restrict(experiment.initial.as_tensors(torch.device("cpu")))
+    model = simulator.restrict(experiment.initial.as_tensors(device))
     return simulator.set_up(model, experiment.survey.select(np.arange(1)), None).problem

@@ -5,8 +5,9 @@ many ranks as there are crews, and the other ranks do what their leader orders. 
 divided is described in `wave.layers`.
 
 The ranks of a crew exchange objects by MPI, and the halos of each step through memory that those of
-a host share. Halos go to other hosts by MPI, from the thread that computes a layer. Another thread
-of each rank ends the job if a rank has stopped, because the others would wait for it for ever.
+a host share. Halos go to other hosts by MPI, from the thread that computes a layer. The halos of an
+engine that has them as tensors go by torch.distributed, within a host. Another thread of each rank
+ends the job if a rank has stopped, because the others would wait for it for ever.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ import os
 import tempfile
 import threading
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure, say_bytes
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.failure import tell
-from hpcfwi.parallel.launch import connect, find_rank
+from hpcfwi.parallel.launch import connect, connect_crew, disconnect_crew, find_rank
 from hpcfwi.parallel.transport import MpiObjects
 from hpcfwi.parallel.watch import HEARTBEAT_WAIT, TICK, end_ranks
 
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SHARED = "/dev/shm"
+# Tensors for, or of, the rank before and the rank after one.
+Halo = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 # A rank of another host is lost if it has given no sign of life for so many times the wait for a
@@ -126,12 +132,15 @@ class RankCrew:
         tick: float = TICK,
     ) -> None:
         self.number, self.size = comm.rank, comm.size
-        self._objects = MpiObjects(comm)
+        self._comm, self._objects = comm, MpiObjects(comm)
         self._names = self._objects.all_gather(host)
         self.hosts = tuple(self._names.index(name) for name in self._names)
         self._world, self._wait, self._tick = world, wait, tick
         self._memory: NDArray[np.uint8] | None = None
         self._known: BaseException | None = None  # the last error that another rank has given
+        self._group: dist.ProcessGroup | None = None
+        # The swaps for which each rank has come, those that have begun, and 1 if rank 0 has left
+        self._swaps: NDArray[np.int64] | None = None
         self.failed = self._map(64)[:8].view(np.int64)
         self._courier = _Courier(comm, self.failed)
         self.courier = self._courier.address
@@ -141,9 +150,11 @@ class RankCrew:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread that watches the others."""
+        """End the thread that watches the others, and the group of `swap`."""
         self._closed.set()
         self._thread.join()
+        if self._group is not None:
+            disconnect_crew(self._group)
 
     def _watch(self) -> None:
         """Look for the other ranks once a tick, and end the job if one is lost.
@@ -194,14 +205,56 @@ class RankCrew:
         for rank, first in enumerate(self.hosts):
             if first != self.hosts[self.number]:
                 self._courier.tell(rank, FAILED)
+        if self.number == 0 and self._swaps is not None:
+            self._swaps[-1] = 1
         self._objects.all_gather(portable(error))
         self._forget(error)
 
     def _forget(self, error: BaseException) -> None:
         """Give up the memory in which a rank has failed; all ranks have left their sweeps."""
-        self._memory, self._known = None, error
+        self._memory, self._swaps, self._known = None, None, error
         self._courier.forget()
         self.failed[0] = 0
+
+    def swap(self, sent: Halo, received: Halo) -> None:
+        group = self._meet()
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(function, tensor, group=group, group_peer=rank)
+                for function, halves in ((dist.isend, sent), (dist.irecv, received))
+                for rank, tensors in zip((self.number - 1, self.number + 1), halves, strict=True)
+                for tensor in tensors
+                if 0 <= rank < self.size
+            ]
+        )
+        for work in works:
+            work.wait()
+
+    def _meet(self) -> dist.ProcessGroup:
+        """Wait until all ranks swap, so that no message remains without a receiver.
+
+        Raises the error of a rank that has failed instead. Rank 0 decides, because ranks that see
+        the failure sooner or later could decide differently.
+        """
+        if self._group is None or self._swaps is None:
+            self.check()
+            self._group = self._group or connect_crew(self._comm)
+            self._swaps = self._map(8 * self.size + 16)[: 8 * self.size + 16].view(np.int64)
+        arrived, begun, stopped = np.split(self._swaps, (self.size, self.size + 1))
+        arrived[self.number] += 1
+        count = int(arrived[self.number])
+        while True:
+            # This must be read before `begun`, which rank 0 writes first
+            stops = stopped[0]
+            if self.number == 0 and arrived.min() >= count:
+                begun[0] = count
+            if begun[0] >= count:
+                return self._group
+            if self.number == 0 and self.failed[0]:
+                stops = stopped[0] = 1
+            if stops:
+                self.check()
+            os.sched_yield()
 
     def share(self, size: int) -> NDArray[np.uint8]:
         if self._memory is None or self._memory.size < size:
@@ -287,6 +340,7 @@ def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
 def _check(context: Context, size: int) -> None:
     """Raise `InputError` on all ranks if they cannot be divided into crews of this size."""
     key, fault, remedy = "wave.ranks_per_shot", None, ""
+    sharers = max(context.all_gather(context.sharers))
     if context.size % size:
         fault = f"{context.size} ranks cannot be divided into crews of {size}"
         remedy = f"Start a multiple of {size} ranks."
@@ -295,6 +349,8 @@ def _check(context: Context, size: int) -> None:
     elif context.fault_tolerant:
         fault = "crews do not survive the death of a rank"
         remedy = "Start mpirun without --with-ft, or leave the key out."
+    elif sharers > 1:
+        fault, remedy = f"{sharers} ranks share a GPU", "Start one rank per GPU of a host."
     elif any(len(set(context.hosts[k : k + size])) > 1 for k in range(0, context.size, size)):
         fault, remedy = _find_fault_of_threads(), f"Start a multiple of {size} ranks on each host."
     if fault is not None:

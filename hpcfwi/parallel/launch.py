@@ -28,7 +28,7 @@ import torch.distributed as dist
 # Imported before a process group exists. If torch.optim imported it later, its functions would keep
 # a reference to the group, and gloo's threads and connections would outlive `Context.close`.
 import torch.distributed.nn
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout, _world
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
@@ -233,6 +233,36 @@ def connect(this: UnconnectedRank) -> Store:
         raise
     _set_pg_timeout(COLLECTIVE_TIMEOUT)
     return store
+
+
+def connect_crew(comm: MPI.Intracomm) -> dist.ProcessGroup:
+    """Return a group for messages between tensors on CPUs or, by NCCL, on GPUs; collective.
+
+    The group is made directly, because torch has one default group in a process, which is that of
+    the leaders, and `new_group` only makes parts of it.
+    """
+    store, kinds = open_store(MpiExchange(comm), STORE_TIMEOUT), dist.ProcessGroup.BackendType
+    group = dist.ProcessGroup(store, comm.rank, comm.size)
+    with shut_afterwards():
+        gloo = dist.ProcessGroupGloo(
+            PrefixStore("cpu/", store), comm.rank, comm.size, COLLECTIVE_TIMEOUT
+        )
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    group._set_default_backend(kinds.GLOO)
+    if torch.cuda.device_count() > 0 and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = COLLECTIVE_TIMEOUT
+        nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), comm.rank, comm.size, options)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    # Without this, `batch_isend_irecv` refuses the group
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(comm.size)}
+    return group
+
+
+def disconnect_crew(group: dist.ProcessGroup) -> None:
+    """End a group of `connect_crew`, on this rank only."""
+    _world.pg_group_ranks.pop(group, None)
+    group.abort()
 
 
 def _greet(this: UnconnectedRank, store: Store) -> None:

@@ -277,7 +277,9 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         encoded=encoded,
         layers=None
         if machine.crew is None
-        else describe_layers(experiment, machine.crew[0], machine.threads[0], machine.crew[1]),
+        else describe_layers(
+            experiment, machine.crew[0], machine.threads[0], machine.crew[1], machine.device
+        ),
     )
 
 

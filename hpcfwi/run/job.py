@@ -284,7 +284,9 @@ def _introduce(files: str, experiment: Experiment, context: Context) -> None:
     )
     if context.leader is not None:
         leader = context.leader
-        layers = describe_layers(experiment, leader.size, context.threads, leader.hosts)
+        layers = describe_layers(
+            experiment, leader.size, context.threads, leader.hosts, context.device
+        )
         log.info("%s", layers)
     log.info("%s", describe(context))
     log.info("%s", files)

@@ -10,12 +10,15 @@ ranks of a crew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Problem
@@ -25,6 +28,10 @@ HALO = 4
 # A layer has at least this number of planes, so that its halo comes from one neighbour, and the
 # mirror images at a free surface lie within one layer.
 THINNEST = 2 * HALO
+
+
+# Tensors for, or of, the rank before and the rank after one.
+Halo = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class Crew(Protocol):
@@ -55,6 +62,13 @@ class Crew(Protocol):
 
     def fail(self, error: Exception) -> None:
         """Give an error to the other ranks, and end their waits, unless it is theirs."""
+
+    def swap(self, sent: Halo, received: Halo) -> None:
+        """Send tensors to the ranks before and after this one, and receive others from them.
+
+        All are contiguous. At an end of the crew those of the missing rank are left as they are. On
+        a GPU this is queued in the current stream.
+        """
 
     def share(self, size: int) -> NDArray[np.uint8]:
         """Return memory of at least this number of bytes that the ranks of a host read and write.
@@ -96,6 +110,9 @@ class _Alone:
         pass
 
     def fail(self, error: Exception) -> None:
+        pass
+
+    def swap(self, sent: Halo, received: Halo) -> None:
         pass
 
     def share(self, size: int) -> NDArray[np.uint8]:
@@ -160,3 +177,25 @@ def find_layers(taps: Taps, layers: list[Layer]) -> NDArray[np.int64]:
     above = along[..., (along.shape[-1] - 1) // 2]
     ends = np.array([layer.end for layer in layers[:-1]], dtype=np.int64)
     return np.searchsorted(ends, above, side="right")
+
+
+def join_points(crew: Crew, layers: list[Layer], values: Tensor, taps: Taps) -> Tensor:
+    """Return the values (shot, point, time) of all layers on rank 0 of a crew; collective.
+
+    Each layer has those of the points that it records; taps: of the points.
+    """
+    if crew.size == 1:
+        return values
+    owners = torch.from_numpy(find_layers(taps, layers)).to(values.device)
+    parts = crew.gather(values[owners == crew.number].cpu())
+    for number, part in enumerate(parts or []):
+        values[owners == number] = part.to(values.device)
+    return values
+
+
+def join_fields(crew: Crew, fields: Tensor) -> Tensor | None:
+    """Return fields (shot, plane, ...) of all layers on rank 0 of a crew, else None; collective."""
+    if crew.size == 1:
+        return fields
+    parts = crew.gather(fields.cpu())
+    return None if parts is None else torch.cat(parts, dim=1).to(fields.device)

@@ -12,17 +12,30 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor
 
-from hpcfwi.wave.engines import Engine
+from hpcfwi.wave.engines import Engine, load
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.layers import Crew
 from hpcfwi.wave.problem import Gradients, Problem
 
-Order = tuple[str, int, tuple[Any, ...], list[int]]
-"""The name of an engine's function, the number of a state, arguments, and states to delete."""
+CPU = torch.device("cpu")
+
+
+class Order(NamedTuple):
+    """A call of an engine's function on all ranks, or "dismiss".
+
+    engine, function: names; number: of the state; deleted: numbers of states to delete before.
+    """
+
+    engine: str
+    function: str
+    number: int
+    arguments: tuple[Any, ...]
+    deleted: list[int]
 
 
 class Leader:
@@ -66,8 +79,11 @@ class Leader:
     def footprint(self, problem: Problem, steps: int) -> int:
         """Return the approximate bytes of the ranks on the host of the leader together.
 
-        Each rank also has the whole model, and the traces and adjoint sources of all receivers.
+        Each rank also has the whole model, and the traces and adjoint sources of all receivers. On
+        GPUs, of which each rank has one, these are the bytes of the rank that needs most.
         """
+        if problem.like.is_cuda:
+            return int(cast(Any, self._engine).footprint(problem, steps, self._crew.size))
         cells = prod(problem.like.shape)
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
         near = self._crew.hosts.count(0)
@@ -108,7 +124,8 @@ class Leader:
 
     def _call(self, name: str, number: int, *arguments: Any) -> Any:
         deleted, self._deleted = self._deleted, []
-        order = self._crew.broadcast((name, number, arguments, deleted))
+        order = Order(self._engine.NAME, name, number, arguments, deleted)
+        self._crew.broadcast(_move(order, CPU))
         return self._states.obey(self._engine, self._crew, order)
 
     def _delete(self, number: int) -> None:
@@ -130,13 +147,18 @@ class _States:
         self.held: dict[int, tuple[Problem, Any]] = {}
 
     def obey(
-        self, engine: Any, crew: Crew, order: tuple[str, int, tuple[Any, ...], list[int]]
+        self, engine: Any, crew: Crew, order: Order, device: torch.device | None = None
     ) -> Any:
-        """Run an order of the leader on this rank; raise the error of any rank on all of them."""
-        name, number, arguments, deleted = order
+        """Run an order of the leader on this rank; raise the error of any rank on all of them.
+
+        device: that of this rank, if the arguments are still on the CPU.
+        """
+        _, name, number, arguments, deleted = order
         for each in deleted:
             self.held.pop(each, None)
         try:
+            if device is not None:
+                arguments = _move(order, device).arguments
             if name == "forward":
                 found, state = engine.forward(*arguments, crew=crew)
                 if state is not None:
@@ -157,24 +179,36 @@ class _States:
 
 def dismiss(crew: Crew, error: BaseException | None = None) -> None:
     """End `serve` on the other ranks, where it returns, or raises an error if one is given."""
-    crew.broadcast(("dismiss", 0, (error,), []))
+    crew.broadcast(Order("", "dismiss", 0, (error,), []))
 
 
-def serve(engine: Engine, crew: Crew) -> None:
+def serve(crew: Crew, device: torch.device = CPU) -> None:
     """Run the orders of the leader of a crew until it dismisses the others; raise its error if any.
 
-    Errors of an order are those of the leader, which decides how to continue.
+    device: of this rank. Errors of an order are those of the leader, which decides how to continue.
     """
     states = _States()
     while True:
         order = crew.broadcast(None)
-        name, _, arguments, _ = order
-        if name == "dismiss":
-            (error,) = arguments
+        if order.function == "dismiss":
+            (error,) = order.arguments
             if error is not None:
                 raise error
             return
         with suppress(Exception):
-            states.obey(engine, crew, order)
-        # Their memory is needed for the next order
-        del order, arguments
+            states.obey(load(order.engine), crew, order, device)
+        # Its memory is needed for the next one
+        del order
+
+
+def _move(order: Order, device: torch.device) -> Order:
+    """Return an order with the arrays of its arguments on a device."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(device)
+        if isinstance(value, Mapping):
+            return {key: move(each) for key, each in value.items()}
+        return replace(value, model=move(value.model)) if isinstance(value, Problem) else value
+
+    return order._replace(arguments=tuple(map(move, order.arguments)))

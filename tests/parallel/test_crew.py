@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from hpcfwi.parallel.crew import SHARED
 from hpcfwi.storage.models import read_model
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from hpcfwi.parallel.crew import RankCrew
-from hpcfwi.wave.engines import load
 from hpcfwi.wave.engines.cpu import engine
 from hpcfwi.wave.leader import Leader, dismiss, serve
 from tests.wave.examples import random_shots, white_residual
@@ -85,7 +85,7 @@ print("ended")
 def test_ranks_of_several_hosts_have_the_bits_of_one_rank(n, hosts):
     program = """
 if crew.number > 0:
-    serve(load("cpu"), crew)
+    serve(crew)
 else:
     leader = Leader(crew)
     assert crew.hosts.count(0) == crew.size // HOSTS
@@ -99,6 +99,43 @@ crew.close()
     assert "ended" in done.stdout
 
 
+def test_neighbours_of_a_crew_swap_tensors_until_one_fails_and_then_again():
+    program = """
+n, size, count = crew.number, crew.size, 0
+
+def swap():
+    global count
+    count += 1
+    sent = [[torch.full((4, 3), 100.0 * count + 10 * n + side)] * 2 for side in (0, 1)]
+    received = [[torch.full((4, 3), -1.0) for _ in range(2)] for _ in (0, 1)]
+    crew.swap(sent, received)
+    for side, rank in ((0, n - 1), (1, n + 1)):
+        value = 100.0 * count + 10 * rank + 1 - side if 0 <= rank < size else -1.0
+        assert all((tensor == value).all() for tensor in received[side])
+
+for failing in range(size):
+    for _ in range(5):
+        swap()
+    try:
+        if n == failing:
+            raise MemoryError("no memory left")
+        for _ in range(5):
+            swap()
+        crew.check()
+    except MemoryError as error:
+        crew.fail(error)
+        print("found", error)
+    count = 0
+swap()
+crew.close()
+print("ended")
+"""
+    done = run_crew(3, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("found no memory left") == 9
+    assert done.stdout.count("ended") == 3
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("function", ["make_tables", "make_history", "take_out"])
@@ -107,7 +144,7 @@ def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(functi
     program = f"""
 fail_at("{function}", {failing}, 1)
 if crew.number > 0:
-    serve(load("cpu"), crew)
+    serve(crew)
 else:
     leader = Leader(crew)
     try:
@@ -135,7 +172,7 @@ if crew.number > 0:
         states.append(len(self.held))
         return found
     with mock.patch.object(leader._States, "obey", watch):
-        serve(load("cpu"), crew)
+        serve(crew)
     print("held", max(states), states[-1])
 else:
     leader = Leader(crew)
@@ -157,7 +194,7 @@ def test_rank_that_stops_ends_the_job_with_its_number(stopped, hosts, wait):
 if crew.number == {stopped}:
     os.kill(os.getpid(), signal.SIGSTOP)
 if crew.number > 0:
-    serve(load("cpu"), crew)
+    serve(crew)
 else:
     simulate(leader=Leader(crew))
 """
@@ -173,7 +210,7 @@ def test_failure_ends_the_states_of_earlier_simulations():
     program = """
 fail_at("make_history", 1, 7)  # the first shot of the third simulation
 if crew.number > 0:
-    serve(load("cpu"), crew)
+    serve(crew)
 else:
     leader = Leader(crew)
     one = shots.simulate(engine="cpu", leader=leader)
@@ -284,7 +321,7 @@ def run_job(folder, n: int, changes: dict[str, object], *options: str):
     ("n", "changes", "expected"),
     [
         (3, {}, "3 ranks cannot be divided into crews of 2"),
-        (2, {"wave.engine": "eager"}, "only the engine cpu divides shots"),
+        (2, {"wave.engine": "eager"}, "only the engines cpu and gpu divide shots"),
         (2, {"wave.ranks_per_shot": 0}, "found 0, expected greater than 0"),
         (2, {"wave.ranks_per_shot": "two"}, "wave.ranks_per_shot: found 'two'"),
         (6, {"wave.ranks_per_shot": 6}, "cannot be divided into 6 layers"),
@@ -326,3 +363,38 @@ def test_shared_memory_leaves_no_file(tmp_path):
     done = run_job(tmp_path, 2, {"inversion.epochs": 1, "output.every": 1})
     assert done.returncode == 0, done.stderr
     assert set(Path(SHARED).glob("hpcfwi-*")) <= before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="both ranks would need a GPU of their own")
+def test_gpu_engine_inverts_to_the_same_bits_with_two_ranks_per_shot(tmp_path):
+    """Triton interprets the kernels, which takes some milliseconds for each of them."""
+    short = {
+        "survey.sources": {"count": 1, "depth": 20.0},
+        "model.spacing": 40.0,
+        "survey.dt": 0.003,
+        "survey.duration": 0.03,
+        "survey.wavelet": {"kind": "ricker", "frequency": 40.0, "delay": 0.01},
+        "wave.engine": "gpu",
+        "wave.boundary": 4,
+        "wave.order": 2,
+        "inversion.epochs": 1,
+        "inversion.batch": 1,
+        "output.every": 1,
+    }
+    models = []
+    for ranks in (1, 2):
+        path = write_input(tmp_path / str(ranks), {**short, "wave.ranks_per_shot": ranks})
+        program = f"""
+import sys
+from hpcfwi.cli import main
+from tests.wave.engines.gpu.conftest import quickly_interpreted
+
+sys.argv = ["hpcfwi", "run", {str(path)!r}]
+with quickly_interpreted():
+    main()
+"""
+        done = run_ranks(ranks, program, warm=True)
+        assert done.returncode == 0, done.stderr
+        assert ("2 ranks simulate each shot" in done.stderr + done.stdout) == (ranks == 2)
+        models.append(read_model(path.parent / "run" / "model.h5")["vp"])
+    assert models[0].tobytes() == models[1].tobytes()

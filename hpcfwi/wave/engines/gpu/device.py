@@ -7,8 +7,8 @@ card, the dimensions, the order, the precision, whether the data of a step fit i
 cache, and the version of Triton.
 
 On CUDA and ROCm devices, the launches of a stretch of steps are captured in a graph and replayed;
-kernels read the number of the step from device memory. On other devices, the kernels are launched
-one by one. The launches of a step are in `sweep`.
+kernels read the number of the step from device memory. On other devices, and between exchanges with
+other ranks, the kernels are launched one by one. The launches of a step are in `sweep`.
 """
 
 from __future__ import annotations
@@ -149,12 +149,14 @@ class Loop:
     """A loop over steps of one kind, in which repeated stretches are captured and replayed.
 
     clock: the number of the step on the device; direction: 1 or -1; period: number of steps after
-    which the launches repeat. The function that launches a step is an argument of `run`, because a
-    loop that stored it would be in a reference cycle with the arrays.
+    which the launches repeat; captures: False if they cannot be captured. The function that
+    launches a step is an argument of `run`, because a loop that stored it would be in a reference
+    cycle with the arrays.
     """
 
-    def __init__(self, clock: Tensor, direction: int, period: int) -> None:
+    def __init__(self, clock: Tensor, direction: int, period: int, captures: bool = True) -> None:
         self._clock, self._direction, self._period = clock, direction, period
+        self._captures = captures and clock.device.type == "cuda"
         self._stretch = -(-STRETCH // period) * period
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
 
@@ -172,7 +174,7 @@ class Loop:
         the launches are captured; from then on the graph is replayed.
         """
         key = (start % self._period, length)
-        if key not in self._graphs or self._clock.device.type != "cuda":
+        if key not in self._graphs or not self._captures:
             self._launch(step, start, length)
             self._graphs[key] = None
             return

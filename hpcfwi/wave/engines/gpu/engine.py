@@ -1,7 +1,7 @@
 """The engine for GPUs: Triton kernels in two and three dimensions for all shots of a batch at once.
 
 NVIDIA, AMD and Intel cards have the same source. With TRITON_INTERPRET=1 it runs slowly on a CPU,
-so that tests need no card.
+so that tests need no card. The ranks of a crew simulate the same shots, each a layer of the grid.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
 from hpcfwi.wave.engines.gpu.layout import Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind
+from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, join_fields, join_points
 from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import (
     Gradients,
@@ -31,7 +32,7 @@ from hpcfwi.wave.problem import (
 )
 
 if TYPE_CHECKING:
-    from hpcfwi.wave.engines.gpu.layout import Blueprint
+    from hpcfwi.wave.engines.gpu.layout import Blueprint, Layout
     from hpcfwi.wave.engines.gpu.sweep import Sweep
 
 NAME = "gpu"
@@ -100,9 +101,14 @@ _POOL = SweepPool()
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A sweep after its forward pass; it returns to the pool when this object is deleted."""
+    """A sweep after its forward pass; it returns to the pool when this object is deleted.
+
+    crew, layers: the ranks that simulate the shots, and the layer of each.
+    """
 
     sweep: Sweep
+    crew: Crew
+    layers: list[Layer]
 
     def __post_init__(self) -> None:
         weakref.finalize(self, _POOL.put, self.sweep).atexit = False
@@ -125,16 +131,22 @@ def available() -> str | None:
     return None
 
 
-def footprint(problem: Problem, steps: int) -> int:
-    """Return the largest number of bytes that `forward` and `backward` take for so many steps."""
-    blueprint = _blueprint(
-        problem, steps, _most(problem.sources, problem), _most(problem.receivers, problem)
-    )
+def footprint(problem: Problem, steps: int, layers: int = 1) -> int:
+    """Return the largest number of bytes that `forward` and `backward` take for so many steps.
+
+    layers: number of layers of the grid; the bytes are then those of the rank that needs most.
+    Raises ValueError if the grid has too few planes for them.
+    """
+    points = _most(problem.sources, problem), _most(problem.receivers, problem)
+    parts = cut(problem, layers)
+    layouts = [layout_of(problem, parts, number) for number in range(layers)]
+    sweep = max(_blueprint(problem, each, steps, *points).count_bytes() for each in layouts)
     size = problem.n_shots * problem.like.element_size()
-    # Copies of inputs and outputs: the gradient and its operands, traces and adjoint sources.
+    # Copies of inputs and outputs: the gradient and its operands, traces and adjoint sources. The
+    # first rank of a crew has those of the whole grid.
     fields = 5 if problem.illuminate else 4
-    copies = fields * blueprint.layout.size + 3 * steps * problem.receivers.shape[1]
-    return blueprint.count_bytes() + size * copies
+    copies = fields * sum(each.size for each in layouts)
+    return sweep + size * (copies + 3 * steps * problem.receivers.shape[1])
 
 
 def count_updates(problem: Problem, steps: int) -> float:
@@ -152,47 +164,66 @@ def clear() -> None:
     _POOL.clear()
 
 
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+def forward(
+    problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
+) -> tuple[Tensor, State | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and the state.
 
-    The state is for `backward` and `scatter`; it is None unless `keep` is True.
+    The state is for `backward` and `scatter`; it is None unless `keep` is True. crew: the ranks
+    that simulate the shots together, all of which call this, and `backward` and `scatter`. Only
+    rank 0 of the crew gets all traces and gradients. Raises ValueError if the grid has too few
+    planes for the crew.
     """
     if not is_interpreted():
         keep_kernels()
-    scheme, layout = problem.scheme, layout_of(problem)
+    layers = cut(problem, crew.size)
+    scheme, layout = problem.scheme, layout_of(problem, layers, crew.number)
     sources, receivers = (
-        spread_out(taps, layout, scale)
+        spread_out(taps, layout, scale, layers, crew.number)
         for taps, scale in ((scheme.sources, scheme.source_scale), (scheme.receivers, 1.0))
     )
-    blueprint = _blueprint(problem, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
-    state = State(_POOL.take(blueprint, problem))
-    state.sweep.load(problem, sources, receivers)
-    return state.sweep.run_forward(wavelet), state if keep else None
+    blueprint = _blueprint(problem, layout, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
+    state = State(_POOL.take(blueprint, problem), crew, layers)
+    state.sweep.load(problem, sources, receivers, crew)
+    traces = state.sweep.run_forward(wavelet)
+    return join_points(crew, layers, traces, scheme.receivers), state if keep else None
 
 
 def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     image, wavelet, energies = state.sweep.run_backward(adjoint_source)
+    wavelet = join_points(state.crew, state.layers, wavelet, problem.scheme.sources)
+    joined = [join_fields(state.crew, fields) for fields in (image, *energies)]
     shape = (problem.n_shots, *problem.scheme.shape)
-    image, *energies = (fields.reshape(shape) for fields in (image, *energies))
+    fields = [each.reshape(shape) for each in joined if each is not None]
+    if not fields:
+        return Gradients({}, wavelet, None, None)
+    image, *energies = fields
     return make_gradients(problem, image, wavelet, *(energies or (None, None)))
 
 
 def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
-    return state.sweep.run_scattered(square_speed(problem) * relative_change(problem, direction))
+    change = square_speed(problem) * relative_change(problem, direction)
+    traces = state.sweep.run_scattered(change)
+    return join_points(state.crew, state.layers, traces, problem.scheme.receivers)
 
 
 def _blueprint(
-    problem: Problem, steps: int, sources: Sizes, receivers: Sizes, keep: bool = True
+    problem: Problem,
+    layout: Layout,
+    steps: int,
+    sources: Sizes,
+    receivers: Sizes,
+    keep: bool = True,
 ) -> Blueprint:
     from hpcfwi.wave.engines.gpu.layout import Blueprint
 
     return Blueprint(
-        layout_of(problem),
+        layout,
         problem.like.device,
         problem.like.dtype,
-        problem.free_surface,
+        problem.free_surface and layout.first == 0,
         problem.n_shots,
         steps,
         sources,

@@ -184,22 +184,37 @@ def slot_of(clock, at, interval, slots):
     return (tl.load(clock) + at) // interval % slots
 
 
+@triton.jit
+def block_of(starts, cells_kept, UNITS: tl.constexpr):
+    """Return the numbers of the stored cells of this program, and the one after its last cell.
+
+    starts: the first stored cell of each program, and the number of all; without scales (UNITS is
+    0) it is not read, and all programs but the last have the same number of cells.
+    """
+    begin, end = tl.program_id(0) * SAMPLED, cells_kept
+    if UNITS > 0:
+        begin = tl.load(starts + tl.program_id(0))
+        end = tl.load(starts + tl.program_id(0) + 1)
+    index = begin + tl.arange(0, SAMPLED)
+    return index, end
+
+
 @triton.jit(do_not_specialize=HISTORY_SIZES)
 def store(
-    kept, scales, field, cells, clock, at, interval, slots, cells_kept, size,
+    kept, scales, starts, field, cells, clock, at, interval, slots, cells_kept, size,
     LISTED: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Store a field's values at `cells` in the slot of this step of kept (slot, shot, cell).
 
     UNITS: if 0, values are stored without a scale. Otherwise they are stored in units of scales
     (slot, shot, block), such that the largest magnitude of a block of cells is UNITS; if UNITS is
-    more than 1, they are rounded to integers. LISTED: if False, the whole field is stored, and
-    `cells` is not read. Grid: (blocks of KEPT cells, shots).
+    more than 1, they are rounded to integers. starts: see `block_of`. LISTED: if False, the whole
+    field is stored, and `cells` is not read. Grid: (blocks of at most KEPT cells, shots).
     """
     shot = tl.program_id(1).to(tl.int64)
     slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
-    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
-    mask = index < cells_kept
+    index, end = block_of(starts, cells_kept, UNITS)
+    mask = index < end
     cell = tl.load(cells + index, mask, 0) if LISTED else index
     value = tl.load(field + shot * size + cell, mask, 0.0)
     if UNITS > 0:
@@ -229,19 +244,20 @@ def load_kept(kept, scales, slot, index, mask, cells_kept, UNITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=HISTORY_SIZES)
 def restore(
-    field, kept, scales, cells, clock, at, interval, slots, cells_kept, size, origin, stride_z,
+    field, kept, scales, starts, cells, clock, at, interval, slots, cells_kept,
+    size, origin, stride_z,
     RADIUS: tl.constexpr, FREE_SURFACE: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Set cells of a field to the values stored in this step; do nothing before the first step.
 
-    Grid: (blocks of KEPT cells, shots).
+    Grid: (blocks of at most KEPT cells, shots).
     """
     shot = tl.program_id(1).to(tl.int64)
     n = tl.load(clock) + at
     # No value of a step before the first is used, but a scale is read: its address must be valid.
     slot = tl.maximum(n, 0) // interval % slots * tl.num_programs(1) + shot
-    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
-    mask = index < tl.where(n >= 0, cells_kept, 0)
+    index, end = block_of(starts, cells_kept, UNITS)
+    mask = index < tl.where(n >= 0, end, 0)
     cell = tl.load(cells + index, mask, 0)
     value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
     value = value.to(field.dtype.element_ty)
@@ -254,17 +270,17 @@ def restore(
 
 @triton.jit(do_not_specialize=HISTORY_SIZES)
 def correlate(
-    total, field, kept, scales, cells, clock, at, interval, slots, cells_kept, size,
+    total, field, kept, scales, starts, cells, clock, at, interval, slots, cells_kept, size,
     LISTED: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Add the field times the values stored in this step to total.
 
-    Grid: (blocks of KEPT cells, shots).
+    Grid: (blocks of at most KEPT cells, shots).
     """
     shot = tl.program_id(1).to(tl.int64)
     slot = slot_of(clock, at, interval, slots) * tl.num_programs(1) + shot
-    index = tl.program_id(0) * SAMPLED + tl.arange(0, SAMPLED)
-    mask = index < cells_kept
+    index, end = block_of(starts, cells_kept, UNITS)
+    mask = index < end
     cell = shot * size + (tl.load(cells + index, mask, 0) if LISTED else index)
     value = load_kept(kept, scales, slot, index, mask, cells_kept, UNITS)
     value = tl.load(field + cell, mask, 0.0) * value.to(total.dtype.element_ty)

@@ -6,6 +6,9 @@ at least r zeros in each row, which fill it up to a multiple of ALIGNMENT cells,
 zeros in each plane. These zeros are also the margin before the next row and plane. Stencils
 therefore need no checks at the edges, and rows begin at multiples of 128 bytes.
 
+The grid of a layer (`wave.layers`) begins in plane HALO. The HALO planes before and after it are
+those of its neighbours, which are contiguous in a field, and zeros at the ends of the whole grid.
+
 The memory variables of an axis have the shape of the grid, except along this axis, where they have
 r zeros, the absorbing cells before the model, 2 r zeros, the absorbing cells after it, and r zeros.
 
@@ -16,8 +19,10 @@ need Triton.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import lcm, prod
 from typing import Any
 
@@ -29,6 +34,7 @@ from torch import Tensor
 from hpcfwi.wave import numerics
 from hpcfwi.wave.engines.gpu.device import STRETCH
 from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
+from hpcfwi.wave.layers import HALO, Layer, find_layers
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Problem
 
@@ -44,9 +50,10 @@ SEGMENT_SAMPLES = 8
 # Upper limits: number of captured loops of a sweep, each with stretches of two lengths; number of
 # launches of a step; bytes of the card's memory that a captured launch takes.
 LOOPS, LAUNCHES, ARGUMENTS = 5, 9, 4096
-# Number of stored cells that a program handles, and that share one scale.
+# Largest number of stored cells that a program handles, and that share one scale.
 KEPT = 256
-# Formats with scales, and the value to which the largest magnitude of KEPT cells is scaled.
+# Formats with scales, and the value to which the largest magnitude of the cells of a scale is
+# scaled.
 UNITS = {torch.float16: 1, torch.int8: 127}
 
 
@@ -154,9 +161,10 @@ class Blueprint:
         frame = _volume(layout.frame) if rebuilds else layout.size
         edge = _volume(layout.perimeter) if rebuilds else 0
         for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
-            scales = -(-cells // KEPT) if kept_as in UNITS else 0
+            starts = len(self.find_starts(name))
             arrays[name] = (slots, shots, cells), kept_as
-            arrays[f"{name}_scales"] = (slots, shots, scales), torch.float32
+            arrays[f"{name}_scales"] = (slots, shots, max(0, starts - 1)), torch.float32
+            arrays[f"{name}_starts"] = (starts,), torch.int32
         for name, sizes in (("sources", self.sources), ("receivers", self.receivers)):
             rows, columns = (shots, sizes.points, sizes.entries), (shots, sizes.cells, sizes.shared)
             arrays[f"{name}_cells"] = rows, torch.int32
@@ -165,6 +173,29 @@ class Blueprint:
             arrays[f"{name}_points"] = columns, torch.int32
             arrays[f"{name}_spreading"] = columns, self.dtype
         return arrays
+
+    def find_starts(self, name: str) -> NDArray[np.int32]:
+        """Return the first of the stored cells of each scale, and their number, (scale + 1,).
+
+        name: of the stored values, "samples" or "edges". The array is empty if they have no scales.
+        Each plane of a field begins with a new scale, so that a cut between planes changes none.
+        """
+        if self.kept_as not in UNITS:
+            return np.zeros(0, np.int32)
+        layout = self.layout
+        planes, *plane = layout.field_shape
+        parts = [(planes, prod(plane))]
+        if self.rebuilds:
+            boxes = layout.frame if name == "samples" else layout.perimeter
+            parts = [(len(each), _volume(flat)) for each, flat in by_planes(boxes)]
+        elif name == "edges":
+            parts = []
+        starts, first = [np.zeros(0, np.int64)], 0
+        for count, cells in parts:
+            begins = first + cells * np.arange(count)
+            starts.append((begins[:, None] + np.arange(0, cells, KEPT)).ravel())
+            first += count * cells
+        return np.append(np.concatenate(starts), first).astype(np.int32)
 
     def count_touched(self) -> tuple[int, int]:
         """Return the bytes that a step accesses: of each shot, and those common to all shots.
@@ -184,7 +215,8 @@ class Blueprint:
     @property
     def captured(self) -> int:
         """Largest number of bytes of the card's memory that captured launches take."""
-        steps = max(STRETCH, self.period) if self.device.type == "cuda" else 0
+        captures = self.device.type == "cuda" and not self.layout.halo
+        steps = max(STRETCH, self.period) if captures else 0
         return 2 * LOOPS * steps * LAUNCHES * ARGUMENTS
 
     def count_bytes(self) -> int:
@@ -194,8 +226,17 @@ class Blueprint:
         return arrays + 4 * _volume(listed) + self.captured
 
 
-def _volume(boxes: list[Box]) -> int:
+def _volume(boxes: Sequence[Sequence[tuple[int, int]]]) -> int:
     return sum(prod(end - begin for begin, end in box) for box in boxes)
+
+
+def by_planes(boxes: list[Box]) -> list[tuple[range, list[Box]]]:
+    """Return ranges of planes, and what the boxes are in each of these planes, along y and x."""
+    edges = sorted({edge for along_z, *_ in boxes for edge in along_z})
+    return [
+        (range(*pair), [flat for (begin, end), *flat in boxes if begin <= pair[0] < end])
+        for pair in pairwise(edges)
+    ]
 
 
 def weigh_differences(problem: Problem) -> NDArray[np.float64]:
@@ -218,7 +259,9 @@ def lay_out_profiles(problem: Problem, layout: Layout) -> list[NDArray[np.float6
 
     Each axis has `radius` zeros before and after its values.
     """
-    given = [(p.a, p.b) for p in problem.scheme.profiles]
+    (z, *others) = [(p.a, p.b) for p in problem.scheme.profiles]
+    here = slice(layout.first, layout.first + layout.shape[0])
+    given = [(z[0][here], z[1][here]), *others]
     if layout.ndim == 2:
         given.insert(1, (np.zeros(1), np.zeros(1)))
     return [
@@ -247,14 +290,17 @@ REMEMBERED = 4
 Axes = tuple[int, int, int]
 # For each axis, the first cell of a box, and the one after the last.
 Box = list[tuple[int, int]]
+# Planes next to the first and to the last plane of a layer, of each shot.
+Halo = tuple[list[Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of the padded grid of one shot.
+    """The memory layout of the padded grid of one shot, or of a layer of it.
 
     Axes are z, y, x; a 2-D grid is one cell wide in y. shape: cells of the grid; before, after:
-    cells of its slabs; radius: half the order.
+    cells of its slabs; radius: half the order. Of a layer, first: its first plane in the whole
+    grid; halo: number of planes before and after it that its neighbours compute.
     """
 
     shape: Axes
@@ -262,6 +308,13 @@ class Layout:
     after: Axes
     radius: int
     ndim: int
+    first: int = 0
+    halo: int = 0
+
+    @property
+    def margin(self) -> int:
+        """Number of planes before and after the grid."""
+        return max(self.radius, self.halo)
 
     @property
     def row(self) -> int:
@@ -271,7 +324,7 @@ class Layout:
     @property
     def field_shape(self) -> Axes:
         rows = self.shape[1] + (self.radius if self.ndim == 3 else 0)
-        return self.shape[0] + 2 * self.radius, rows, self.row
+        return self.shape[0] + 2 * self.margin, rows, self.row
 
     @property
     def size(self) -> int:
@@ -285,7 +338,7 @@ class Layout:
     @property
     def origin(self) -> int:
         """Offset of the grid's first cell in a field."""
-        return self.radius * self.strides[0]
+        return self.margin * self.strides[0]
 
     @property
     def interior(self) -> tuple[Axes, Axes]:
@@ -367,15 +420,18 @@ class Layout:
         return boxes
 
     def offsets(self, boxes: list[Box], device: torch.device) -> Tensor:
-        """Return the offsets of the cells in boxes, int32."""
-        parts = []
-        for box in boxes:
-            z, y, x = (
-                stride * torch.arange(*side, device=device, dtype=torch.int32)
-                for side, stride in zip(box, self.strides, strict=True)
-            )
-            cells = self.origin + z[:, None, None] + y[:, None] + x
-            parts.append(cells.flatten())
+        """Return the offsets of the cells in boxes, plane by plane, int32."""
+
+        def along(axis: int, begin: int, end: int) -> Tensor:
+            cells = torch.arange(begin, end, device=device, dtype=torch.int32)
+            return self.strides[axis] * cells
+
+        parts = [along(2, 0, 0)]
+        for planes, flat in by_planes(boxes):
+            plane = [(along(1, *y)[:, None] + along(2, *x)).flatten() for y, x in flat]
+            cells = torch.cat([parts[0], *plane])
+            z = along(0, planes.start, planes.stop)
+            parts.append((self.origin + z[:, None] + cells).flatten())
         return torch.cat(parts)
 
     def frame_tiles(self, tile: Axes) -> NDArray[np.int32]:
@@ -393,25 +449,53 @@ class Layout:
         return np.concatenate(found)
 
     def lay_out(self, model: Tensor) -> Tensor:
-        """Return a model on the padded grid as a field (size,)."""
+        """Return a model on the whole padded grid as a field (size,)."""
         field = model.new_zeros(self.size)
-        self.take_out(field)[...] = model.reshape(self.shape)
+        here = model[self.first : self.first + self.shape[0]]
+        self.take_out(field)[...] = here.reshape(self.shape)
         return field
 
     def take_out(self, fields: Tensor) -> Tensor:
         """Return the grid (..., n_z, n_y, n_x) of fields (..., size), as a view."""
         n_z, n_y, n_x = self.shape
         fields = fields.reshape(*fields.shape[:-1], *self.field_shape)
-        return fields[..., self.radius : self.radius + n_z, :n_y, :n_x]
+        return fields[..., self.margin : self.margin + n_z, :n_y, :n_x]
+
+    def halves(self, fields: Tensor) -> tuple[Halo, Halo]:
+        """Return the planes of fields (shot, size) that a layer sends and those that it receives.
+
+        They are contiguous views, one for each shot.
+        """
+        n, h = self.shape[0], self.halo
+        before, first, last, after = (
+            list(fields.view(len(fields), n + 2 * h, -1)[:, begin : begin + h].unbind())
+            for begin in (0, h, n, n + h)
+        )
+        return (first, last), (before, after)
 
 
-def layout_of(problem: Problem) -> Layout:
-    """Return the layout of a problem; raise ValueError if its grid is too large for the engine."""
+def layout_of(problem: Problem, layers: Sequence[Layer] = (), number: int = 0) -> Layout:
+    """Return the layout of a problem, or of a layer of its grid.
+
+    Raises ValueError if the grid is too large for the engine.
+    """
     shape, (before, after) = problem.padded_shape, problem.padding
+    first, halo = 0, 0
+    if len(layers) > 1:
+        layer, first, halo = layers[number], layers[number].first, HALO
+        before = (before[0] if number == 0 else 0, *before[1:])
+        after = (after[0] if number == len(layers) - 1 else 0, *after[1:])
+        shape = (layer.planes, *shape[1:])
     if problem.like.ndim == 2:
         shape, before, after = ((v[0], w, v[1]) for v, w in ((shape, 1), (before, 0), (after, 0)))
     layout = Layout(
-        _three(shape), _three(before), _three(after), problem.order // 2, problem.like.ndim
+        _three(shape),
+        _three(before),
+        _three(after),
+        problem.order // 2,
+        problem.like.ndim,
+        first,
+        halo,
     )
     if max(layout.size, layout.memory_size) >= MOST_CELLS:
         raise ValueError(
@@ -439,6 +523,9 @@ class Sizes:
 @dataclass(frozen=True)
 class Matrix:
     """A sparse matrix between points and cells, stored by points and by cells.
+
+    Of a layer, it has the cells of the points that the layer records, also those in its halo, and
+    the points of the cells that it computes.
 
     cells, weights: (shot, point, entry), the offsets and weights of the cells of a point; occupied:
     (shot, row), the offsets of the cells of all points, or -1; points, spreading: (shot, row,
@@ -474,30 +561,43 @@ class _Places:
         return isinstance(other, _Places) and other._digest == self._digest
 
 
-def spread_out(taps: Taps, layout: Layout, scale: float) -> Matrix:
+def spread_out(
+    taps: Taps, layout: Layout, scale: float, layers: Sequence[Layer] = (), number: int = 0
+) -> Matrix:
     """Return the matrix of taps with weights times `scale`; repeated cells of a point are merged.
 
-    The last few matrices are cached, as batches of a line often have the same receivers.
+    layers, number: of a layer, all layers and its number. The last few matrices are cached, as
+    batches of a line often have the same receivers.
     """
-    return _spread_out(_Places(taps), layout, scale)
+    return _spread_out(_Places(taps), layout, scale, tuple(layers), number)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _spread_out(places: _Places, layout: Layout, scale: float) -> Matrix:
+def _spread_out(
+    places: _Places, layout: Layout, scale: float, layers: tuple[Layer, ...], number: int
+) -> Matrix:
     taps = places.taps
     index = taps.cells
     if layout.ndim == 2:
         index = np.stack([index[..., 0], np.zeros_like(index[..., 0]), index[..., 1]], axis=-1)
+    index = index - np.array((layout.first, 0, 0), np.int64)
     offsets = layout.origin + index @ np.asarray(layout.strides)
     shots, points = offsets.shape[:2]
-    shot, point, tap = np.nonzero(taps.weights)
+    recorded = (find_layers(taps, list(layers)) == number).ravel()
+    computed = (index[..., 0] >= 0) & (index[..., 0] < layout.shape[0])
+    used = recorded.reshape(shots, points, 1) | computed
+    shot, point, tap = np.nonzero((taps.weights != 0.0) & used)
     key = (shot * points + point) * layout.size + offsets[shot, point, tap]
     key, inverse = np.unique(key, return_inverse=True)
     weight = np.zeros(key.size)
     np.add.at(weight, inverse, taps.weights[shot, point, tap] * scale)
     row, cell = np.divmod(key, layout.size)
     shot, point = np.divmod(row, points)
-    cells, weights = _pack_rows(row, shots * points, cell, weight)
+    here = recorded[row]
+    cells, weights = _pack_rows(row[here], shots * points, cell[here], weight[here])
+    plane = cell // layout.strides[0] - layout.margin
+    here = (plane >= 0) & (plane < layout.shape[0])
+    shot, point, cell, weight = shot[here], point[here], cell[here], weight[here]
     occupied, holder = np.unique(shot * layout.size + cell, return_inverse=True)
     order = np.argsort(holder, kind="stable")
     owner = occupied // layout.size

@@ -1,7 +1,8 @@
 """Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
 
 A `Stepper` advances a field by one step: it chooses tiles and streams, and launches the kernels. A
-`Sweep` adds sources, receivers and histories. It simulates the wave, and then the adjoint or the
+`Sweep` adds sources, receivers and histories. Wherever a field is complete, layers of a grid
+exchange planes of it. It simulates the wave, and then the adjoint or the
 scattered field any number of times, in the arrays of its `Blueprint`. The arithmetic is in
 `kernels`, and the repetition of steps is in `device`.
 """
@@ -38,6 +39,7 @@ from hpcfwi.wave.engines.gpu.layout import (
     weigh_differences,
 )
 from hpcfwi.wave.history import Keep, Reverse, schedule
+from hpcfwi.wave.layers import ALONE, Crew
 from hpcfwi.wave.problem import Problem, square_speed
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -211,14 +213,21 @@ class Kept:
     """The values that are stored at some cells in some steps.
 
     values: (slot, shot, cell); scales: (slot, shot, block), the scales of formats that have them;
-    cells: offsets of the cells, or None if whole fields are stored; interval: number of steps from
-    one slot to the next.
+    starts: (block + 1,), the first cell of each scale, see `Blueprint.find_starts`; cells: offsets
+    of the cells, or None if whole fields are stored; interval: number of steps from one slot to the
+    next.
     """
 
     values: Tensor
     scales: Tensor
+    starts: Tensor
     cells: Tensor | None
     interval: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of programs that handle the cells of a shot."""
+        return self.scales.shape[2] or _blocks(self.values.shape[2], KEPT)
 
 
 class Sweep:
@@ -236,13 +245,22 @@ class Sweep:
             layout.offsets(boxes, device) if blueprint.rebuilds else None
             for boxes in (layout.frame, layout.perimeter)
         )
-        self.samples = Kept(arrays["samples"], arrays["samples_scales"], frame, blueprint.interval)
-        self.edges = Kept(arrays["edges"], arrays["edges_scales"], perimeter, 1)
+        self.samples, self.edges = (
+            Kept(arrays[name], arrays[f"{name}_scales"], arrays[f"{name}_starts"], cells, interval)
+            for name, cells, interval in (
+                ("samples", frame, blueprint.interval),
+                ("edges", perimeter, 1),
+            )
+        )
+        for name in ("samples", "edges"):
+            upload(arrays[f"{name}_starts"], blueprint.find_starts(name))
         self._stream = _stream(device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
-            Loop(self.clock, direction, blueprint.period) for direction in (1, -1, 1, 1, 1)
+            Loop(self.clock, direction, blueprint.period, captures=not layout.halo)
+            for direction in (1, -1, 1, 1, 1)
         )
+        self._crew: Crew = ALONE
         # The slot of each stored state, by segment.
         self.stored: dict[int, int] = {}
         self.stepper = Stepper(blueprint, problem, arrays, self.clock)
@@ -250,9 +268,13 @@ class Sweep:
     def count_bytes(self) -> int:
         return self.blueprint.count_bytes()
 
-    def load(self, problem: Problem, sources: Matrix, receivers: Matrix) -> None:
-        """Load the numbers of a problem whose sizes are those of the blueprint."""
+    def load(self, problem: Problem, sources: Matrix, receivers: Matrix, crew: Crew) -> None:
+        """Load the numbers of a problem whose sizes are those of the blueprint.
+
+        crew: the ranks whose layers this one exchanges planes with.
+        """
         self._take_over()
+        self._crew = crew
         arrays = self.arrays
         self.stepper.load(problem)
         for name, matrix in (("sources", sources), ("receivers", receivers)):
@@ -331,6 +353,7 @@ class Sweep:
             arrays["traces"].copy_(adjoint_source.transpose(1, 2))
             self.clock.fill_(last)
             self._exchange(0, target=arrays["fields"][last % 2], sources="receivers")
+            self._swap(arrays["fields"][last % 2])
             if self.blueprint.recomputes:
                 self._run_segments(last)
             else:
@@ -418,6 +441,7 @@ class Sweep:
             field=cur if records else None,
             receivers="receivers",
         )
+        self._swap(new)
         if keep and not self.blueprint.keeps_straight:
             self._launch_kept(kernels.store, self.samples, at, field=self.arrays["u"])
 
@@ -442,6 +466,7 @@ class Sweep:
             self._launch_kept(kernels.correlate, self.samples, at, total=new, field=change)
             self._exchange(at, target=new, factor=change, sources="sources")
         self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=False)
+        self._swap(new)
         self._exchange(at, field=cur, receivers="receivers")
 
     def _step_backward(self, n: int, at: int) -> None:
@@ -454,6 +479,7 @@ class Sweep:
             at, BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False
         )
         self._exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
+        self._swap(new)
         if blueprint.rebuilds:
             self._rebuild(n, at, -1, keep=sampled)
         if sampled:
@@ -475,6 +501,12 @@ class Sweep:
             stride_z=self.blueprint.layout.strides[0], RADIUS=self.blueprint.layout.radius,
             FREE_SURFACE=self.blueprint.free_surface,
         )  # fmt: skip
+        self._swap(then)
+
+    def _swap(self, field: Tensor) -> None:
+        """Exchange the planes next to the cuts of a complete field with those of the neighbours."""
+        if self.blueprint.layout.halo:
+            self._crew.swap(*self.blueprint.layout.halves(field))
 
     def _exchange(
         self,
@@ -520,11 +552,11 @@ class Sweep:
             return
         if kernel is not kernels.restore:
             arguments["LISTED"] = kept.cells is not None
-        kernel[(_blocks(cells, KEPT), self.blueprint.shots)](
-            kept=kept.values, scales=kept.scales, cells=kept.cells, clock=self.clock, at=at,
-            interval=kept.interval, slots=kept.values.shape[0], cells_kept=cells,
-            size=self.blueprint.layout.size, UNITS=UNITS.get(kept.values.dtype, 0),
-            enable_fp_fusion=FUSED, **arguments,
+        kernel[(kept.blocks, self.blueprint.shots)](
+            kept=kept.values, scales=kept.scales, starts=kept.starts, cells=kept.cells,
+            clock=self.clock, at=at, interval=kept.interval, slots=kept.values.shape[0],
+            cells_kept=cells, size=self.blueprint.layout.size,
+            UNITS=UNITS.get(kept.values.dtype, 0), enable_fp_fusion=FUSED, **arguments,
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,13 @@ import pytest
 
 @pytest.fixture(scope="package")
 def quick_interpreter() -> Iterator[None]:
+    """Make the interpreter faster in a package of tests."""
+    with quickly_interpreted():
+        yield
+
+
+@contextmanager
+def quickly_interpreted() -> Iterator[None]:
     """Avoid unused and repeated work of Triton's interpreter, which takes half of its time.
 
     The interpreter computes each sum of integers also in 64 bits to assert that it fits in 32, even

@@ -110,9 +110,9 @@ def test_fields_of_the_last_shot_in_the_last_slot_are_stored_and_loaded(make: Ma
     field, total = (make((SHOTS, STRIDE), torch.float32, cpu) for _ in range(2))
     field[-1, :cells] = values = torch.arange(-100.0, cells - 100.0)
     alike = {
-        "kept": kept, "scales": torch.zeros(slots * SHOTS), "cells": None, "field": field,
-        "clock": torch.ones((), dtype=torch.int64), "at": 0, "interval": 1, "slots": slots,
-        "cells_kept": STRIDE, "size": STRIDE, "LISTED": False, "UNITS": 0,
+        "kept": kept, "scales": torch.zeros(slots * SHOTS), "starts": None, "cells": None,
+        "field": field, "clock": torch.ones((), dtype=torch.int64), "at": 0, "interval": 1,
+        "slots": slots, "cells_kept": STRIDE, "size": STRIDE, "LISTED": False, "UNITS": 0,
     }  # fmt: skip
     kernels.store[(1, SHOTS)](**alike)
     assert torch.equal(kept[-1, -1, :cells], values.half())
