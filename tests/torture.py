@@ -1,10 +1,10 @@
 """Kills and signals ("blows") at random moments: python -m tests.torture [BLOWS [SEED]].
 
 The inversion has stages with encoded shots, estimated wavelets and line searches. Repeatedly, it is
-started on a random number of ranks with a random schedule and a random number of ranks for each
-shot, and then one of its ranks or its launcher is killed or gets a signal. When it is complete, it must have the bits of an undisturbed
-run, and it begins again. The program prints a line for each blow, and ends with 1 if bits differ or
-a job hangs.
+started on a random number of ranks, with a random schedule and one or two ranks for each shot, and
+then one of its ranks or its launcher is killed or gets a signal. When it is complete, it must have
+the bits of an undisturbed run, and it begins again. The program prints a line for each blow, and
+ends with 1 if bits differ or a job hangs.
 """
 
 from __future__ import annotations
