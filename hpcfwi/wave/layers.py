@@ -10,12 +10,15 @@ ranks of a crew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Problem
@@ -117,7 +120,7 @@ def cut(problem: Problem, count: int) -> list[Layer]:
     layers = [Layer(*pair) for pair in pairwise(n * k // count for k in range(count + 1))]
     first, last = (edges[0] for edges in problem.interior)
     thin = min(layer.planes for layer in layers) < THINNEST
-    if thin or layers[0].end < first or layers[-1].first > last:
+    if count > 1 and (thin or layers[0].end < first or layers[-1].first > last):
         raise ValueError(
             f"{n} planes of the padded grid along z cannot be divided into {count} layers; "
             f"expected at least {THINNEST} planes each, and the absorbing cells of an end "
@@ -132,6 +135,32 @@ def find_layers(taps: Taps, layers: list[Layer]) -> NDArray[np.int64]:
     It has the plane above the point, so that all taps are in the layer or in its halo.
     """
     along = taps.indices[0]
-    above = along[..., (along.shape[-1] - 1) // 2]
+    return find_layer(along[..., (along.shape[-1] - 1) // 2], layers)
+
+
+def join_points(values: Tensor, owners: NDArray[np.int64], crew: Crew) -> Tensor:
+    """Return the values (shot, point, ...) of all layers on rank 0 of the crew; collective.
+
+    owners: the layer that has those of each point, (shot, point).
+    """
+    if crew.size == 1:
+        return values
+    of_layer = torch.from_numpy(owners)
+    parts = crew.gather(values[of_layer == crew.number])
+    for number, part in enumerate(parts or []):
+        values[of_layer == number] = part
+    return values
+
+
+def join_fields(fields: Tensor, crew: Crew) -> Tensor | None:
+    """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
+    if crew.size == 1:
+        return fields
+    parts = crew.gather(fields)
+    return None if parts is None else torch.cat(parts, dim=1)
+
+
+def find_layer(planes: NDArray[np.int64], layers: Sequence[Layer]) -> NDArray[np.int64]:
+    """Return the number of the layer that has each of some planes of the grid."""
     ends = np.array([layer.end for layer in layers[:-1]], dtype=np.int64)
-    return np.searchsorted(ends, above, side="right")
+    return np.searchsorted(ends, planes, side="right")

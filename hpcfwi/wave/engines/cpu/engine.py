@@ -24,7 +24,7 @@ from hpcfwi.wave.engines.cpu.layout import POOL, Tables, lay_out, make_tables, m
 from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
 from hpcfwi.wave.engines.cpu.teams import each_shot
 from hpcfwi.wave.history import KINDS, Kind
-from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers
+from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
@@ -63,18 +63,11 @@ class State:
 
         Each layer has those of the points that it records; taps: of the points.
         """
-        if self.crew.size == 1:
-            return values
-        owners = torch.from_numpy(find_layers(taps, self.layers))
-        parts = self.crew.gather(values[owners == self.crew.number])
-        for number, part in enumerate(parts or []):
-            values[owners == number] = part
-        return values
+        return join_points(values, find_layers(taps, self.layers), self.crew)
 
     def join_fields(self, fields: Tensor) -> Tensor | None:
         """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
-        parts = self.crew.gather(fields)
-        return None if parts is None else torch.cat(parts, dim=1)
+        return join_fields(fields, self.crew)
 
 
 def available() -> str | None:

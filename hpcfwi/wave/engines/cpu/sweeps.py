@@ -381,7 +381,8 @@ def make_shots(
         )
         for taps in (scheme.sources, scheme.receivers)
     )
-    scale, neighbours = dtype.type(scheme.source_scale), make_neighbours(tables, crew)
+    scale, columns = dtype.type(scheme.source_scale), tables.v2dt2.shape[1]
+    neighbours = make_neighbours(crew, dtype, HALO * tables.cut.rows, columns)
     return [
         Shot(tables, neighbours, source, heard, wavelet, scale, interior)
         for source, heard, wavelet in zip(sources, receivers, wavelets, strict=True)

@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.kernels import within_loops
-from hpcfwi.wave.engines.cpu.layout import BLOCK, Grid, Tables
+from hpcfwi.wave.engines.cpu.layout import BLOCK, Grid
 from hpcfwi.wave.layers import HALO, Crew
 
 # Number of times that a waiting thread reads the counter before it yields its core.
@@ -135,8 +135,8 @@ class Neighbours(NamedTuple):
     the others then no longer wait; sent, posted: (layer, entry), numbers of the messages that each
     has written so far, in entry 0; faces: (slot, layer, entry), in entry 0 the faces of a window
     that the wave in a layer is about to reach; halos: (layer, way, slot, row, column), the first
-    and the last planes of each layer. Two slots suffice, because a layer writes message n + 2 after
-    all of its neighbours have sent n + 1, and hence read n.
+    and the last planes of each layer, of one or several fields. Two slots suffice, because a layer
+    writes message n + 2 after all of its neighbours have sent n + 1, and hence read n.
     """
 
     number: int
@@ -148,10 +148,13 @@ class Neighbours(NamedTuple):
     halos: NDArray
 
 
-def make_neighbours(tables: Tables, crew: Crew) -> Neighbours:
-    """Return the memory that the layers of a crew share, which is the same in each call."""
-    dtype, others = tables.v2dt2.dtype, crew.size if crew.size > 1 else 0
-    halos = (others, 2, 2, HALO * tables.cut.rows, tables.v2dt2.shape[1])
+def make_neighbours(crew: Crew, dtype: np.dtype, rows: int, columns: int) -> Neighbours:
+    """Return the memory that the layers of a crew share, which is the same in each call.
+
+    rows, columns: of the largest message, with HALO planes of each of its fields.
+    """
+    others = crew.size if crew.size > 1 else 0
+    halos = (others, 2, 2, rows, columns)
     # Counters of different processes lie in different cache lines.
     words = (4, crew.size, 8)
     begin = 8 * prod(words)
@@ -183,42 +186,59 @@ def await_count(neighbours, counter, target):
 
 
 @within_loops
-def copy_depths(grid, cut, p, depth, planes, leaves):
-    """Copy HALO planes of p from one depth on to an array (row, column), or back if not `leaves`.
+def copy_depths(grid, cut, fields, numbers, depth, planes, leaves):
+    """Copy HALO planes of some fields from one depth on to an array, or back if not `leaves`.
 
-    They are rows of a grid of one plane.
+    They are rows of a grid of one plane. planes: (row, column), field after field.
     """
-    for k in range(HALO):
-        for row in range(cut.rows):
-            r, t = grid.base + (depth + k) * cut.stride + row, k * cut.rows + row
-            for j in range(p.shape[1]):
-                if leaves:
-                    planes[t, j] = p[r, j]
-                else:
-                    p[r, j] = planes[t, j]
+    for i in range(len(numbers)):
+        for k in range(HALO):
+            for row in range(cut.rows):
+                r = grid.base + (depth + k) * cut.stride + row
+                t = (i * HALO + k) * cut.rows + row
+                for j in range(fields.shape[2]):
+                    if leaves:
+                        planes[t, j] = fields[numbers[i], r, j]
+                    else:
+                        fields[numbers[i], r, j] = planes[t, j]
+
+
+ONLY = np.zeros(1, np.int64)
 
 
 @within_loops
 def exchange(neighbours, grid, cut, p, team):
-    """Replace the values of p around the layer by those of its neighbours.
+    """Replace the values of p around the layer by those of its neighbours, see `exchange_fields`."""
+    if neighbours.size > 1:
+        fields = p.reshape((1, p.shape[0], p.shape[1]))
+        exchange_fields(neighbours, grid, cut, fields, ONLY, team)
 
-    All threads must have computed p. The first one sends and receives.
+
+@within_loops
+def exchange_fields(neighbours, grid, cut, fields, numbers, team):
+    """Replace the values of some fields around the layer by those of its neighbours.
+
+    All threads must have computed them. The first one sends and receives, one message each way.
+    fields: (field, row, column); numbers: of those that are exchanged.
     """
     number, halos = neighbours.number, neighbours.halos
-    if neighbours.size > 1:
+    if neighbours.size > 1 and len(numbers) > 0:
         if team.rank == 0:
             depths = grid.planes if grid.planes > 1 else grid.rows
             message = neighbours.sent[number, 0] + 1
             slot = message % 2
-            copy_depths(grid, cut, p, 0, halos[number, 0, slot], True)
-            copy_depths(grid, cut, p, depths - HALO, halos[number, 1, slot], True)
+            copy_depths(grid, cut, fields, numbers, 0, halos[number, 0, slot], True)
+            last = depths - HALO
+            copy_depths(grid, cut, fields, numbers, last, halos[number, 1, slot], True)
             _arrive(neighbours.sent[number])  # type: ignore[call-arg]
             if number > 0:
                 await_count(neighbours, neighbours.sent[number - 1], message)
-                copy_depths(grid, cut, p, -HALO, halos[number - 1, 1, slot], False)
+                planes = halos[number - 1, 1, slot]
+                copy_depths(grid, cut, fields, numbers, -HALO, planes, False)
             if number + 1 < neighbours.size:
                 await_count(neighbours, neighbours.sent[number + 1], message)
-                copy_depths(grid, cut, p, depths, halos[number + 1, 0, slot], False)
+                planes = halos[number + 1, 0, slot]
+                copy_depths(grid, cut, fields, numbers, depths, planes, False)
         barrier(team)
 
 
