@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment, equation_of
+from hpcfwi.model import AXES
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.equation import ACOUSTIC
+from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.layers import HALO, cut
 from hpcfwi.wave.problem import Problem
 
@@ -40,9 +42,8 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
     if not _has_layers(experiment, context):
         raise InputError(
             key,
-            f"found {ranks}, but only the engine cpu divides shots between ranks, and only for the "
-            "equation acoustic",
-            'Leave it out, or give wave.engine = "cpu" and wave.equation = "acoustic".',
+            f"found {ranks}, but only the engine cpu divides shots between ranks",
+            'Leave it out, or give wave.engine = "cpu".',
         )
     try:
         cut(_first_problem(experiment), ranks if ranks != "auto" else context.leader.size)
@@ -78,20 +79,43 @@ def predict_efficiency(problem: Problem, count: int, threads: int) -> float:
     Raises ValueError if the grid has too few planes for so many layers.
     """
     planes = max(layer.planes for layer in cut(problem, count))
+    work = _count_work(problem)
     plane = prod(problem.padded_shape[1:])
-    computing = planes * plane / (CELLS * threads)
+    computing = work.fields * planes * plane / (CELLS * threads)
     # Each halo is copied twice, at both cuts of a layer.
-    copied = 4 * HALO * plane * problem.like.element_size()
+    copied = 4 * HALO * work.exchanged * plane * problem.like.element_size()
     even = problem.padded_shape[0] / (count * planes)
-    speed = ONE_STEP if problem.like.ndim == 3 else 1.0
-    return speed * even * computing / (computing + copied / BYTES + WAIT)
+    speed = ONE_STEP if work.together and problem.like.ndim == 3 else 1.0
+    return speed * even * computing / (computing + copied / BYTES + work.messages * WAIT)
+
+
+class _Work(NamedTuple):
+    """The work of a step: fields that are updated or exchanged, and messages each way.
+
+    together: True if a rank alone computes two steps in one pass through the planes.
+    """
+
+    fields: int
+    exchanged: int
+    messages: int
+    together: bool
+
+
+def _count_work(problem: Problem) -> _Work:
+    equation = problem.equation
+    if not isinstance(equation, FirstOrderEquation):
+        return _Work(1, 1, 1, together=True)
+    system = equation.system(AXES[problem.like.ndim])
+    read = system.read_along("z")
+    return _Work(len(system.fields), sum(map(len, read)), len(read), together=False)
 
 
 def describe_layers(experiment: Experiment, size: int, threads: int) -> str:
     """Return the division of shots between so many ranks in a sentence."""
     problem = _first_problem(experiment)
     *planes, last = (str(layer.planes) for layer in cut(problem, size))
-    halo = HALO * prod(problem.padded_shape[1:]) * problem.like.element_size()
+    plane = prod(problem.padded_shape[1:]) * problem.like.element_size()
+    halo = HALO * _count_work(problem).exchanged * plane
     efficiency = predict_efficiency(problem, size, threads)
     return (
         f"{size} ranks simulate each shot, in layers of {', '.join(planes)} and {last} "
@@ -102,7 +126,7 @@ def describe_layers(experiment: Experiment, size: int, threads: int) -> str:
 
 def _has_layers(experiment: Experiment, context: Context) -> bool:
     engine = choose(experiment.config.wave.engine, context.device, equation_of(experiment.config))
-    return engine.NAME == "cpu" and experiment.equation is ACOUSTIC
+    return engine.NAME == "cpu"
 
 
 def _first_problem(experiment: Experiment) -> Problem:

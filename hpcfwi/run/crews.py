@@ -18,7 +18,6 @@ from hpcfwi.inversion.stages import make_stages
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.crew import form_crews
 from hpcfwi.parallel.watch import handling
-from hpcfwi.wave.engines import load as load_engine
 from hpcfwi.wave.leader import Leader, dismiss, serve
 
 
@@ -71,4 +70,4 @@ def run_on_leaders(size: int, context: Context, work: Callable[[Context], None])
         else:
             # The leaders agree on how to stop after a signal
             with handling(lambda *_: None):
-                serve(load_engine("cpu"), crew)
+                serve(crew)

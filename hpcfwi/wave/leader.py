@@ -16,7 +16,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from hpcfwi.wave.engines import Engine
+from hpcfwi.model import AXES
+from hpcfwi.wave.engines import Engine, choose, release_buffers
+from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.layers import Crew
 from hpcfwi.wave.problem import Gradients, Problem
@@ -61,9 +63,15 @@ class Leader:
     def footprint(self, problem: Problem, steps: int) -> int:
         """Return the approximate bytes of all ranks together, which share a host.
 
-        Each rank also has the whole model, and the traces and adjoint sources of all receivers.
+        Each rank also has the whole model with its coefficients, and the traces and adjoint sources
+        of all receivers.
         """
-        cells = prod(problem.like.shape) + prod(problem.padded_shape)
+        equation, arrays = problem.equation, 1
+        if isinstance(equation, FirstOrderEquation):
+            # As many as `estimate_staggered_bytes` counts
+            arrays = 6 * equation.system(AXES[problem.like.ndim]).count_rates()
+        cells = len(problem.model) * prod(problem.like.shape)
+        cells += arrays * prod(problem.padded_shape)
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
         others = (self._crew.size - 1) * (cells + traces) * problem.like.element_size()
         return self._engine.footprint(problem, steps) + others
@@ -103,7 +111,7 @@ class Leader:
     def _call(self, name: str, number: int, *arguments: Any) -> Any:
         deleted, self._deleted = self._deleted, []
         order = self._crew.broadcast((name, number, arguments, deleted))
-        return self._states.obey(self._engine, self._crew, order)
+        return self._states.obey(self._crew, order)
 
     def _delete(self, number: int) -> None:
         self._states.held.pop(number, None)
@@ -118,32 +126,33 @@ class _Handle:
 
 
 class _States:
-    """The problems and states of one rank's layer, by number."""
+    """The engines, problems and states of one rank's layer, by number."""
 
     def __init__(self) -> None:
-        self.held: dict[int, tuple[Problem, Any]] = {}
+        self.held: dict[int, tuple[Any, Problem, Any]] = {}
 
-    def obey(
-        self, engine: Any, crew: Crew, order: tuple[str, int, tuple[Any, ...], list[int]]
-    ) -> Any:
+    def obey(self, crew: Crew, order: Order) -> Any:
         """Run an order of the leader on this rank; raise the error of any rank on all of them."""
         name, number, arguments, deleted = order
         for each in deleted:
             self.held.pop(each, None)
         try:
             if name == "forward":
+                problem: Problem = arguments[0]
+                engine: Any = choose("cpu", problem.like.device, problem.equation)
                 found, state = engine.forward(*arguments, crew=crew)
                 if state is not None:
-                    self.held[number] = arguments[0], state
+                    self.held[number] = engine, problem, state
             elif number in self.held:
-                found = getattr(engine, name)(*self.held[number], *arguments)
+                engine, *kept = self.held[number]
+                found = getattr(engine, name)(*kept, *arguments)
             else:
                 raise RuntimeError(f"the state of {name} was lost when a rank failed")
             crew.check()
         except Exception as error:
             # The layers of the states are no longer connected
             self.held.clear()
-            engine.clear()
+            release_buffers()
             crew.fail(error)
             raise
         return found
@@ -154,7 +163,7 @@ def dismiss(crew: Crew, error: BaseException | None = None) -> None:
     crew.broadcast(("dismiss", 0, (error,), []))
 
 
-def serve(engine: Engine, crew: Crew) -> None:
+def serve(crew: Crew) -> None:
     """Run the orders of the leader of a crew until it dismisses the others; raise its error if any.
 
     Errors of an order are those of the leader, which decides how to continue.
@@ -169,6 +178,6 @@ def serve(engine: Engine, crew: Crew) -> None:
                 raise error
             return
         with suppress(Exception):
-            states.obey(engine, crew, order)
+            states.obey(crew, order)
         # Their memory is needed for the next order
         del order, arguments

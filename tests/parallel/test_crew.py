@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from hpcfwi.parallel.crew import RankCrew
-from hpcfwi.wave.engines import load
 from hpcfwi.wave.engines.cpu import engine
 from hpcfwi.wave.leader import Leader, dismiss, serve
 from tests.wave.examples import random_shots, white_residual
@@ -85,7 +84,7 @@ def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(functi
     program = f"""
 fail_at("{function}", {failing}, 1)
 if crew.number > 0:
-    serve(load("cpu"), crew)
+    serve(crew)
 else:
     leader = Leader(crew)
     try:
@@ -113,7 +112,7 @@ if crew.number > 0:
         states.append(len(self.held))
         return found
     with mock.patch.object(leader._States, "obey", watch):
-        serve(load("cpu"), crew)
+        serve(crew)
     print("held", max(states), states[-1])
 else:
     leader = Leader(crew)
@@ -133,7 +132,7 @@ def test_rank_that_stops_ends_the_job_with_its_number(stopped):
 if crew.number == {stopped}:
     os.kill(os.getpid(), signal.SIGSTOP)
 if crew.number > 0:
-    serve(load("cpu"), crew)
+    serve(crew)
 else:
     simulate(leader=Leader(crew))
 """
@@ -149,7 +148,7 @@ def test_failure_ends_the_states_of_earlier_simulations():
     program = """
 fail_at("make_history", 1, 7)  # the first shot of the third simulation
 if crew.number > 0:
-    serve(load("cpu"), crew)
+    serve(crew)
 else:
     leader = Leader(crew)
     one = shots.simulate(engine="cpu", leader=leader)

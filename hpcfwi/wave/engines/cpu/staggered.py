@@ -42,6 +42,7 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     StaggeredState,
     StaggeredTape,
     depths_of,
+    divide_recorders,
     find_owners,
     make_recorders,
     make_tables,
@@ -152,18 +153,20 @@ class _Shots:
         factors: Sequence[Tensor],
     ) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
-        sent = _by_time(signal)
+        sent, count = _by_time(signal), self._problem.receivers.shape[1]
         self._kept = []
         for number, recorders in enumerate(self._recorders):
             emitters = self._weigh_emitters(number, factors)
-            traces = self._of_traces[number, recorders.trace_of_entries]
+            owners, here = self._of_entries(number), self._is_here(recorders.cells)
             shot = StaggeredShot(
                 self._tables,
                 self._neighbours,
                 select_emitters(emitters, self._is_here(emitters.cells)),
-                select_recorders(recorders, traces == self._crew.number),
+                divide_recorders(
+                    recorders, owners == self._crew.number, here & (owners < 0), count
+                ),
                 select_emitters(emitters, self._is_mine(number)),
-                select_recorders(recorders, self._is_here(recorders.cells)),
+                select_recorders(recorders, here),
                 sent[number],
             )
             self._kept.append((shot, self._make_tape(shot, emitters)))
@@ -232,6 +235,11 @@ class _Shots:
         sorted_weights = np.concatenate(weights)[self._orders[shot]].astype(self._dtype)
         return self._emitters[shot]._replace(weights=sorted_weights)
 
+    def _of_entries(self, shot: int) -> NDArray[np.int64]:
+        """Return the layer that records the trace of each entry of a shot's recorders, or -1."""
+        owners: NDArray[np.int64] = self._of_traces[shot, self._recorders[shot].trace_of_entries]
+        return owners
+
     def _is_mine(self, shot: int) -> NDArray[np.bool_]:
         """Return True for each emitter whose source's derivative this rank computes."""
         points = self._emitters[shot].cells["source"] % self._problem.sources.shape[1]
@@ -253,8 +261,9 @@ class _Shots:
     def _sweep(
         self, shots: Sequence[tuple[StaggeredShot, StaggeredTape]], change: NDArray | None
     ) -> Tensor:
-        steps = shots[0][0].signal.shape[0]
-        traces = np.empty((len(shots), steps, self._problem.receivers.shape[1]), self._dtype)
+        steps, count = shots[0][0].signal.shape[0], self._problem.receivers.shape[1]
+        most = max(shot.recorders.traces.size for shot, _ in shots)
+        traces = np.empty((len(shots), steps, most), self._dtype)
 
         def run(k: int, threads: int) -> None:
             state = self._make_state(threads, forward=True)
@@ -266,8 +275,30 @@ class _Shots:
             )
 
         self._each_shot(run, len(shots))
-        found = torch.from_numpy(traces).transpose(1, 2).contiguous()
-        return join_points(found, self._of_traces, self._crew)
+        found = torch.from_numpy(traces[..., :count]).transpose(1, 2).contiguous()
+        found = join_points(found, self._of_traces, self._crew)
+        if (self._of_traces < 0).any():
+            self._join_wide(found.numpy(), traces[..., count:])
+        return found
+
+    def _join_wide(self, traces: NDArray, alone: NDArray) -> None:
+        """Set the traces (shot, trace, time) that no layer can record, on rank 0; collective.
+
+        They are strains along a fibre that crosses a cut. alone: the fields that they read in this
+        layer, (shot, time, entry).
+        """
+        parts = self._crew.gather(alone)
+        for number, recorders in enumerate(self._recorders if parts is not None else ()):
+            layers = find_layer(depths_of(recorders.cells, self._tables.cut), self._layers)
+            read = [0] * self._crew.size
+            wide = np.flatnonzero(self._of_entries(number) < 0)
+            numbers = recorders.trace_of_entries[wide]
+            traces[number, numbers] = 0
+            for entry, trace in zip(wide, numbers, strict=True):
+                layer = layers[entry]
+                values = parts[layer][number, :, read[layer]]
+                sweeps.add_values(traces[number, trace], recorders.weights[entry], values)
+                read[layer] += 1
 
     def _each_shot(self, run: Callable[[int, int], None], count: int) -> None:
         each_shot(run, count, self._tables.grid, one_at_a_time=self._crew.size > 1)

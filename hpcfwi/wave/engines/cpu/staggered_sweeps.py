@@ -33,6 +33,7 @@ from hpcfwi.wave.engines.cpu.kernels import (
     add_square,
     cells_of,
     fma,
+    loop,
     zero_of,
 )
 from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box
@@ -444,6 +445,13 @@ def record(recorders, k, fields, traces, team):
             it = recorders.cells[e]
             total = fma(recorders.weights[e], fields[it.field, it.row, it.column], total)
         traces[recorders.traces[r]] = total
+
+
+@loop
+def add_values(total, weight, values):
+    """Add values at all times, multiplied by a weight, to a trace, as `record` does."""
+    for n in range(len(total)):
+        total[n] = fma(weight, values[n], total[n])
 
 
 @within_lean_loops

@@ -261,6 +261,36 @@ def select_recorders(recorders: Recorders, kept: NDArray[np.bool_]) -> Recorders
     )
 
 
+def divide_recorders(
+    recorders: Recorders, mine: NDArray[np.bool_], alone: NDArray[np.bool_], count: int
+) -> Recorders:
+    """Return the recorders of a layer, given those of `count` traces.
+
+    mine: the entries of the traces that the layer records; alone: the entries whose fields are each
+    recorded as a further trace, numbered from `count` on, because no layer can record their traces.
+    """
+    found = select_recorders(recorders, mine)
+    if not alone.any():
+        return found
+    middle = recorders.stages[1]
+    singles, number = np.flatnonzero(alone), int(alone[: recorders.ends[middle]].sum())
+    ones, numbers = np.ones(singles.size, np.int64), count + np.arange(singles.size)
+
+    def insert(values: NDArray, at: int, added: NDArray) -> NDArray:
+        """Return values with those for the first stage inserted, and the others appended."""
+        parts = values[:at], added[:number], values[at:], added[number:]
+        return np.concatenate(parts).astype(values.dtype)
+
+    lengths = insert(np.diff(found.ends), middle, ones)
+    return Recorders(
+        insert(found.cells, found.ends[middle], recorders.cells[singles]),
+        insert(found.weights, found.ends[middle], ones),
+        np.append(0, lengths.cumsum()),
+        insert(found.traces, middle, numbers),
+        (0, middle + number, found.traces.size + singles.size),
+    )
+
+
 def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype, cut: Cut) -> Recorders:
     """Return the recorders of a shot, with its traces in the order of their stages."""
     names, count = list(scheme.system.fields), scheme.recordings[0].traces.shape[1]
