@@ -163,7 +163,7 @@ def equations(folder: Path) -> None:
                 for epochs in (2, 4) if size == 3 else (4,):
                     invert(path, context, output, f"inversion.epochs={epochs}")
     layered = folder / "several components"
-    for size, together in ((2, 2), (4, 2), (4, 4)):
+    for size, together in ((2, 2), (4, 2), (3, 3)):
         output = layered / f"{together}_of_{size}"
         invert_together(layered / "input.toml", output, size, together)
 
