@@ -102,8 +102,7 @@ class _Shots:
         self._shape = (self._layer.planes, *problem.padded_shape[1:])
         self._tables = make_tables(problem, scheme, discrete.rates, self._varying, self._layer)
         self._emissions = [
-            [Entries(e.points, self._tables.cut, shot) for e in scheme.emissions]
-            for shot in shots
+            [Entries(e.points, self._tables.cut, shot) for e in scheme.emissions] for shot in shots
         ]
         # The emitters of a shot are sorted by stage and by row
         self._orders = [
@@ -120,26 +119,33 @@ class _Shots:
     def _divide(self) -> None:
         """Find the layers that read the sources and the traces, and what they read of others."""
         sources, count = self._problem.sources.shape[1], self._problem.receivers.shape[1]
-        each: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
-        across: tuple[set[int], set[int]] = (set(), set())
-        for emitters, recorders in zip(self._emitters, self._recorders, strict=True):
-            for number, (cells, points, size) in enumerate(
-                (
-                    (emitters.cells, emitters.cells["source"] % sources, sources),
-                    (recorders.cells, recorders.trace_of_entries, count),
-                )
-            ):
-                owners = find_owners(cells, points, size, self._tables.cut, self._layers)
-                each[number].append(owners)
-                at = find_layer(depths_of(cells, self._tables.cut), self._layers)
-                read_across = (owners[points] >= 0) & (owners[points] != at)
-                across[number].update(cells["field"][read_across].tolist())
-        self._of_sources, self._of_traces = map(np.stack, each)
-        seams = widen_seams(self._tables.seams, self._scheme.system, across[1], across[0])
+        self._of_sources, emitted = self._find_readers(
+            [(each.cells, each.cells["source"] % sources) for each in self._emitters], sources
+        )
+        self._of_traces, recorded = self._find_readers(
+            [(each.cells, each.trace_of_entries) for each in self._recorders], count
+        )
+        seams = widen_seams(self._tables.seams, self._scheme.system, recorded, emitted)
         self._tables = self._tables._replace(seams=seams)
         most = max(len(numbers) for arrays in seams for numbers in arrays)
         rows, columns = most * HALO * self._tables.cut.rows, self._tables.rates.shape[2]
         self._neighbours = make_neighbours(self._crew, self._dtype, rows, columns)
+
+    def _find_readers(
+        self, shots: Sequence[tuple[NDArray, NDArray[np.int64]]], count: int
+    ) -> tuple[NDArray[np.int64], set[int]]:
+        """Return the layer that reads each point, (shot, point), and the fields read across cuts.
+
+        shots: cells and the point of each, of so many points.
+        """
+        cut, layers, found, across = self._tables.cut, self._layers, [], set[int]()
+        for cells, points in shots:
+            owners = find_owners(cells, points, count, cut, layers)
+            found.append(owners)
+            reading = owners[points]
+            is_across = (reading >= 0) & (reading != find_layer(depths_of(cells, cut), layers))
+            across.update(cells["field"][is_across].tolist())
+        return np.stack(found), across
 
     def _is_here(self, cells: NDArray) -> NDArray[np.bool_]:
         """Return True for each of some cells that is in the layer."""
@@ -288,7 +294,9 @@ class _Shots:
         layer, (shot, time, entry).
         """
         parts = self._crew.gather(alone)
-        for number, recorders in enumerate(self._recorders if parts is not None else ()):
+        if parts is None:
+            return
+        for number, recorders in enumerate(self._recorders):
             layers = find_layer(depths_of(recorders.cells, self._tables.cut), self._layers)
             read = [0] * self._crew.size
             wide = np.flatnonzero(self._of_entries(number) < 0)

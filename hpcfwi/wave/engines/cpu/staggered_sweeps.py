@@ -697,9 +697,7 @@ def sweep_staggered_back(shot, state, tape, arriving, gradients, team):
         window = in_layer(tables.cut, tables.grid, window_at(tape, n))
         for k in (1, 0):
             numbers = tables.seams.sources[k]
-            exchange_fields(
-                shot.neighbours, tables.grid, tables.cut, state.fields, numbers, team
-            )
+            exchange_fields(shot.neighbours, tables.grid, tables.cut, state.fields, numbers, team)
             if team.rank == 0:
                 differentiate_sources(
                     shot.sources,

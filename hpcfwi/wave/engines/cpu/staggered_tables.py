@@ -381,17 +381,13 @@ def widen_seams(
         return np.array(found, np.int64)
 
     first, second = (of_stage({*seams.fields[k], *recorded}, k) for k in range(2))
-    return Seams(
-        (first, second), seams.differences, (of_stage(emitted, 0), of_stage(emitted, 1))
-    )
+    return Seams((first, second), seams.differences, (of_stage(emitted, 0), of_stage(emitted, 1)))
 
 
 class _Layers:
     """The absorbing layers of a scheme in a layer of the grid, with its profiles."""
 
-    def __init__(
-        self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype, layer: Layer
-    ) -> None:
+    def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype, layer: Layer) -> None:
         self.grid, self.rows, self.memory = grid, list[tuple[int, ...]](), 0
         self.axes = scheme.axes
         profiles = [each for axis in scheme.axes for each in scheme.profiles[axis]]

@@ -208,7 +208,7 @@ ONLY = np.zeros(1, np.int64)
 
 @within_loops
 def exchange(neighbours, grid, cut, p, team):
-    """Replace the values of p around the layer by those of its neighbours, see `exchange_fields`."""
+    """Replace the values of p around the layer by those of its neighbours."""
     if neighbours.size > 1:
         fields = p.reshape((1, p.shape[0], p.shape[1]))
         exchange_fields(neighbours, grid, cut, fields, ONLY, team)
