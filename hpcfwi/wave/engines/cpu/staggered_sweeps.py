@@ -615,18 +615,6 @@ def reflect_back(tables, state, k, part):
                     f[r + image, j] = 0
 
 
-@within_lean_loops
-def clear_cuts(shot, state, k, window):
-    """Set the buffers of stage k beside the cuts to 0 in a layer that the window does not reach."""
-    grid, reach = shot.tables.grid, radius_of(shot.tables)
-    if grid.planes > 1 and window.front == window.back:
-        clear_planes(shot, state, k, window, 0, reach)
-        clear_planes(shot, state, k, window, grid.planes - reach, grid.planes)
-    elif grid.planes == 1 and window.top == window.bottom:
-        clear_planes(shot, state, k, in_rows(window, 0, reach), 0, 1)
-        clear_planes(shot, state, k, in_rows(window, grid.rows - reach, grid.rows), 0, 1)
-
-
 @inlined
 def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     """Apply the transpose of stage k of step n in a window."""
@@ -641,10 +629,12 @@ def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     else:
         above = in_rows(window, window.top - 2 * reach, window.top)
         clear_planes(shot, state, k, above, above.front, above.back)
-    if divided:
-        if grid.planes > 1:
-            clear_planes(shot, state, k, part, window.back, window.back + reach)
-        clear_cuts(shot, state, k, window)
+    if divided and grid.planes > 1:
+        clear_planes(shot, state, k, part, window.back, window.back + reach)
+    elif divided:
+        # A layer that the window ends above has no block that does so.
+        below = in_rows(window, window.bottom, window.bottom + reach)
+        clear_planes(shot, state, k, below, below.front, below.back)
     for s in range(max(count, 1) + lag):
         if s < count:
             weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies)
