@@ -120,7 +120,7 @@ def describe_layers(experiment: Experiment, size: int, threads: int) -> str:
     return (
         f"{size} ranks simulate each shot, in layers of {', '.join(planes)} and {last} "
         f"{'planes' if problem.like.ndim == 3 else 'rows'}; at each cut they exchange "
-        f"{say_bytes(halo)} after a step; expected efficiency {100.0 * efficiency:.0f} %"
+        f"{say_bytes(halo)} in each step; expected efficiency {100.0 * efficiency:.0f} %"
     )
 
 

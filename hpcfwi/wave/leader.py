@@ -66,15 +66,16 @@ class Leader:
         Each rank also has the whole model with its coefficients, and the traces and adjoint sources
         of all receivers.
         """
-        equation, arrays = problem.equation, 1
+        equation, arrays, buffers = problem.equation, 1, 0
         if isinstance(equation, FirstOrderEquation):
-            # As many as `estimate_staggered_bytes` counts
-            arrays = 6 * equation.system(AXES[problem.like.ndim]).count_rates()
-        cells = len(problem.model) * prod(problem.like.shape)
-        cells += arrays * prod(problem.padded_shape)
+            # As many as `estimate_staggered_bytes` counts for threads that share a shot
+            system = equation.system(AXES[problem.like.ndim])
+            arrays, buffers = 6 * system.count_rates(), len(system.fields)
+        padded = prod(problem.padded_shape)
+        cells = len(problem.model) * prod(problem.like.shape) + arrays * padded
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
-        others = (self._crew.size - 1) * (cells + traces) * problem.like.element_size()
-        return self._engine.footprint(problem, steps) + others
+        others = (self._crew.size - 1) * (cells + traces) + buffers * padded
+        return self._engine.footprint(problem, steps) + others * problem.like.element_size()
 
     def count_updates(self, problem: Problem, steps: int) -> float:
         return self._engine.count_updates(problem, steps)
