@@ -22,11 +22,11 @@ from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.layers import HALO, cut
 from hpcfwi.wave.problem import Problem
 
-# Of a core of an AMD EPYC: cells per second, between those in 2-D and in 3-D, bytes copied per
-# second, and the time to wait for another process, s. docs/splitting.md has measurements.
-CELLS, BYTES, WAIT = 4e8, 5e9, 4e-6
-# Speed of a step alone in 3-D, where a rank with a whole grid computes two steps in one pass.
-ONE_STEP = 0.85
+# Of a core of an AMD EPYC: cells per second, between those in 2-D and in 3-D. Of halos between the
+# ranks of a host: bytes copied per second, and the time to wait for another process, s; the same
+# between hosts, where the first is the rate of a common network, and the second was measured
+# between virtual hosts. docs/splitting.md has measurements.
+CELLS, (BYTES, WAIT), (NETWORK_BYTES, NETWORK_WAIT) = 4e8, (5e9, 4e-6), (2.5e9, 6e-5)
 # `"auto"` chooses no division with a lower efficiency.
 LEAST_EFFICIENCY = 0.6
 
@@ -73,52 +73,52 @@ def choose_crew_size(stages: Sequence[Experiment], context: Context) -> int:
     return 1
 
 
-def predict_efficiency(problem: Problem, count: int, threads: int) -> float:
+def predict_efficiency(problem: Problem, count: int, threads: int, hosts: int = 1) -> float:
     """Return the expected speed of a crew, divided by its ranks and the speed of one rank.
 
-    Raises ValueError if the grid has too few planes for so many layers.
+    hosts: number of hosts with ranks of the crew. Raises ValueError if the grid has too few planes
+    for so many layers.
     """
     planes = max(layer.planes for layer in cut(problem, count))
     work = _count_work(problem)
     plane = prod(problem.padded_shape[1:])
     computing = work.fields * planes * plane / (CELLS * threads)
     # Each halo is copied twice, at both cuts of a layer.
-    copied = 4 * HALO * work.exchanged * plane * problem.like.element_size()
+    halo = HALO * work.exchanged * plane * problem.like.element_size()
+    exchanging = 4 * halo / BYTES + work.messages * WAIT
+    if hosts > 1:
+        exchanging += halo / NETWORK_BYTES + work.messages * NETWORK_WAIT
     even = problem.padded_shape[0] / (count * planes)
-    speed = ONE_STEP if work.together and problem.like.ndim == 3 else 1.0
-    return speed * even * computing / (computing + copied / BYTES + work.messages * WAIT)
+    return even * computing / (computing + exchanging)
 
 
 class _Work(NamedTuple):
-    """The work of a step: fields that are updated or exchanged, and messages each way.
-
-    together: True if a rank alone computes two steps in one pass through the planes.
-    """
+    """The fields that are updated and exchanged in a step, and the number of messages each way."""
 
     fields: int
     exchanged: int
     messages: int
-    together: bool
 
 
 def _count_work(problem: Problem) -> _Work:
     equation = problem.equation
     if not isinstance(equation, FirstOrderEquation):
-        return _Work(1, 1, 1, together=True)
+        return _Work(1, 1, 1)
     system = equation.system(AXES[problem.like.ndim])
     read = system.read_along("z")
-    return _Work(len(system.fields), sum(map(len, read)), len(read), together=False)
+    return _Work(len(system.fields), sum(map(len, read)), len(read))
 
 
-def describe_layers(experiment: Experiment, size: int, threads: int) -> str:
-    """Return the division of shots between so many ranks in a sentence."""
+def describe_layers(experiment: Experiment, size: int, threads: int, hosts: int) -> str:
+    """Return the division of shots between so many ranks on so many hosts in a sentence."""
     problem = _first_problem(experiment)
     *planes, last = (str(layer.planes) for layer in cut(problem, size))
     plane = prod(problem.padded_shape[1:]) * problem.like.element_size()
     halo = HALO * _count_work(problem).exchanged * plane
-    efficiency = predict_efficiency(problem, size, threads)
+    efficiency = predict_efficiency(problem, size, threads, hosts)
+    ranks = f"{size} ranks" if hosts == 1 else f"{size} ranks on {hosts} hosts"
     return (
-        f"{size} ranks simulate each shot, in layers of {', '.join(planes)} and {last} "
+        f"{ranks} simulate each shot, in layers of {', '.join(planes)} and {last} "
         f"{'planes' if problem.like.ndim == 3 else 'rows'}; at each cut they exchange "
         f"{say_bytes(halo)} in each step; expected efficiency {100.0 * efficiency:.0f} %"
     )

@@ -1,19 +1,19 @@
-"""Crews: ranks of one host that simulate the same shots, each a layer of the grid.
+"""Crews: ranks that simulate the same shots, each a layer of the grid.
 
 The first rank of each crew leads it. The inversion runs on the leaders only: their `Context` has as
 many ranks as there are crews, and the other ranks do what their leader orders. How a grid is
 divided is described in `wave.layers`.
 
-The ranks of a crew exchange objects by MPI, and the halos of each step through memory that they
-share. A thread of each rank ends the job if the process of another one has stopped, because the
-others would wait for it in a step for ever.
+The ranks of a crew exchange objects by MPI, and the halos of each step through memory that those of
+a host share. Halos go to other hosts by MPI, from the thread that computes a layer. Another thread
+of each rank ends the job if a rank has stopped, because the others would wait for it for ever.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-import socket
 import tempfile
 import threading
 import traceback
@@ -37,26 +37,104 @@ if TYPE_CHECKING:
 SHARED = "/dev/shm"
 
 
+# A rank of another host is lost if it has given no sign of life for so many times the wait for a
+# rank of the same host, whose process can be looked at. Some calls of HDF5 hold Python's lock.
+PATIENCE = 10
+
+# Tags of messages between hosts. Those of halos begin at HALOS, and change after each failure.
+FAILED, ALIVE, HALOS = range(3)
+TAGS = 2**15 - 1  # the least number of tags that MPI guarantees
+
+# The function `wave.layers.Crew.courier`, and the fields of a `wave.layers.Letter`.
+_CARRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+LETTER = 5
+
+
+class _Courier:
+    """Carries messages between the hosts of a crew, for compiled loops that call it by its address.
+
+    comm: communicator of the crew; failed: as in `Crew`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, failed: NDArray[np.int64]) -> None:
+        self._comm, self._failed = comm.Dup(), failed
+        self._carry = _CARRY(self._try_to_carry)
+        self.address = ctypes.cast(self._carry, ctypes.c_void_p).value or 0
+        self.error: Exception | None = None
+        self._failures = np.zeros(1, np.int64)
+        self._abandoned: list[Any] = []
+
+    def tell(self, rank: int, tag: int) -> None:
+        """Send a rank the number of failures so far."""
+        self._comm.Isend(self._failures.copy(), rank, tag).Free()
+
+    def hear(self, tag: int) -> dict[int, int]:
+        """Return the numbers that have arrived, by the rank of the sender."""
+        from mpi4py import MPI
+
+        found, number, status = {}, np.empty(1, np.int64), MPI.Status()
+        while self._comm.Iprobe(tag=tag, status=status):
+            self._comm.Recv(number, status.source, tag)
+            found[status.source] = int(number[0])
+        return found
+
+    def forget(self) -> None:
+        """Ignore messages of sweeps that a failure has ended; called on all ranks."""
+        self._failures += 1
+        self.error = None
+
+    def _try_to_carry(self, letters: int, count: int, number: int) -> None:
+        try:
+            pointer = ctypes.cast(letters, ctypes.POINTER(ctypes.c_int64))
+            self._carry_all(np.ctypeslib.as_array(pointer, (count, LETTER)), number)
+        except Exception as error:
+            # C code has called this, and cannot pass an exception on
+            self.error, self._failed[0] = error, 1
+
+    def _carry_all(self, letters: NDArray[np.int64], number: int) -> None:
+        from mpi4py import MPI
+
+        tag = HALOS + int(self._failures[0]) % (TAGS - HALOS)
+        requests = []
+        for rank, sent, address, size, _ in letters.tolist():
+            buffer = MPI.buffer.fromaddress(address + number % 2 * size, size)
+            start = self._comm.Isend if sent else self._comm.Irecv
+            requests.append(start(buffer, rank, tag))
+        while not MPI.Request.Testall(requests):
+            if int(self._failures[0]) in self.hear(FAILED).values():
+                self._failed[0] = 1
+            if self._failed[0]:
+                self._abandoned += requests
+                return
+            os.sched_yield()
+
+
 class RankCrew:
     """The ranks of a communicator as a `wave.layers.Crew`, which is closed after its last use.
 
     world: all ranks of the job, which end if the process of one of the crew has stopped or ended;
-    wait: time until then, s; tick: time between two checks, s. Construction is collective.
+    host: name of this rank's host; wait: time until then, s; tick: time between two checks, s.
+    Construction is collective.
     """
 
     def __init__(
         self,
         comm: MPI.Intracomm,
         world: MPI.Comm,
+        host: str,
         wait: float = HEARTBEAT_WAIT,
         tick: float = TICK,
     ) -> None:
         self.number, self.size = comm.rank, comm.size
         self._objects = MpiObjects(comm)
+        self._names = self._objects.all_gather(host)
+        self.hosts = tuple(self._names.index(name) for name in self._names)
         self._world, self._wait, self._tick = world, wait, tick
         self._memory: NDArray[np.uint8] | None = None
         self._known: BaseException | None = None  # the last error that another rank has given
         self.failed = self._map(64)[:8].view(np.int64)
+        self._courier = _Courier(comm, self.failed)
+        self.courier = self._courier.address
         self._processes = self._objects.all_gather(os.getpid())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="crew", daemon=True)
@@ -68,20 +146,30 @@ class RankCrew:
         self._thread.join()
 
     def _watch(self) -> None:
-        """Look at the processes of the other ranks once a tick, and end the job if one is lost."""
-        lost = [0.0] * self.size
+        """Look for the other ranks once a tick, and end the job if one is lost.
+
+        A rank looks at the processes of its host, and the first ranks of the hosts give one another
+        signs of life. `watch.Watch` watches the leaders of several crews.
+        """
+        first, lost = self.hosts[self.number], [0.0] * self.size
+        others = set(self.hosts) - {first} if self.number == first else set()
+        heeded = others if self._world.size == self.size else others - {0}
         while not self._closed.wait(self._tick):
+            for rank in others:
+                self._courier.tell(rank, ALIVE)
+            silent = heeded - self._courier.hear(ALIVE).keys()
             for rank, process in enumerate(self._processes):
-                lost[rank] = lost[rank] + self._tick if is_lost(process) else 0.0
-            if max(lost) > self._wait:
-                tell(
-                    InversionFailure(
-                        f"rank {lost.index(max(lost))} of a crew of {self.size} on "
-                        f"{socket.gethostname()} has stopped or died, {max(lost):.0f} s ago: the "
-                        "job is ended"
+                is_here = self.hosts[rank] == first
+                has_gone = is_lost(process) if is_here else rank in silent
+                lost[rank] = lost[rank] + self._tick if has_gone else 0.0
+                if lost[rank] > self._wait * (1 if is_here else PATIENCE):
+                    tell(
+                        InversionFailure(
+                            f"rank {rank} of a crew of {self.size} on {self._names[rank]} has "
+                            f"stopped or died, {lost[rank]:.0f} s ago: the job is ended"
+                        )
                     )
-                )
-                end_ranks(self._world, 1)
+                    end_ranks(self._world, 1)
 
     def broadcast(self, value: Any) -> Any:
         return self._objects.broadcast(value, 0)
@@ -90,6 +178,8 @@ class RankCrew:
         return self._objects.gather(value, self.check)
 
     def check(self) -> None:
+        if self._courier.error is not None:
+            raise self._courier.error
         for error in self._objects.all_gather(None):
             if error is not None:
                 self._forget(error)
@@ -101,12 +191,16 @@ class RankCrew:
         if not isinstance(error, MemoryError):
             error.add_note("".join(traceback.format_exception(error)))
         self.failed[0] = 1
+        for rank, first in enumerate(self.hosts):
+            if first != self.hosts[self.number]:
+                self._courier.tell(rank, FAILED)
         self._objects.all_gather(portable(error))
         self._forget(error)
 
     def _forget(self, error: BaseException) -> None:
         """Give up the memory in which a rank has failed; all ranks have left their sweeps."""
         self._memory, self._known = None, error
+        self._courier.forget()
         self.failed[0] = 0
 
     def share(self, size: int) -> NDArray[np.uint8]:
@@ -116,9 +210,9 @@ class RankCrew:
         return self._memory
 
     def _map(self, size: int) -> NDArray[np.uint8]:
-        """Return new memory of the crew, which is released when all ranks have ended."""
-        path, fault = "", None
-        if self.number == 0:
+        """Return new memory of each host, which is released when its ranks have ended."""
+        path, fault, first = "", None, self.hosts[self.number]
+        if self.number == first:
             try:
                 with tempfile.NamedTemporaryFile(
                     prefix="hpcfwi-", dir=SHARED, delete=False
@@ -128,18 +222,20 @@ class RankCrew:
                     os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 fault = InversionFailure(
-                    f"{SHARED} has no room for {say_bytes(size)} ({error.strerror}), which a crew "
-                    "shares: make it larger, or leave wave.ranks_per_shot out"
+                    f"{SHARED} of {self._names[first]} has no room for {say_bytes(size)} "
+                    f"({error.strerror}), which a crew shares: make it larger, or leave "
+                    "wave.ranks_per_shot out"
                 )
         try:
-            path, fault = self.broadcast((path, fault))
-            if fault is not None:
-                raise fault
-            with Path(path).open("r+b") as file:
+            found = self._objects.all_gather((path, fault))
+            for _, problem in found:
+                if problem is not None:
+                    raise problem
+            with Path(found[first][0]).open("r+b") as file:
                 memory = mmap.mmap(file.fileno(), size)
-            self.check()
+            self._objects.all_gather(None)
         finally:
-            if self.number == 0 and path:
+            if path:
                 Path(path).unlink()
         return np.frombuffer(memory, np.uint8)
 
@@ -170,7 +266,7 @@ def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
     _check(context, size)
     world = cast("MPI.Intracomm", context.comm)
     ranks = world.Split(context.rank // size, context.rank)
-    crew = RankCrew(cast("MPI.Intracomm", ranks), world)
+    crew = RankCrew(cast("MPI.Intracomm", ranks), world, context.host)
     leaders = world.Split(crew.number, context.rank)
     context.close()
     if crew.number > 0:
@@ -190,16 +286,25 @@ def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
 
 def _check(context: Context, size: int) -> None:
     """Raise `InputError` on all ranks if they cannot be divided into crews of this size."""
-    key, remedy = "wave.ranks_per_shot", f"Start a multiple of {size} ranks on each host."
-    hosts = {host: context.hosts.count(host) for host in context.hosts}
-    fault = None
-    if any(count % size for count in hosts.values()):
-        found = ", ".join(f"{count} on {host}" for host, count in hosts.items())
-        fault = f"the ranks ({found}) cannot be divided into crews of {size} on the same host"
+    key, fault, remedy = "wave.ranks_per_shot", None, ""
+    if context.size % size:
+        fault = f"{context.size} ranks cannot be divided into crews of {size}"
+        remedy = f"Start a multiple of {size} ranks."
     elif context.comm is None:
         fault, remedy = "torchrun started the ranks", "Start them with mpirun or srun."
     elif context.fault_tolerant:
         fault = "crews do not survive the death of a rank"
         remedy = "Start mpirun without --with-ft, or leave the key out."
+    elif any(len(set(context.hosts[k : k + size])) > 1 for k in range(0, context.size, size)):
+        fault, remedy = _find_fault_of_threads(), f"Start a multiple of {size} ranks on each host."
     if fault is not None:
         context.raise_on_all_ranks(InputError(key, fault, remedy))
+
+
+def _find_fault_of_threads() -> str | None:
+    """Return why several threads of a rank cannot use MPI, None if they can."""
+    from mpi4py import MPI
+
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        return None
+    return "MPI lets only one thread of a rank exchange halos between hosts"

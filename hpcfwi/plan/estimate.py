@@ -60,7 +60,7 @@ class Machine:
 
     program: memory of a rank before any data, bytes; ready: time from the start of the program to
     the experiment, s; compiling: time to prepare the engine, s; crew: number of ranks that each of
-    these ranks leads, itself included, None without crews.
+    these ranks leads, itself included, and of their hosts, None without crews.
     """
 
     hosts: tuple[str, ...]
@@ -70,7 +70,7 @@ class Machine:
     program: int
     ready: float
     compiling: float
-    crew: int | None = None
+    crew: tuple[int, int] | None = None
 
     @property
     def memory(self) -> int:
@@ -91,7 +91,7 @@ def describe_machine(
         program=max(context.all_gather(resident_bytes() - sum(estimate_given(experiment)))),
         ready=ready,
         compiling=compiling,
-        crew=None if context.leader is None else context.leader.size,
+        crew=None if context.leader is None else (context.leader.size, context.leader.hosts),
     )
 
 
@@ -277,7 +277,7 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         encoded=encoded,
         layers=None
         if machine.crew is None
-        else describe_layers(experiment, machine.crew, machine.threads[0]),
+        else describe_layers(experiment, machine.crew[0], machine.threads[0], machine.crew[1]),
     )
 
 

@@ -283,7 +283,9 @@ def _introduce(files: str, experiment: Experiment, context: Context) -> None:
         "s" * (max(threads) > 1),
     )
     if context.leader is not None:
-        log.info("%s", describe_layers(experiment, context.leader.size, context.threads))
+        leader = context.leader
+        layers = describe_layers(experiment, leader.size, context.threads, leader.hosts)
+        log.info("%s", layers)
     log.info("%s", describe(context))
     log.info("%s", files)
 

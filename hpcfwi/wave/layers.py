@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,13 +34,18 @@ class Crew(Protocol):
     """The ranks that simulate shots together. All methods but `fail` are collective.
 
     number: number of this rank, which computes the layer of this number; size: number of ranks;
-    failed: (1,), in memory that all ranks share, 1 while a rank fails. Instead of returning,
-    `gather`, `check` and `share` raise the error of a rank that has called `fail`.
+    hosts: for each rank, the first rank on its host; failed: (1,), in memory that the ranks of a
+    host share, 1 while a rank fails; courier: address of the C function
+    `void carry(int64 *letters, int64 count, int64 number)`, which returns when the messages of this
+    number have been sent and received, or a rank fails. Instead of returning, `gather`, `check` and
+    `share` raise the error of a rank that has called `fail`.
     """
 
     number: int
     size: int
+    hosts: tuple[int, ...]
     failed: NDArray[np.int64]
+    courier: int
 
     def broadcast(self, value: Any) -> Any:
         """Return the value of rank 0 on all ranks."""
@@ -55,18 +60,34 @@ class Crew(Protocol):
         """Give an error to the other ranks, and end their waits, unless it is theirs."""
 
     def share(self, size: int) -> NDArray[np.uint8]:
-        """Return memory of at least this number of bytes that all ranks read and write.
+        """Return memory of at least this number of bytes that the ranks of a host read and write.
 
         Its contents are 0 at first. Later calls return the same memory, unless they ask for more or
         a rank has failed.
         """
 
 
+class Letter(NamedTuple):
+    """Messages that a rank sends to one of another host, or receives from it.
+
+    rank: the other rank; sent: True if this one sends; address, size: of slots of so many bytes in
+    this process, message n is in slot n % 2; counter: number of the counter of messages that is
+    increased after a message has been received.
+    """
+
+    rank: int
+    sent: bool
+    address: int
+    size: int
+    counter: int
+
+
 class _Alone:
     """A single rank, which computes the whole grid."""
 
     number, size = 0, 1
-    failed = np.zeros(1, np.int64)
+    hosts: tuple[int, ...] = (0,)
+    failed, courier = np.zeros(1, np.int64), 0
 
     def broadcast(self, value: Any) -> Any:
         return value
@@ -107,20 +128,25 @@ class Layer:
 
 
 def cut(problem: Problem, count: int) -> list[Layer]:
-    """Return so many layers of nearly equal thickness.
+    """Return so many layers, as even as the absorbing boundaries permit.
 
-    The memory variables of the absorbing boundary at an end of z are all in the layer at this end.
+    The memory variables of the boundary at an end of z are all in the layer at this end.
 
     Raises
     ------
     ValueError
         If the layers would be too thin.
     """
-    n = problem.padded_shape[0]
-    layers = [Layer(*pair) for pair in pairwise(n * k // count for k in range(count + 1))]
+    n, inner = problem.padded_shape[0], count - 2
     first, last = (edges[0] for edges in problem.interior)
+    begin, end = max(n // count, first), min(n - n // count, last)
+    if inner > 0:
+        cuts = [begin + (end - begin) * k // inner for k in range(inner + 1)]
+    else:
+        cuts = [min(begin, last)] * (count - 1)
+    layers = [Layer(*pair) for pair in pairwise([0, *cuts, n])]
     thin = min(layer.planes for layer in layers) < THINNEST
-    if count > 1 and (thin or layers[0].end < first or layers[-1].first > last):
+    if count > 1 and (thin or layers[0].end < first):
         raise ValueError(
             f"{n} planes of the padded grid along z cannot be divided into {count} layers; "
             f"expected at least {THINNEST} planes each, and the absorbing cells of an end "

@@ -44,6 +44,11 @@ class Leader:
         """The number of ranks of the crew."""
         return self._crew.size
 
+    @property
+    def hosts(self) -> int:
+        """The number of hosts of the crew."""
+        return len(set(self._crew.hosts))
+
     def lead(self, engine: Engine) -> Engine:
         """Return this object as the crew's version of an engine."""
         self._engine = engine
@@ -61,7 +66,7 @@ class Leader:
         return self._engine.available()
 
     def footprint(self, problem: Problem, steps: int) -> int:
-        """Return the approximate bytes of all ranks together, which share a host.
+        """Return the approximate bytes of the ranks on the host of the leader together.
 
         Each rank also has the whole model with its coefficients, and the traces and adjoint sources
         of all receivers.
@@ -74,8 +79,11 @@ class Leader:
         padded = prod(problem.padded_shape)
         cells = len(problem.model) * prod(problem.like.shape) + arrays * padded
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
-        others = (self._crew.size - 1) * (cells + traces) + buffers * padded
-        return self._engine.footprint(problem, steps) + others * problem.like.element_size()
+        near = self._crew.hosts.count(0)
+        others = (near - 1) * (cells + traces) * problem.like.element_size()
+        layers = self._engine.footprint(problem, steps)
+        layers += buffers * padded * problem.like.element_size()
+        return layers * near // self._crew.size + others
 
     def count_updates(self, problem: Problem, steps: int) -> float:
         return self._engine.count_updates(problem, steps)

@@ -26,7 +26,8 @@ from tests.wave.examples import random_shots, white_residual
 
 torch.set_num_threads(1)
 world = MPI.COMM_WORLD
-crew = RankCrew(world.Dup(), world, wait=WAIT, tick=0.1)
+host = f"host{world.rank * HOSTS // world.size}"
+crew = RankCrew(world.Dup(), world, host, wait=WAIT, tick=0.1)
 shots = random_shots(shape=(57, 33))
 
 def simulate(**options):
@@ -48,8 +49,10 @@ def fail_at(name, rank, number):
 '''
 
 
-def run_crew(n: int, program: str, wait: float = 60.0):
-    return run_ranks(n, CREW.replace("WAIT", str(wait)) + program, warm=True)
+def run_crew(n: int, program: str, wait: float = 60.0, hosts: int = 1):
+    """Run a program on ranks, which take themselves for those of so many hosts."""
+    crew = CREW.replace("WAIT", str(wait)).replace("HOSTS", str(hosts))
+    return run_ranks(n, crew + program, warm=True)
 
 
 def test_ranks_of_a_crew_share_memory_and_gather_values_on_the_first():
@@ -77,9 +80,28 @@ print("ended")
     assert done.stdout.count("ended") == 3
 
 
+@pytest.mark.parametrize(("n", "hosts"), [(2, 2), (3, 3), (4, 2)])
+def test_ranks_of_several_hosts_have_the_bits_of_one_rank(n, hosts):
+    program = """
+if crew.number > 0:
+    serve(load("cpu"), crew)
+else:
+    leader = Leader(crew)
+    assert crew.hosts.count(0) == crew.size // HOSTS
+    assert simulate(leader=leader) == simulate()
+    dismiss(crew)
+    print("ended")
+crew.close()
+""".replace("HOSTS", str(hosts))
+    done = run_crew(n, program, hosts=hosts)
+    assert done.returncode == 0, done.stderr
+    assert "ended" in done.stdout
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("function", ["make_tables", "make_history", "take_out"])
-def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(function, failing):
+def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(function, failing, hosts):
     """The failing rank has no memory before it shares some, before its sweep, or after it."""
     program = f"""
 fail_at("{function}", {failing}, 1)
@@ -96,7 +118,7 @@ else:
 crew.close()
 print("ended")
 """
-    done = run_crew(3, program)
+    done = run_crew(3, program, hosts=hosts)
     assert done.returncode == 0, done.stderr
     assert "found no memory left" in done.stdout
     assert done.stdout.count("ended") == 3
@@ -126,8 +148,10 @@ crew.close()
     assert "held 1 1" in done.stdout
 
 
+@pytest.mark.parametrize(("hosts", "wait"), [(1, 5.0), (2, 0.5)])
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_rank_that_stops_ends_the_job_with_its_number(stopped):
+def test_rank_that_stops_ends_the_job_with_its_number(stopped, hosts, wait):
+    """A rank of another host is lost after ten times the wait."""
     program = f"""
 if crew.number == {stopped}:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -136,11 +160,11 @@ if crew.number > 0:
 else:
     simulate(leader=Leader(crew))
 """
-    done = run_crew(2, program, wait=2.0)
+    done = run_crew(2, program, wait, hosts)
     assert done.returncode == 1
     (message,) = messages(done.stderr)
     assert message.startswith(f"hpcfwi: rank {stopped} of a crew of 2 on ")
-    assert "has stopped or died, 2 s ago" in message
+    assert "has stopped or died, 5 s ago" in message
 
 
 def test_failure_ends_the_states_of_earlier_simulations():
@@ -258,7 +282,7 @@ def run_job(folder, n: int, changes: dict[str, object], *options: str):
 @pytest.mark.parametrize(
     ("n", "changes", "expected"),
     [
-        (3, {}, "the ranks (3 on"),
+        (3, {}, "3 ranks cannot be divided into crews of 2"),
         (2, {"wave.engine": "eager"}, "only the engine cpu divides shots"),
         (2, {"wave.ranks_per_shot": 0}, "found 0, expected greater than 0"),
         (2, {"wave.ranks_per_shot": "two"}, "wave.ranks_per_shot: found 'two'"),

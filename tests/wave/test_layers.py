@@ -48,7 +48,8 @@ class Thread:
 
     def __init__(self, number: int, size: int, board: Board) -> None:
         self.number, self.size, self._board = number, size, board
-        self.failed = board.failed
+        self.hosts = (0,) * size
+        self.failed, self.courier = board.failed, 0
 
     def broadcast(self, value: Any) -> Any:
         raise NotImplementedError
@@ -204,15 +205,21 @@ def divide(problem: Problem, count: int) -> list[Layer] | None:
 def test_layers_cover_the_grid(planes: int, count: int, flat: bool) -> None:
     shape = (planes, 12) if flat else (planes, 12, 12)
     problem = task_of(random_shots(shape=shape, spacing=(9.0,) * len(shape), shots=1)).problem
-    layers = divide(problem, count)
+    layers, n = divide(problem, count), planes + 14
     if layers is None:
-        assert planes < count * THINNEST + 40
+        assert n < max(count, 2) * THINNEST + 2 * 14
         return
     ends = [layer.end for layer in layers]
     assert [layer.first for layer in layers] == [0, *ends[:-1]]
-    assert ends[-1] == planes + 14
+    assert ends[-1] == n
     assert all(layer.planes >= THINNEST for layer in layers)
-    assert max(layer.planes for layer in layers) - min(layer.planes for layer in layers) <= 1
+    first, last = (edges[0] for edges in problem.interior)
+    if count > 1:
+        assert ends[0] >= first
+        assert layers[-1].first <= last
+    inner = {layer.planes for layer in layers[1:-1]} or {0}
+    assert max(inner) - min(inner) <= 1
+    assert max(inner) <= n // count + 2
 
 
 def test_each_point_is_recorded_by_the_layer_with_the_plane_above() -> None:
@@ -257,9 +264,9 @@ def first_order_task(
     model = {name: a.to(dtype) for name, a in random_medium(equation, shape, water=3).items()}
     rng, ndim, shots = np.random.default_rng(1), len(shape), 2
     h = np.array(SPACINGS[ndim])
-    above = 0 if method.free_surface else method.boundary
-    planes = shape[0] + above + method.boundary
-    cuts = [planes * k // count - above for k in range(1, count)]
+    some = Acquisition(1e-3, torch.ones(2), np.full((1, ndim), 90.0), np.full((1, ndim), 90.0))
+    problem = set_up(model, tuple(h), some, method).problem
+    cuts = [layer.end - problem.padding[0][0] for layer in cut(problem, count)[:-1]]
     names = ["pressure", "vz", "vx", "strain", *(["vy"] if ndim == 3 else [])]
 
     def points(n: int) -> NDArray[np.float64]:

@@ -381,8 +381,9 @@ def make_shots(
         )
         for taps in (scheme.sources, scheme.receivers)
     )
-    scale, columns = dtype.type(scheme.source_scale), tables.v2dt2.shape[1]
-    neighbours = make_neighbours(crew, dtype, HALO * tables.cut.rows, columns)
+    rows, columns = HALO * tables.cut.rows, tables.v2dt2.shape[1]
+    neighbours = make_neighbours(crew, dtype, rows, columns)
+    scale = dtype.type(scheme.source_scale)
     return [
         Shot(tables, neighbours, source, heard, wavelet, scale, interior)
         for source, heard, wavelet in zip(sources, receivers, wavelets, strict=True)
@@ -463,11 +464,30 @@ def count_together(shot, n, left):
     """Return the number of steps that are computed in one pass through the planes, from step n on.
 
     Two steps that share a window take less time than one after the other where their planes do not
-    fit into the second cache. Layers exchange halos after each step. left: number of steps that are
-    left.
+    fit into the second cache. left: number of steps that are left.
     """
-    alone = shot.neighbours.size == 1
-    return 2 if shot.tables.grid.planes > 1 and alone and n % 2 == 0 and left > 1 else 1
+    return 2 if shot.tables.grid.planes > 1 and n % 2 == 0 and left > 1 else 1
+
+
+@within_loops
+def count_passes(shot, steps):
+    """Return the number of passes through the planes for so many steps.
+
+    Planes of a second step that are next to a cut need values of the first step in other layers.
+    They are computed in another pass, after an exchange.
+    """
+    return 2 if steps == 2 and shot.neighbours.size > 1 else 1
+
+
+@within_loops
+def is_in_pass(shot, number, k, part, plane):
+    """Return True if step k of a plane is computed in a pass through the planes of a part."""
+    if plane < part.front or plane >= part.back:
+        return False
+    planes, reach, neighbours = shot.tables.grid.planes, reach_of(shot.tables), shot.neighbours
+    above = neighbours.number > 0 and plane < reach
+    below = neighbours.number + 1 < neighbours.size and plane >= planes - reach
+    return number == (1 if k == 1 and (above or below) else 0)
 
 
 @within_loops
@@ -476,43 +496,57 @@ def step_forward(shot, fields, n, steps, window, tape, change, team):
 
     The memory variables of a plane are updated `reach` planes ahead of its field, and the second
     step follows 2 * reach + 1 planes behind the first one. A thread then reads only values that it
-    has computed itself, or that were computed before the last barrier. change: None for the wave of
-    the shot's sources, whose samples are stored; the scattered field has `Scattering.change`, and
-    reads the samples.
+    has computed itself, or that were computed before the last barrier. change: as in
+    `step_plane_forward`.
     """
-    tables, line, u = shot.tables, fields.lines[team.rank], tape.u
-    grid, v2dt2, sources, scale = tables.grid, tables.v2dt2, shot.sources, shot.scale
-    part, reach = share(window, team.size, team.rank), reach_of(tables)
+    tables, grid = shot.tables, shot.tables.grid
+    part, passes = share(window, team.size, team.rank), count_passes(shot, steps)
+    reach = reach_of(tables)
     behind = 2 * reach + 1
-    for front in range(part.front - reach, part.back + (steps - 1) * behind):
-        for k in range(steps):
-            m, plane = n + k, front - k * behind
-            p, prev = fields.waves[m % 2], fields.waves[(m + 1) % 2]
-            relax_slabs(tables, fields, p, in_plane(part, plane + reach))
-            here = in_plane(part, plane)
-            if here.front < here.back:
-                rows, sampled = rows_of(grid, here, plane), stores_sample(tape, m)
-                # Each case is compiled separately, so that a step that stores nothing has fewer
-                # arrays in its loops.
-                if change is None:
-                    if sampled and u.shape[0] > 0:
-                        advance_part(tables, fields, m, here, u)
-                        drive(u, sources, shot.wavelet[m], scale, rows, line, False)
-                        entry = m // tape.interval - tape.first
-                        pack_frame(tape.samples, entry, window, grid, here, u)
-                    else:
-                        advance_part(tables, fields, m, here, None)
-                    inject(prev, v2dt2, sources, shot.wavelet[m], scale, rows, line)
-                else:
-                    advance_part(tables, fields, m, here, None)
-                    if sampled:
-                        entry = m // tape.interval - tape.first
-                        unpack_frame(tape.samples, entry, window, grid, here, u)
-                        add_products(grid, prev, here, change, u)
-                if plane == min(reach, part.back - 1):
-                    reflect(tables, prev, team)
-        barrier(team)
-    exchange(shot.neighbours, grid, tables.cut, fields.waves[(n + steps) % 2], team)
+    for number in range(passes):
+        for front in range(part.front - reach, part.back + (steps - 1) * behind):
+            for k in range(steps):
+                m, plane = n + k, front - k * behind
+                if number == 0:
+                    ahead = in_plane(part, plane + reach)
+                    relax_slabs(tables, fields, fields.waves[m % 2], ahead)
+                if is_in_pass(shot, number, k, part, plane):
+                    here = in_plane(part, plane)
+                    step_plane_forward(shot, fields, m, here, window, tape, change, team)
+                    if plane == min(reach, part.back - 1):
+                        reflect(tables, fields.waves[(m + 1) % 2], team)
+            barrier(team)
+        last = n + steps - passes + 1 + number
+        exchange(shot.neighbours, grid, tables.cut, fields.waves[last % 2], team)
+
+
+@within_loops
+def step_plane_forward(shot, fields, n, part, window, tape, change, team):
+    """Compute the field of step n + 1 in a part of a plane, and store the samples of step n.
+
+    change: None for the wave of the shot's sources, whose samples are stored; the scattered field
+    has `Scattering.change`, and reads the samples.
+    """
+    tables, grid, sources, u = shot.tables, shot.tables.grid, shot.sources, tape.u
+    prev, line = fields.waves[(n + 1) % 2], fields.lines[team.rank]
+    rows, sampled = rows_of(grid, part, part.front), stores_sample(tape, n)
+    # Each case is compiled separately, so that a step that stores nothing has fewer arrays in its
+    # loops.
+    if change is None:
+        if sampled and u.shape[0] > 0:
+            advance_part(tables, fields, n, part, u)
+            drive(u, sources, shot.wavelet[n], shot.scale, rows, line, False)
+            entry = n // tape.interval - tape.first
+            pack_frame(tape.samples, entry, window, grid, part, u)
+        else:
+            advance_part(tables, fields, n, part, None)
+        inject(prev, tables.v2dt2, sources, shot.wavelet[n], shot.scale, rows, line)
+    else:
+        advance_part(tables, fields, n, part, None)
+        if sampled:
+            entry = n // tape.interval - tape.first
+            unpack_frame(tape.samples, entry, window, grid, part, u)
+            add_products(grid, prev, part, change, u)
 
 
 @within_loops
@@ -524,23 +558,26 @@ def step_backward(shot, fields, n, steps, part, adjoint_source, team):
     own part, because other threads may not have stepped theirs yet.
     """
     tables, line = shot.tables, fields.lines[team.rank]
-    grid, v2dt2, reach = tables.grid, tables.v2dt2, reach_of(tables)
+    grid, reach, passes = tables.grid, reach_of(tables), count_passes(shot, steps)
     behind = 3 * reach + 1
-    for front in range(part.front - 2 * reach, part.back + (steps - 1) * behind):
-        for k in range(steps):
-            m, plane = n - k, front - k * behind
-            q, prev = fields.waves[m % 2], fields.waves[(m + 1) % 2]
-            relax_slabs_back(tables, fields, q, in_plane(part, plane + 2 * reach))
-            relax_slopes_back(tables, fields, q, in_plane(part, plane + reach))
-            here = in_plane(part, plane)
-            if here.front < here.back:
-                advance_part_back(tables, fields, m, here)
-                arriving, rows = adjoint_source[m - 1], rows_of(grid, here, plane)
-                inject(prev, v2dt2, shot.receivers, arriving, None, rows, line)
-                if plane == min(reach, part.back - 1):
-                    reflect(tables, prev, team)
-        barrier(team)
-    exchange(shot.neighbours, grid, tables.cut, fields.waves[(n - steps) % 2], team)
+    for number in range(passes):
+        for front in range(part.front - 2 * reach, part.back + (steps - 1) * behind):
+            for k in range(steps):
+                m, plane = n - k, front - k * behind
+                q, prev = fields.waves[m % 2], fields.waves[(m + 1) % 2]
+                if number == 0:
+                    relax_slabs_back(tables, fields, q, in_plane(part, plane + 2 * reach))
+                    relax_slopes_back(tables, fields, q, in_plane(part, plane + reach))
+                if is_in_pass(shot, number, k, part, plane):
+                    here = in_plane(part, plane)
+                    advance_part_back(tables, fields, m, here)
+                    arriving, rows = adjoint_source[m - 1], rows_of(grid, here, plane)
+                    inject(prev, tables.v2dt2, shot.receivers, arriving, None, rows, line)
+                    if plane == min(reach, part.back - 1):
+                        reflect(tables, prev, team)
+            barrier(team)
+        last = n - steps + passes - 1 - number
+        exchange(shot.neighbours, grid, tables.cut, fields.waves[last % 2], team)
 
 
 @within_loops

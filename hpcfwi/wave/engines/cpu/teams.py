@@ -12,7 +12,7 @@ its values, and then adds one to its counter, for which the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.kernels import within_loops
 from hpcfwi.wave.engines.cpu.layout import BLOCK, Grid
-from hpcfwi.wave.layers import HALO, Crew
+from hpcfwi.wave.layers import HALO, Crew, Letter
 
 # Number of times that a waiting thread reads the counter before it yields its core.
 LOOKS = 300
@@ -115,6 +115,21 @@ def _look(typing_context, array):
     return types.int64(array), generate
 
 
+@intrinsic
+def _call(typing_context, function, letters, number):
+    """Call the function at an address with an array (letter, field), its length, and a number."""
+
+    def generate(context, builder, signature, args):
+        word = ir.IntType(64)
+        array = context.make_array(signature.args[1])(context, builder, value=args[1])
+        length = builder.extract_value(array.shape, 0)
+        kind = ir.FunctionType(ir.VoidType(), [array.data.type, word, word])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [array.data, length, args[2]])
+        return context.get_dummy_value()
+
+    return types.none(function, letters, types.int64), generate
+
+
 @njit(nogil=True)
 def barrier(team):
     """Wait until all threads of the team have called this function."""
@@ -132,44 +147,87 @@ class Neighbours(NamedTuple):
     """The memory through which the layers of a grid exchange values.
 
     number, size: number of this layer, and of all; failed: (1,), 1 if a rank has failed, for which
-    the others then no longer wait; sent, posted: (layer, entry), numbers of the messages that each
-    has written so far, in entry 0; faces: (slot, layer, entry), in entry 0 the faces of a window
-    that the wave in a layer is about to reach; halos: (layer, way, slot, row, column), the first
-    and the last planes of each layer, of one or several fields. Two slots suffice, because a layer
-    writes message n + 2 after all of its neighbours have sent n + 1, and hence read n.
+    the others then no longer wait; sent: (way, layer, entry), in entry 0 the number of halos that
+    a layer has given so far to the layer before it (way 0) or after it (way 1); posted: (layer,
+    entry), in entry 0 the number of its faces so far; faces: (layer, slot, entry), in entry 0 the
+    faces of a window that the wave in a layer is about to reach; halos: (way, layer, slot, row,
+    column), the first and the last planes of each layer, of one or several fields. Two slots
+    suffice, because a layer writes message n + 2 after all of its neighbours have sent n + 1, and
+    hence read n.
+
+    courier: as in `Crew`; halo_mail, face_mail: the `Letter` of each message to or from layers on
+    other hosts, (letter, field); counts: all of the counters, (counter, entry).
     """
 
     number: int
     size: int
     failed: NDArray[np.int64]
+    counts: NDArray[np.int64]
     sent: NDArray[np.int64]
     posted: NDArray[np.int64]
     faces: NDArray[np.int64]
     halos: NDArray
+    courier: int
+    halo_mail: NDArray[np.int64]
+    face_mail: NDArray[np.int64]
 
 
 def make_neighbours(crew: Crew, dtype: np.dtype, rows: int, columns: int) -> Neighbours:
     """Return the memory that the layers of a crew share, which is the same in each call.
 
-    rows, columns: of the largest message, with HALO planes of each of its fields.
+    rows, columns: shape of the planes that a layer gives to a neighbour, those of all fields of the
+    largest message.
     """
-    others = crew.size if crew.size > 1 else 0
-    halos = (others, 2, 2, rows, columns)
+    size = crew.size
+    shape = (2, size if size > 1 else 0, 2, rows, columns)
     # Counters of different processes lie in different cache lines.
-    words = (4, crew.size, 8)
+    words = (5 * size, 8)
     begin = 8 * prod(words)
-    end = begin + prod(halos) * dtype.itemsize
+    end = begin + prod(shape) * dtype.itemsize
     memory = crew.share(end)
-    numbers = memory[:begin].view(np.int64).reshape(words)
+    lines = memory[:begin].view(np.int64).reshape(words)
+    faces = lines[3 * size :].reshape(size, 2, 8)
+    halos = memory[begin:end].view(dtype).reshape(shape)
     return Neighbours(
         crew.number,
-        crew.size,
+        size,
         crew.failed,
-        numbers[0],
-        numbers[1],
-        numbers[2:],
-        memory[begin:end].view(dtype).reshape(halos),
+        counts=lines[: 3 * size],
+        sent=lines[: 2 * size].reshape(2, size, 8),
+        posted=lines[2 * size : 3 * size],
+        faces=faces,
+        halos=halos,
+        courier=crew.courier,
+        halo_mail=_pack(_address_halos(crew, halos)),
+        face_mail=_pack(_address_faces(crew, faces)),
     )
+
+
+def _address_halos(crew: Crew, halos: NDArray) -> Iterator[Letter]:
+    """Yield the letters between a layer and those before and after it, if on other hosts."""
+    number, size, hosts = crew.number, crew.size, crew.hosts
+    for way, other in enumerate((number - 1, number + 1)):
+        if 0 <= other < size and hosts[other] != hosts[number]:
+            yield _make_letter(other, True, halos[way, number], way * size + number)
+            yield _make_letter(other, False, halos[1 - way, other], (1 - way) * size + other)
+
+
+def _address_faces(crew: Crew, faces: NDArray) -> Iterator[Letter]:
+    """Yield the letters from each layer to the first rank of each other host."""
+    number, size, hosts = crew.number, crew.size, crew.hosts
+    for first in sorted(set(hosts) - {hosts[number]}):
+        yield _make_letter(first, True, faces[number], 2 * size + number)
+    for other in range(size):
+        if number == hosts[number] != hosts[other]:
+            yield _make_letter(other, False, faces[other], 2 * size + other)
+
+
+def _make_letter(rank: int, sent: bool, slots: NDArray, counter: int) -> Letter:
+    return Letter(rank, sent, slots.ctypes.data, slots[0].nbytes, counter)
+
+
+def _pack(letters: Iterable[Letter]) -> NDArray[np.int64]:
+    return np.array(list(letters), np.int64).reshape(-1, len(Letter._fields))
 
 
 @within_loops
@@ -183,6 +241,16 @@ def await_count(neighbours, counter, target):
         looks += 1
         if looks > LOOKS:
             _give_way()
+
+
+@within_loops
+def carry(neighbours, mail, message):
+    """Exchange messages with the layers on other hosts."""
+    if len(mail) > 0:
+        _call(neighbours.courier, mail, message)  # type: ignore[call-arg]
+        for k in range(len(mail)):
+            if mail[k, 1] == 0:
+                _arrive(neighbours.counts[mail[k, 4]])
 
 
 @within_loops
@@ -225,19 +293,21 @@ def exchange_fields(neighbours, grid, cut, fields, numbers, team):
     if neighbours.size > 1 and len(numbers) > 0:
         if team.rank == 0:
             depths = grid.planes if grid.planes > 1 else grid.rows
-            message = neighbours.sent[number, 0] + 1
+            message = neighbours.sent[0, number, 0] + 1
             slot = message % 2
-            copy_depths(grid, cut, fields, numbers, 0, halos[number, 0, slot], True)
             last = depths - HALO
-            copy_depths(grid, cut, fields, numbers, last, halos[number, 1, slot], True)
-            _arrive(neighbours.sent[number])  # type: ignore[call-arg]
+            copy_depths(grid, cut, fields, numbers, 0, halos[0, number, slot], True)
+            copy_depths(grid, cut, fields, numbers, last, halos[1, number, slot], True)
+            _arrive(neighbours.sent[0, number])  # type: ignore[call-arg]
+            _arrive(neighbours.sent[1, number])
+            carry(neighbours, neighbours.halo_mail, message)
             if number > 0:
-                await_count(neighbours, neighbours.sent[number - 1], message)
-                planes = halos[number - 1, 1, slot]
+                await_count(neighbours, neighbours.sent[1, number - 1], message)
+                planes = halos[1, number - 1, slot]
                 copy_depths(grid, cut, fields, numbers, -HALO, planes, False)
             if number + 1 < neighbours.size:
-                await_count(neighbours, neighbours.sent[number + 1], message)
-                planes = halos[number + 1, 0, slot]
+                await_count(neighbours, neighbours.sent[0, number + 1], message)
+                planes = halos[0, number + 1, slot]
                 copy_depths(grid, cut, fields, numbers, depths, planes, False)
         barrier(team)
 
@@ -252,12 +322,13 @@ def unite_faces(neighbours, faces, team):
         number = neighbours.number
         if team.rank == 0:
             message = neighbours.posted[number, 0] + 1
-            neighbours.faces[message % 2, number, 0] = faces
+            neighbours.faces[number, message % 2, 0] = faces
             _arrive(neighbours.posted[number])  # type: ignore[call-arg]
+            carry(neighbours, neighbours.face_mail, message)
             for k in range(neighbours.size):
                 await_count(neighbours, neighbours.posted[k], message)
         barrier(team)
         slot = neighbours.posted[number, 0] % 2
         for k in range(neighbours.size):
-            faces |= neighbours.faces[slot, k, 0]
+            faces |= neighbours.faces[k, slot, 0]
     return faces
