@@ -1,8 +1,8 @@
 """Kills and signals ("blows") at random moments: python -m tests.torture [BLOWS [SEED]].
 
 The inversion has stages with encoded shots, estimated wavelets and line searches. Repeatedly, it is
-started on a random number of ranks with a random schedule, and then one of its ranks or its
-launcher is killed or gets a signal. When it is complete, it must have the bits of an undisturbed
+started on a random number of ranks with a random schedule and a random number of ranks for each
+shot, and then one of its ranks or its launcher is killed or gets a signal. When it is complete, it must have the bits of an undisturbed
 run, and it begins again. The program prints a line for each blow, and ends with 1 if bits differ or
 a job hangs.
 """
@@ -108,6 +108,8 @@ class Torture:
         command = ["mpirun", "--bind-to", "none", "--oversubscribe", "-n", str(ranks)]
         command += [*self._python, "-m", "hpcfwi", "run", str(self._input), "--quiet"]
         command += ["--output", str(run), "--set", f"inversion.schedule={schedule}"]
+        size = self._chance.choice([n for n in (1, 2) if ranks % n == 0])
+        command += ["--set", f"wave.ranks_per_shot={size}"]
         with (self._input.parent / "output.txt").open("ab") as output:
             return subprocess.Popen(command, env=make_env(), stdout=output, stderr=output)
 

@@ -1,9 +1,9 @@
 """All measurements of `hpcfwi bench`, and the tables of their results.
 
 The time of an epoch is measured on 1, 2, 4, ... ranks with one thread each. Each number of ranks is
-a separate job, `mpirun -n N python -P -m hpcfwi.bench.run CASE BATCH`, which simulates the batch,
-sums the gradients over its ranks, and prints the seconds. If a batch has one shot, all ranks
-simulate it together, each a layer of its grid.
+a separate job, `mpirun -n N python -P -m hpcfwi.bench.run CASE BATCH DEPTH`, which simulates the
+batch, sums the gradients over its ranks, and prints the seconds. If a batch has one shot, all ranks
+simulate it together, each a layer of its grid, which is DEPTH times as deep as that of the case.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfwi.bench.waves import (
+    Shots,
     compare_engines,
     compare_histories,
     describe_machine,
@@ -145,7 +146,7 @@ def _tables(numbers: dict[str, Any]) -> Iterator[Table | str]:
             (
                 (
                     str(r["ranks"]),
-                    r["case"],
+                    "x".join(map(str, r["points"])),
                     f"{r['seconds']:.3f}",
                     f"{100 * r['efficiency']:.0f} %",
                 )
@@ -230,50 +231,58 @@ def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, A
 
 
 def compare_layers(repetitions: int, most: int | None = None) -> list[dict[str, Any]]:
-    """Measure the seconds of the gradient of one shot for each number of ranks, as `compare_ranks`.
+    """Measure the seconds of the gradient of one shot for each number of ranks.
 
-    The ranks simulate the shot together, each a layer of its grid.
+    The ranks simulate the shot together, each a layer of its grid. The grid is the same for all
+    numbers of ranks (strong scaling), or its depth is proportional to their number (weak scaling).
+    The efficiency is the number of cells per second and rank, divided by that of one rank.
     """
     launcher = find_launcher(os.environ)
     if launcher is None:
         return []
     most = most or len(usable_cores())
     return [
-        {**row, "case": case}
+        row
         for case in CASES
-        for row in _compare(launcher, case, 1, repetitions, most)
+        for grows in (False, True)
+        for row in _compare(launcher, case, 1, repetitions, most, grows)
     ]
 
 
 def _compare(
-    launcher: list[str], case: str, batch: int, repetitions: int, most: int
+    launcher: list[str], case: str, batch: int, repetitions: int, most: int, grows: bool = False
 ) -> list[dict[str, Any]]:
-    """Measure a batch on 1, 2, 4, ... and `most` ranks; the list is empty if a job fails."""
+    """Measure a batch on 1, 2, 4, ... and `most` ranks; the list is empty if a job fails.
+
+    grows: True if the depth of the grid is proportional to the number of ranks.
+    """
     sizes = [n for n in range(1, most + 1) if n in (1, most) or n & (n - 1) == 0]
     seconds: dict[int, list[float]] = {n: [] for n in sizes}
     for _ in range(repetitions):
         for n in sizes:
-            taken = _run(launcher, n, case, batch)
+            taken = _run(launcher, n, case, batch, n if grows else 1)
             if taken is None:
                 return []
             seconds[n].append(taken)
+    cells = {n: _make_batch(case, batch, n if grows else 1).cells for n in sizes}
     return [
         {
             "ranks": n,
+            "points": list(_shape_of(case, n if grows else 1)),
             "seconds": statistics.median(seconds[n]),
-            "efficiency": median_ratio(seconds[1], seconds[n]) / n,
+            "efficiency": median_ratio(seconds[1], seconds[n]) * cells[n] / cells[1] / n,
         }
         for n in sizes
     ]
 
 
-def _run(launcher: list[str], ranks: int, case: str, batch: int) -> float | None:
+def _run(launcher: list[str], ranks: int, case: str, batch: int, depth: int) -> float | None:
     """Run a job and return the seconds that it prints; None if it fails."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(OWN_VARIABLES)}
     done = subprocess.run(
         [
             *(*launcher, "-n", str(ranks), sys.executable, "-P", "-m", "hpcfwi.bench.run"),
-            *(case, str(batch)),
+            *(case, str(batch), str(depth)),
         ],
         env={**env, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
@@ -284,32 +293,45 @@ def _run(launcher: list[str], ranks: int, case: str, batch: int) -> float | None
     return float(done.stdout.split()[-1]) if done.returncode == 0 else None
 
 
-def _measure(case: str, batch: int) -> int:
+def _shape_of(case: str, depth: int) -> tuple[int, ...]:
+    (n, *others), _, _ = CASES[case]
+    return (n * depth, *others)
+
+
+def _make_batch(case: str, batch: int, depth: int) -> Shots:
+    """Return the shots of a case; the source of a single one is in the middle of the grid.
+
+    Its wave reaches all layers early.
+    """
+    _, steps, order = CASES[case]
+    shots = make_shots(_shape_of(case, depth), batch, steps, order=order)
+    if batch == 1:
+        shots.sources[:, 0] = shots.vp.shape[0] // 2
+    return shots
+
+
+def _measure(case: str, batch: int, depth: int) -> int:
     """Run a job on this rank; rank 0 prints the median seconds of the slowest rank."""
     from hpcfwi.parallel.launch import launch
     from hpcfwi.run.crews import run_on_leaders
 
     context = launch(gpus=False)
     together = context.size if batch == 1 else 1
-    run_on_leaders(together, context, lambda leaders: _measure_epochs(case, batch, leaders))
+    shots = _make_batch(case, batch, depth)
+    run_on_leaders(together, context, lambda leaders: _measure_epochs(shots, leaders))
     context.close()
     return 0
 
 
-def _measure_epochs(case: str, batch: int, context: Any) -> None:
+def _measure_epochs(shots: Shots, context: Any) -> None:
     import numpy as np
-    import torch
 
-    from hpcfwi.bench.waves import make_shots
-
-    shape, steps, order = CASES[case]
-    shots = make_shots(shape, batch, steps, order=order)
-    mine = np.array_split(np.arange(batch), context.size)[context.rank]
+    mine = np.array_split(np.arange(len(shots.sources)), context.size)[context.rank]
     seconds = []
     for _ in range(1 + EPOCHS):
         context.barrier()
         start = time.perf_counter()
-        total = torch.zeros(shape, dtype=torch.float64)
+        total = torch.zeros(shots.vp.shape, dtype=torch.float64)
         for shot in mine:
             one = replace(shots, sources=shots.sources[shot : shot + 1])
             total += one.run(True, engine="cpu", leader=context.leader)
@@ -321,4 +343,4 @@ def _measure_epochs(case: str, batch: int, context: Any) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(_measure(sys.argv[1], int(sys.argv[2])))
+    raise SystemExit(_measure(sys.argv[1], *map(int, sys.argv[2:])))

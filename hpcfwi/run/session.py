@@ -204,10 +204,11 @@ def _run_stage(
     state = recorder.state = _enter(stage, recorder.state, engine, context)
     band, whole = experiment.band, recorder.stages[-1].last
     with (
+        # This comes first, because ranks also wait for each other when they close a file
+        Watch(context, stop, recorder.save),
         open_observed(recorder.experiment, context) as reader,
         Prefetcher(reader, band.filter if band else None, context.threads) as prefetcher,
         Progress(whole, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
-        Watch(context, stop, recorder.save),
     ):
         recorder.progress = shown
         recorder.measure_initial_errors()
@@ -435,8 +436,8 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
     context.heartbeat.begin(f"the data fit after epoch {epoch}")
     try:
         with (
-            open_observed(recorder.experiment, context) as reader,
             Watch(context, stop, recorder.save),
+            open_observed(recorder.experiment, context) as reader,
         ):
             found = _find_fit(stage, recorder, reader, stop)
         if isinstance(found, str):

@@ -180,10 +180,18 @@ def join_points(values: Tensor, owners: NDArray[np.int64], crew: Crew) -> Tensor
 
 def join_fields(fields: Tensor, crew: Crew) -> Tensor | None:
     """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
-    if crew.size == 1:
-        return fields
     parts = crew.gather(fields)
-    return None if parts is None else torch.cat(parts, dim=1)
+    del fields
+    if parts is None or crew.size == 1:
+        return parts and parts[0]
+    end = sum(part.shape[1] for part in parts)
+    whole = parts[0].new_empty(parts[0].shape[0], end, *parts[0].shape[2:])
+    # Each part is released before the next one takes memory in the whole
+    while parts:
+        part = parts.pop()
+        whole[:, end - part.shape[1] : end] = part
+        end -= part.shape[1]
+    return whole
 
 
 def find_layer(planes: NDArray[np.int64], layers: Sequence[Layer]) -> NDArray[np.int64]:

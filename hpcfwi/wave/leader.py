@@ -71,7 +71,7 @@ class Leader:
         Each rank also has the whole model with its coefficients, and the traces and adjoint sources
         of all receivers.
         """
-        equation, arrays, buffers = problem.equation, 1, 0
+        equation, arrays, buffers = problem.equation, 0, 0
         if isinstance(equation, FirstOrderEquation):
             # As many as `estimate_staggered_bytes` counts for threads that share a shot
             system = equation.system(AXES[problem.like.ndim])

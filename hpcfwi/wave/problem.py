@@ -112,29 +112,23 @@ class Scheme:
     Backwards they compute q, which is v2dt2 times the adjoint of p. The image, the sum of
     q[n + 1] u[n] over the steps, is v2dt2 times the gradient with respect to v2dt2.
 
-    v2dt2: (speed dt)^2, 0 where the free surface keeps p at 0; profiles: the CPML of each axis;
-    sources, receivers: taps on the padded grid; source_scale: 1 / cell volume.
+    v2dt2 is `square_speed`, which is not kept here, because an engine has it in its own layout.
+
+    shape: of the padded grid; profiles: the CPML of each axis; sources, receivers: taps on the
+    padded grid; source_scale: 1 / cell volume.
     """
 
-    v2dt2: Tensor
+    shape: tuple[int, ...]
     profiles: tuple[numerics.Profile, ...]
     sources: Taps
     receivers: Taps
     source_scale: float
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.v2dt2.shape)
-
 
 def discretize(problem: Problem) -> Scheme:
     """Return the scheme of a problem, which every engine of hpcfwi applies."""
     ndim = problem.like.ndim
-    before, after = problem.padding
-    v2dt2 = (extend(problem.model["vp"], before, after) * problem.dt) ** 2
-    if problem.free_surface:
-        v2dt2[0] = 0.0
-    shape = tuple(v2dt2.shape)
+    (before, after), shape = problem.padding, problem.padded_shape
     profiles = tuple(
         numerics.absorbing_profile(
             shape[axis],
@@ -149,12 +143,27 @@ def discretize(problem: Problem) -> Scheme:
     )
     place = (problem.spacing, before, shape, problem.free_surface)
     return Scheme(
-        v2dt2,
+        shape,
         profiles,
         spread(problem.sources, *place),
         spread(problem.receivers, *place),
         1.0 / float(np.prod(problem.spacing)),
     )
+
+
+def square_speed(problem: Problem, first: int = 0, end: int | None = None) -> Tensor:
+    """Return (speed dt)^2 on the padded grid, 0 where the free surface keeps p at 0.
+
+    first, end: only the planes `first` to `end` - 1 along z are returned.
+    """
+    before, after = problem.padding
+    planes = torch.arange(problem.padded_shape[0], device=problem.like.device)[first:end]
+    nearest = (planes - before[0]).clamp_(0, problem.like.shape[0] - 1)
+    model = problem.model["vp"].index_select(0, nearest)
+    squared = (extend(model, (0, *before[1:]), (0, *after[1:])) * problem.dt) ** 2
+    if problem.free_surface and first == 0:
+        squared[0] = 0.0
+    return squared
 
 
 def extend(model: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:

@@ -19,7 +19,13 @@ from torch.autograd import forward_ad
 
 from hpcfwi.wave import numerics
 from hpcfwi.wave.history import KINDS, Kind, sampling_offset
-from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
+from hpcfwi.wave.problem import (
+    Gradients,
+    Problem,
+    make_gradients,
+    relative_change,
+    square_speed,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     scheme = problem.scheme
     shots = problem.n_shots
     with torch.set_grad_enabled(keep):
-        v2dt2 = scheme.v2dt2.expand(shots, *scheme.shape).clone().requires_grad_(keep)
+        v2dt2 = square_speed(problem).expand(shots, *scheme.shape).clone().requires_grad_(keep)
         wavelet = wavelet.detach().clone().requires_grad_(keep)
         state = _simulate(problem, v2dt2, wavelet)
     return state.traces.detach(), state if keep else None

@@ -65,10 +65,6 @@ class State:
         """
         return join_points(values, find_layers(taps, self.layers), self.crew)
 
-    def join_fields(self, fields: Tensor) -> Tensor | None:
-        """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
-        return join_fields(fields, self.crew)
-
 
 def available() -> str | None:
     """Return why this engine cannot be used here, or None if it can be used.
@@ -147,12 +143,12 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
         state.histories[k].backpropagate(way_back, threads)
         # Each sampled step stands for so many steps in the sums over time.
         weight = problem.interval
-        image = state.join_fields(weight * take_out(sums[:1], state.shape))
+        image = join_fields(weight * take_out(sums[:1], state.shape), state.crew)
         forward_energy = adjoint_energy = None
         if problem.illuminate:
             energies = weight * take_out(state.energies[k : k + 1], state.shape)
-            forward_energy = state.join_fields(energies)
-            adjoint_energy = state.join_fields(weight * take_out(sums[1:], state.shape))
+            forward_energy = join_fields(energies, state.crew)
+            adjoint_energy = join_fields(weight * take_out(sums[1:], state.shape), state.crew)
         if image is None:
             return
         emitted = wavelet[k : k + 1].transpose(1, 2)

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from hpcfwi.wave import numerics
 from hpcfwi.wave.layers import HALO, Layer
-from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.problem import Problem, square_speed
 
 # Columns of zeros before the cells of a row: HALO, rounded up to 64 bytes in single precision.
 MARGIN = 16
@@ -279,7 +279,7 @@ def lay_out_sides(values: NDArray[np.float64], width: int) -> NDArray[np.float64
 
 def make_tables(problem: Problem, layer: Layer) -> Tables:
     """Return the tables of a layer of a problem's scheme."""
-    part = problem.scheme.v2dt2[layer.first : layer.end]
+    part = square_speed(problem, layer.first, layer.end)
     v2dt2 = lay_out(part)
     dtype, grid = v2dt2.dtype, make_grid(tuple(part.shape))
     strides = (grid.stride, 1, 1)[-problem.like.ndim :]

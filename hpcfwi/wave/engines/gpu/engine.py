@@ -22,7 +22,13 @@ from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
 from hpcfwi.wave.engines.gpu.layout import Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
-from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
+from hpcfwi.wave.problem import (
+    Gradients,
+    Problem,
+    make_gradients,
+    relative_change,
+    square_speed,
+)
 
 if TYPE_CHECKING:
     from hpcfwi.wave.engines.gpu.layout import Blueprint
@@ -174,7 +180,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
 
 def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
-    return state.sweep.run_scattered(problem.scheme.v2dt2 * relative_change(problem, direction))
+    return state.sweep.run_scattered(square_speed(problem) * relative_change(problem, direction))
 
 
 def _blueprint(

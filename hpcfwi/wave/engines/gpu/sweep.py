@@ -38,7 +38,7 @@ from hpcfwi.wave.engines.gpu.layout import (
     weigh_differences,
 )
 from hpcfwi.wave.history import Keep, Reverse, schedule
-from hpcfwi.wave.problem import Problem
+from hpcfwi.wave.problem import Problem, square_speed
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 # Number of slab cells of a program of `relax`; the time of an interpreted program hardly depends on
@@ -80,7 +80,7 @@ class Stepper:
     def load(self, problem: Problem) -> None:
         """Load the numbers of a problem whose sizes are those of the blueprint."""
         layout = self.blueprint.layout
-        self._arrays["v2dt2"].copy_(layout.lay_out(problem.scheme.v2dt2))
+        self._arrays["v2dt2"].copy_(layout.lay_out(square_speed(problem)))
         upload(self._weights, weigh_differences(problem))
         for old, new in zip(self._profiles, lay_out_profiles(problem, layout), strict=True):
             upload(old, new)
