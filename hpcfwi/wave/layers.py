@@ -180,12 +180,14 @@ def join_points(values: Tensor, owners: NDArray[np.int64], crew: Crew) -> Tensor
 
 def join_fields(fields: Tensor, crew: Crew) -> Tensor | None:
     """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
+    if crew.size == 1:
+        return fields
     parts = crew.gather(fields)
     del fields
-    if parts is None or crew.size == 1:
-        return parts and parts[0]
+    if parts is None:
+        return None
     end = sum(part.shape[1] for part in parts)
-    whole = parts[0].new_empty(parts[0].shape[0], end, *parts[0].shape[2:])
+    whole: Tensor = parts[0].new_empty(parts[0].shape[0], end, *parts[0].shape[2:])
     # Each part is released before the next one takes memory in the whole
     while parts:
         part = parts.pop()

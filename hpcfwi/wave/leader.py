@@ -76,13 +76,13 @@ class Leader:
             # As many as `estimate_staggered_bytes` counts for threads that share a shot
             system = equation.system(AXES[problem.like.ndim])
             arrays, buffers = 6 * system.count_rates(), len(system.fields)
-        padded = prod(problem.padded_shape)
-        cells = len(problem.model) * prod(problem.like.shape) + arrays * padded
+        cells = len(problem.model) * prod(problem.like.shape)
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
         near = self._crew.hosts.count(0)
         others = (near - 1) * (cells + traces) * problem.like.element_size()
         layers = self._engine.footprint(problem, steps)
-        layers += buffers * padded * problem.like.element_size()
+        added = (buffers + (self._crew.size - 1) * arrays) * prod(problem.padded_shape)
+        layers += added * problem.like.element_size()
         return layers * near // self._crew.size + others
 
     def count_updates(self, problem: Problem, steps: int) -> float:
