@@ -306,7 +306,7 @@ def _make_batch(case: str, batch: int, depth: int) -> Shots:
     _, steps, order = CASES[case]
     shots = make_shots(_shape_of(case, depth), batch, steps, order=order)
     if batch == 1:
-        shots.sources[:, 0] = shots.vp.shape[0] // 2
+        shots.sources[:, 0] = shots.shape[0] // 2
     return shots
 
 
@@ -331,7 +331,7 @@ def _measure_epochs(shots: Shots, context: Any) -> None:
     for _ in range(1 + EPOCHS):
         context.barrier()
         start = time.perf_counter()
-        total = torch.zeros(shots.vp.shape, dtype=torch.float64)
+        total = torch.zeros(shots.shape, dtype=torch.float64)
         for shot in mine:
             one = replace(shots, sources=shots.sources[shot : shot + 1])
             total += one.run(True, engine="cpu", leader=context.leader)

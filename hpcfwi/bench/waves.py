@@ -121,6 +121,11 @@ class Shots:
     order: int = 4
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the model, without its boundary."""
+        return tuple(self.vp.shape)
+
+    @property
     def cells(self) -> int:
         """The number of cells of the grid, including the boundary."""
         return prod(n + 2 * BOUNDARY for n in self.vp.shape)

@@ -342,9 +342,9 @@ class WaveSection(Section):
     ranks_per_shot: RanksPerShot = 1
     """Number of ranks that simulate each shot together, each a layer of the grid along z.
 
-    The engine is `"cpu"`, or `"gpu"` with ranks on the same host, and the equation `"acoustic"`.
-    The results have the same bits with any number. It pays for a batch of fewer shots than ranks,
-    or where memory does not suffice for a shot of each rank, in 3-D also between hosts
+    The engine is `"cpu"`, or `"gpu"` with the equation `"acoustic"` and ranks on the same host. The
+    results have the same bits with any number. It pays for a batch of fewer shots than ranks, or
+    where memory does not suffice for a shot of each rank, in 3-D also between hosts
     (docs/splitting.md). `"auto"` is the largest number on a host that leaves no ranks without a
     shot, if the layers are thick enough, and 1 with the engine `"gpu"`. A run can be continued with
     another number.

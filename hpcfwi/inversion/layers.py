@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.inversion.experiment import Experiment, equation_of
+from hpcfwi.model import AXES
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
-from hpcfwi.wave.equation import ACOUSTIC
+from hpcfwi.wave.equation import ACOUSTIC, FirstOrderEquation
 from hpcfwi.wave.layers import HALO, cut
 from hpcfwi.wave.problem import Problem
 
@@ -40,9 +42,9 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
     if not _has_layers(experiment, context):
         raise InputError(
             key,
-            f"found {ranks}, but only the engines cpu and gpu divide shots between ranks, and only "
-            "for the equation acoustic",
-            'Leave it out, or give wave.engine = "cpu" and wave.equation = "acoustic".',
+            f"found {ranks}, but only the engine cpu divides shots between ranks, and for the "
+            "equation acoustic the engine gpu",
+            'Leave it out, or give wave.engine = "cpu".',
         )
     hosts = 1 if context.leader is None else context.leader.hosts
     if _choose_engine(experiment, context.device) == "gpu" and max(context.all_gather(hosts)) > 1:
@@ -69,7 +71,7 @@ def choose_crew_size(stages: Sequence[Experiment], context: Context) -> int:
     """
     batches = [part.config.inversion.largest_batch(part.survey.n_shots) for part in stages]
     most, hosts = context.size // max(batches), context.hosts or (context.host,)
-    divisible = all(_has_layers(part, context, ("cpu",)) for part in stages)
+    divisible = all(_choose_engine(part, context.device) == "cpu" for part in stages)
     if not divisible or context.comm is None or context.fault_tolerant:
         return 1
     problems = [_first_problem(part, context.device) for part in stages]
@@ -90,15 +92,33 @@ def predict_efficiency(problem: Problem, count: int, threads: int, hosts: int = 
     for so many layers.
     """
     planes = max(layer.planes for layer in cut(problem, count))
+    work = _count_work(problem)
     plane = prod(problem.padded_shape[1:])
-    computing = planes * plane / (CELLS * threads)
+    computing = work.fields * planes * plane / (CELLS * threads)
     # Each halo is copied twice, at both cuts of a layer.
-    halo = HALO * plane * problem.like.element_size()
-    exchanging = 4 * halo / BYTES + WAIT
+    halo = HALO * work.exchanged * plane * problem.like.element_size()
+    exchanging = 4 * halo / BYTES + work.messages * WAIT
     if hosts > 1:
-        exchanging += halo / NETWORK_BYTES + NETWORK_WAIT
+        exchanging += halo / NETWORK_BYTES + work.messages * NETWORK_WAIT
     even = problem.padded_shape[0] / (count * planes)
     return even * computing / (computing + exchanging)
+
+
+class _Work(NamedTuple):
+    """The fields that are updated and exchanged in a step, and the number of messages each way."""
+
+    fields: int
+    exchanged: int
+    messages: int
+
+
+def _count_work(problem: Problem) -> _Work:
+    equation = problem.equation
+    if not isinstance(equation, FirstOrderEquation):
+        return _Work(1, 1, 1)
+    system = equation.system(AXES[problem.like.ndim])
+    read = system.read_along("z")
+    return _Work(len(system.fields), sum(map(len, read)), len(read))
 
 
 def describe_layers(
@@ -107,7 +127,8 @@ def describe_layers(
     """Return the division of shots between so many ranks on so many hosts in a sentence."""
     problem = _first_problem(experiment, device)
     *planes, last = (str(layer.planes) for layer in cut(problem, size))
-    halo = HALO * prod(problem.padded_shape[1:]) * problem.like.element_size()
+    plane = prod(problem.padded_shape[1:]) * problem.like.element_size()
+    halo = HALO * _count_work(problem).exchanged * plane
     expected = ""
     if _choose_engine(experiment, device) == "cpu":
         efficiency = predict_efficiency(problem, size, threads, hosts)
@@ -116,15 +137,14 @@ def describe_layers(
     return (
         f"{ranks} simulate each shot, in layers of {', '.join(planes)} and {last} "
         f"{'planes' if problem.like.ndim == 3 else 'rows'}; at each cut they exchange "
-        f"{say_bytes(halo)} after a step{expected}"
+        f"{say_bytes(halo)} in each step{expected}"
     )
 
 
-def _has_layers(
-    experiment: Experiment, context: Context, engines: Sequence[str] = ("cpu", "gpu")
-) -> bool:
-    """Return True if one of these engines solves the equation of an experiment, by layers."""
-    return experiment.equation is ACOUSTIC and _choose_engine(experiment, context.device) in engines
+def _has_layers(experiment: Experiment, context: Context) -> bool:
+    """Return True if the engine of an experiment divides the shots of its equation."""
+    engine = _choose_engine(experiment, context.device)
+    return engine == "cpu" or (engine == "gpu" and experiment.equation is ACOUSTIC)
 
 
 def _choose_engine(experiment: Experiment, device: torch.device) -> str:

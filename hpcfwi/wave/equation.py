@@ -115,6 +115,29 @@ class System:
         """Return the number of the stage that updates a field, 0 or 1."""
         return next(k for k, stage in enumerate(self.stages) if name in stage)
 
+    def read_along(self, axis: str) -> tuple[list[str], list[str]]:
+        """Return the fields of each stage whose derivatives along an axis the other one reads."""
+        first, second = (
+            {term.field for terms in stage.values() for term in terms if term.axis == axis}
+            for stage in self.stages
+        )
+        return sorted(second), sorted(first)
+
+    def count_rates(self) -> int:
+        """Return the number of different coefficients in a step.
+
+        Those of the memory variables of each frequency differ.
+        """
+        frequencies = {name: memory.frequency for name, memory in self.memories.items()}
+        return len(
+            {
+                (term.coefficient, frequencies.get(name))
+                for stage in self.stages
+                for name, terms in stage.items()
+                for term in terms
+            }
+        )
+
 
 def add_memories(system: System, frequencies: Sequence[float]) -> System:
     """Return a system whose second stage, that of the stresses, relaxes at angular frequencies.
@@ -134,7 +157,6 @@ def add_memories(system: System, frequencies: Sequence[float]) -> System:
     return replace(system, fields=fields, stages=(first, stage), memories=memories)
 
 
-# Functions with names can be sent to other ranks, unlike lambdas.
 def _find_no_fault(model: Arrays) -> str | None:  # noqa: ARG001
     return None
 
@@ -165,6 +187,8 @@ class Equation:
     limit
         A function of the model's arrays, tensors, and of the names of those that may change. It
         returns the arrays that must change so that `find_fault` finds nothing.
+    attenuation
+        Of an equation whose waves lose energy, from which `find_equation` makes it.
     """
 
     name: str
@@ -173,6 +197,11 @@ class Equation:
     slowest: Speed
     find_fault: Callable[[Arrays], str | None] = _find_no_fault
     limit: Callable[[Mapping[str, Tensor], Collection[str]], Mapping[str, Tensor]] = _limit_nothing
+    attenuation: Attenuation | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its functions cannot be sent to other ranks, which find them by name
+        return find_equation, (self.name, self.attenuation)
 
 
 @dataclass(frozen=True, kw_only=True)

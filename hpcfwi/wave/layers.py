@@ -159,7 +159,8 @@ def cut(problem: Problem, count: int) -> list[Layer]:
     else:
         cuts = [min(begin, last)] * (count - 1)
     layers = [Layer(*pair) for pair in pairwise([0, *cuts, n])]
-    if min(layer.planes for layer in layers) < THINNEST or layers[0].end < first:
+    thin = min(layer.planes for layer in layers) < THINNEST
+    if count > 1 and (thin or layers[0].end < first):
         raise ValueError(
             f"{n} planes of the padded grid along z cannot be divided into {count} layers; "
             f"expected at least {THINNEST} planes each, and the absorbing cells of an end "
@@ -174,28 +175,43 @@ def find_layers(taps: Taps, layers: list[Layer]) -> NDArray[np.int64]:
     It has the plane above the point, so that all taps are in the layer or in its halo.
     """
     along = taps.indices[0]
-    above = along[..., (along.shape[-1] - 1) // 2]
-    ends = np.array([layer.end for layer in layers[:-1]], dtype=np.int64)
-    return np.searchsorted(ends, above, side="right")
+    return find_layer(along[..., (along.shape[-1] - 1) // 2], layers)
 
 
-def join_points(crew: Crew, layers: list[Layer], values: Tensor, taps: Taps) -> Tensor:
-    """Return the values (shot, point, time) of all layers on rank 0 of a crew; collective.
+def join_points(values: Tensor, owners: NDArray[np.int64], crew: Crew) -> Tensor:
+    """Return the values (shot, point, ...) of all layers on rank 0 of the crew; collective.
 
-    Each layer has those of the points that it records; taps: of the points.
+    owners: the layer that has those of each point, (shot, point).
     """
     if crew.size == 1:
         return values
-    owners = torch.from_numpy(find_layers(taps, layers)).to(values.device)
-    parts = crew.gather(values[owners == crew.number].cpu())
+    of_layer = torch.from_numpy(owners).to(values.device)
+    parts = crew.gather(values[of_layer == crew.number].cpu())
     for number, part in enumerate(parts or []):
-        values[owners == number] = part.to(values.device)
+        values[of_layer == number] = part.to(values.device)
     return values
 
 
-def join_fields(crew: Crew, fields: Tensor) -> Tensor | None:
-    """Return fields (shot, plane, ...) of all layers on rank 0 of a crew, else None; collective."""
+def join_fields(fields: Tensor, crew: Crew) -> Tensor | None:
+    """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
     if crew.size == 1:
         return fields
-    parts = crew.gather(fields.cpu())
-    return None if parts is None else torch.cat(parts, dim=1).to(fields.device)
+    device, parts = fields.device, crew.gather(fields.cpu())
+    del fields
+    if parts is None:
+        return None
+    end = sum(part.shape[1] for part in parts)
+    shape = (parts[0].shape[0], end, *parts[0].shape[2:])
+    whole = torch.empty(shape, dtype=parts[0].dtype, device=device)
+    # Each part is released before the next one takes memory in the whole
+    while parts:
+        part = parts.pop()
+        whole[:, end - part.shape[1] : end] = part
+        end -= part.shape[1]
+    return whole
+
+
+def find_layer(planes: NDArray[np.int64], layers: Sequence[Layer]) -> NDArray[np.int64]:
+    """Return the number of the layer that has each of some planes of the grid."""
+    ends = np.array([layer.end for layer in layers[:-1]], dtype=np.int64)
+    return np.searchsorted(ends, planes, side="right")

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hpcfwi.wave.engines import Engine, load
+from hpcfwi.model import AXES
+from hpcfwi.wave.engines import Engine, choose, release_buffers
+from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.layers import Crew
 from hpcfwi.wave.problem import Gradients, Problem
@@ -79,16 +81,25 @@ class Leader:
     def footprint(self, problem: Problem, steps: int) -> int:
         """Return the approximate bytes of the ranks on the host of the leader together.
 
-        Each rank also has the whole model, and the traces and adjoint sources of all receivers. On
-        GPUs, of which each rank has one, these are the bytes of the rank that needs most.
+        Each rank also has the whole model with its coefficients, and the traces and adjoint sources
+        of all receivers. On GPUs, of which each rank has one, these are the bytes of the rank that
+        needs most.
         """
         if problem.like.is_cuda:
             return int(cast(Any, self._engine).footprint(problem, steps, self._crew.size))
-        cells = prod(problem.like.shape)
+        equation, arrays, buffers = problem.equation, 0, 0
+        if isinstance(equation, FirstOrderEquation):
+            # As many as `estimate_staggered_bytes` counts for threads that share a shot
+            system = equation.system(AXES[problem.like.ndim])
+            arrays, buffers = 6 * system.count_rates(), len(system.fields)
+        cells = len(problem.model) * prod(problem.like.shape)
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
         near = self._crew.hosts.count(0)
         others = (near - 1) * (cells + traces) * problem.like.element_size()
-        return self._engine.footprint(problem, steps) * near // self._crew.size + others
+        layers = self._engine.footprint(problem, steps)
+        added = (buffers + (self._crew.size - 1) * arrays) * prod(problem.padded_shape)
+        layers += added * problem.like.element_size()
+        return layers * near // self._crew.size + others
 
     def count_updates(self, problem: Problem, steps: int) -> float:
         return self._engine.count_updates(problem, steps)
@@ -126,7 +137,7 @@ class Leader:
         deleted, self._deleted = self._deleted, []
         order = Order(self._engine.NAME, name, number, arguments, deleted)
         self._crew.broadcast(_move(order, CPU))
-        return self._states.obey(self._engine, self._crew, order)
+        return self._states.obey(self._crew, order)
 
     def _delete(self, number: int) -> None:
         self._states.held.pop(number, None)
@@ -141,14 +152,12 @@ class _Handle:
 
 
 class _States:
-    """The problems and states of one rank's layer, by number."""
+    """The engines, problems and states of one rank's layer, by number."""
 
     def __init__(self) -> None:
-        self.held: dict[int, tuple[Problem, Any]] = {}
+        self.held: dict[int, tuple[Any, Problem, Any]] = {}
 
-    def obey(
-        self, engine: Any, crew: Crew, order: Order, device: torch.device | None = None
-    ) -> Any:
+    def obey(self, crew: Crew, order: Order, device: torch.device | None = None) -> Any:
         """Run an order of the leader on this rank; raise the error of any rank on all of them.
 
         device: that of this rank, if the arguments are still on the CPU.
@@ -160,18 +169,21 @@ class _States:
             if device is not None:
                 arguments = _move(order, device).arguments
             if name == "forward":
+                problem: Problem = arguments[0]
+                engine: Any = choose(order.engine, problem.like.device, problem.equation)
                 found, state = engine.forward(*arguments, crew=crew)
                 if state is not None:
-                    self.held[number] = arguments[0], state
+                    self.held[number] = engine, problem, state
             elif number in self.held:
-                found = getattr(engine, name)(*self.held[number], *arguments)
+                engine, *kept = self.held[number]
+                found = getattr(engine, name)(*kept, *arguments)
             else:
                 raise RuntimeError(f"the state of {name} was lost when a rank failed")
             crew.check()
         except Exception as error:
             # The layers of the states are no longer connected
             self.held.clear()
-            engine.clear()
+            release_buffers()
             crew.fail(error)
             raise
         return found
@@ -196,7 +208,7 @@ def serve(crew: Crew, device: torch.device = CPU) -> None:
                 raise error
             return
         with suppress(Exception):
-            states.obey(load(order.engine), crew, order, device)
+            states.obey(crew, order, device)
         # Its memory is needed for the next one
         del order
 

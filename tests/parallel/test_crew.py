@@ -321,7 +321,7 @@ def run_job(folder, n: int, changes: dict[str, object], *options: str):
     ("n", "changes", "expected"),
     [
         (3, {}, "3 ranks cannot be divided into crews of 2"),
-        (2, {"wave.engine": "eager"}, "only the engines cpu and gpu divide shots"),
+        (2, {"wave.engine": "eager"}, "only the engine cpu divides shots between ranks"),
         (2, {"wave.ranks_per_shot": 0}, "found 0, expected greater than 0"),
         (2, {"wave.ranks_per_shot": "two"}, "wave.ranks_per_shot: found 'two'"),
         (6, {"wave.ranks_per_shot": 6}, "cannot be divided into 6 layers"),

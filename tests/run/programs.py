@@ -103,16 +103,17 @@ def any_number(folder: Path, sizes: Sequence[int]) -> None:
             invert(folder / "input.toml", context, f"output.directory={folder / 'serial'}")
 
 
+def invert_together(path: Path, output: Path, size: int, together: int, *changes: str) -> None:
+    """Invert on some ranks, of which several simulate each shot."""
+    ranks_per_shot = f"wave.ranks_per_shot={together}"
+    for context in ranks(size):
+        # Leaders set variables of gloo, with which they could not connect to the others again.
+        with mock.patch.dict(os.environ):
+            invert(path, context, f"output.directory={output}", ranks_per_shot, *changes)
+
+
 def layers(folder: Path) -> None:
     """Invert with several ranks for each shot, and on one rank; continue with other numbers."""
-
-    def invert_together(path: Path, output: Path, size: int, together: int, *changes: str) -> None:
-        ranks_per_shot = f"wave.ranks_per_shot={together}"
-        for context in ranks(size):
-            # Leaders set variables of gloo, with which they could not connect to the others again.
-            with mock.patch.dict(os.environ):
-                invert(path, context, f"output.directory={output}", ranks_per_shot, *changes)
-
     runs = {
         "flat": ((1, 1), (2, 2), (4, 2), (4, 4), (3, 3)),
         "solid": ((1, 1), (4, 2)),
@@ -151,13 +152,20 @@ def optimizers(folder: Path, sizes: Sequence[int]) -> None:
 
 
 def equations(folder: Path) -> None:
-    """Invert with other equations on one to three ranks, and continue those on three."""
+    """Invert with other equations on one to three ranks, and continue those on three.
+
+    One of them is also inverted with several ranks for each shot.
+    """
     for size in (1, 2, 3):
         for context in ranks(size):
             for path in sorted(folder.glob("*/input.toml")):
                 output = f"output.directory={path.with_name(str(size))}"
                 for epochs in (2, 4) if size == 3 else (4,):
                     invert(path, context, output, f"inversion.epochs={epochs}")
+    layered = folder / "several components"
+    for size, together in ((2, 2), (4, 2), (3, 3)):
+        output = layered / f"{together}_of_{size}"
+        invert_together(layered / "input.toml", output, size, together)
 
 
 class PowerCut(Exception):

@@ -122,7 +122,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = Jobs(tmp_path_factory.mktemp("job"))
     for name, (equation, changes) in ON_RANKS.items():
         write_elastic(jobs.folder / "equations" / name, equation, **changes)
-    jobs.run(3, "equations")
+    jobs.run(4, "equations")
     return jobs.directory("equations")
 
 
@@ -136,6 +136,18 @@ def test_ranks_and_restarts_do_not_change_the_bits(on_ranks: Path, name: str) ->
         found = read_model(other / "model.h5")
         for key, array in expected.arrays.items():
             np.testing.assert_array_equal(found[key], array)
+
+
+@pytest.mark.parametrize("name", ["2_of_2", "2_of_4", "3_of_3"])
+def test_ranks_that_simulate_a_shot_together_do_not_change_the_bits(
+    on_ranks: Path, name: str
+) -> None:
+    folder = on_ranks / "several components"
+    found, expected = (read_model(folder / run / "model.h5") for run in (name, "1"))
+    for key, array in expected.arrays.items():
+        np.testing.assert_array_equal(found[key], array)
+    one, other = (read_metrics(folder / run / "metrics.jsonl") for run in ("1", name))
+    assert [e["loss"] for e in other] == [e["loss"] for e in one]
 
 
 @pytest.mark.parametrize(

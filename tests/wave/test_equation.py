@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from hpcfwi.wave.attenuation import Attenuation
 from hpcfwi.wave.equation import (
     FirstOrderEquation,
     Source,
@@ -149,3 +152,24 @@ def test_no_wave_of_an_elastic_vti_medium_is_faster_than_the_fastest(
     matrices = np.array([[across, coupling], [coupling, along]]).transpose(2, 0, 1)
     largest = np.linalg.eigvalsh(matrices).max()
     assert 2000.0 * np.sqrt(largest) <= float(equation.fastest(model)) * (1.0 + 1e-9)
+
+
+def test_fields_that_the_other_stage_reads_along_z_follow_from_the_terms() -> None:
+    elastic, lossy = (find_equation(name) for name in ("elastic", "viscoacoustic"))
+    assert isinstance(elastic, FirstOrderEquation)
+    assert isinstance(lossy, FirstOrderEquation)
+    assert elastic.system("zx").read_along("z") == (["vx", "vz"], ["szx", "szz"])
+    assert lossy.system("zyx").read_along("z") == (["vz"], ["p"])
+
+
+@pytest.mark.parametrize("name", ["acoustic", *FIRST_ORDER])
+def test_equations_can_be_sent_to_other_ranks(name: str) -> None:
+    attenuation = Attenuation(frequency=7.0, mechanisms=2) if name.startswith("visco") else None
+    sent = find_equation(name, attenuation)
+    found = pickle.loads(pickle.dumps(sent))
+    assert (found.name, found.attenuation) == (name, attenuation)
+    if attenuation is None:
+        assert found is sent
+    else:
+        assert isinstance(sent, FirstOrderEquation)
+        assert found.system("zx") == sent.system("zx")

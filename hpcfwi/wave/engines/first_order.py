@@ -72,8 +72,11 @@ class Shots(Protocol):
     ) -> Tensor:
         """Return the change of the recorded fields with the signal, the rates and the factors."""
 
-    def backpropagate(self, arriving: Tensor) -> Derivatives:
-        """Return the gradients, given the one with respect to the recorded fields."""
+    def backpropagate(self, arriving: Tensor) -> Derivatives | None:
+        """Return the gradients, given the one with respect to the recorded fields.
+
+        None on a rank that does not lead its crew.
+        """
 
 
 MakeShots = Callable[[Problem, Discrete, bool], Shots]
@@ -124,6 +127,7 @@ class _Recorded(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
         found = ctx.shots.backpropagate(arriving)
+        assert found is not None, "a rank alone leads"
         rates = [None if each is None else each.sum(0) for each in found.rates]
         return None, None, found.signal, *rates, *found.factors
 
@@ -177,6 +181,8 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
         state.traces, state.recorded, adjoint_source, retain_graph=True
     )
     found, discrete = state.shots.backpropagate(arriving), state.discrete
+    if found is None:
+        return Gradients({}, torch.zeros_like(state.wavelet), None, None)
     (wavelet,) = torch.autograd.grad(
         discrete.signal, state.wavelet, found.signal, retain_graph=True
     )

@@ -34,4 +34,5 @@ def viscoacoustic(attenuation: Attenuation) -> FirstOrderEquation:
         slowest=ACOUSTIC_DENSITY.slowest,
         system=lambda axes: add_memories(ACOUSTIC_DENSITY.system(axes), attenuation.relaxations),
         coefficients=find_coefficients,
+        attenuation=attenuation,
     )

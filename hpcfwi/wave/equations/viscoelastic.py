@@ -66,4 +66,5 @@ def viscoelastic(attenuation: Attenuation) -> FirstOrderEquation:
         coefficients=find_coefficients,
         find_fault=lambda model: ELASTIC.find_fault(find_unrelaxed(model)),
         limit=limit,
+        attenuation=attenuation,
     )

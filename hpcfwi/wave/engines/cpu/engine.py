@@ -24,7 +24,7 @@ from hpcfwi.wave.engines.cpu.layout import POOL, Tables, lay_out, make_tables, m
 from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
 from hpcfwi.wave.engines.cpu.teams import each_shot
 from hpcfwi.wave.history import KINDS, Kind
-from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers
+from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
 
@@ -63,25 +63,7 @@ class State:
 
         Each layer has those of the points that it records; taps: of the points.
         """
-        if self.crew.size == 1:
-            return values
-        owners = torch.from_numpy(find_layers(taps, self.layers))
-        parts = self.crew.gather(values[owners == self.crew.number])
-        for number, part in enumerate(parts or []):
-            values[owners == number] = part
-        return values
-
-    def join_fields(self, fields: Tensor) -> Tensor | None:
-        """Return fields (shot, ...) of all layers on rank 0 of the crew, else None; collective."""
-        parts = self.crew.gather(fields)
-        del fields
-        if parts is None or self.crew.size == 1:
-            return parts and parts[0]
-        whole = parts[0].new_empty(parts[0].shape[0], self.layers[-1].end, *parts[0].shape[2:])
-        # Each part is released before the next one takes memory in the whole
-        for layer in reversed(self.layers):
-            whole[:, layer.first : layer.end] = parts.pop()
-        return whole
+        return join_points(values, find_layers(taps, self.layers), self.crew)
 
 
 def available() -> str | None:
@@ -161,12 +143,12 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
         state.histories[k].backpropagate(way_back, threads)
         # Each sampled step stands for so many steps in the sums over time.
         weight = problem.interval
-        image = state.join_fields(weight * take_out(sums[:1], state.shape))
+        image = join_fields(weight * take_out(sums[:1], state.shape), state.crew)
         forward_energy = adjoint_energy = None
         if problem.illuminate:
             energies = weight * take_out(state.energies[k : k + 1], state.shape)
-            forward_energy = state.join_fields(energies)
-            adjoint_energy = state.join_fields(weight * take_out(sums[1:], state.shape))
+            forward_energy = join_fields(energies, state.crew)
+            adjoint_energy = join_fields(weight * take_out(sums[1:], state.shape), state.crew)
         if image is None:
             return
         emitted = wavelet[k : k + 1].transpose(1, 2)

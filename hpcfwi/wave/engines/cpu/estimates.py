@@ -140,17 +140,7 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int) -> int:
     assert isinstance(history, Snapshots)
     system = equation.system(AXES[problem.like.ndim])
     terms = [term for stage in system.stages for each in stage.values() for term in each]
-    # Memory variables of each frequency have rates of their own
-    frequencies = {name: memory.frequency for name, memory in system.memories.items()}
-    rates = len(
-        {
-            (term.coefficient, frequencies.get(name))
-            for stage in system.stages
-            for name, each in stage.items()
-            for term in each
-        }
-    )
-    kept = count_kept(problem)
+    rates, kept = system.count_rates(), count_kept(problem)
     shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
     rows, columns = field_shape(problem.padded_shape)
     layers = 1.0 - float(np.prod(np.divide(problem.like.shape, problem.padded_shape)))

@@ -215,6 +215,14 @@ def make_grid(shape: tuple[int, ...]) -> Grid:
     return Grid(planes, rows, nx, -(-nx // LANES) * LANES, stride, before + HALO)
 
 
+def make_cut(shape: tuple[int, ...], layer: Layer) -> Cut:
+    """Return the place of a layer in a grid of (nz, nx) or (nz, ny, nx) cells."""
+    whole = make_grid(shape)
+    if len(shape) == 2:
+        return Cut(whole, 0, layer.first, 1, 1)
+    return Cut(whole, layer.first, 0, whole.stride, whole.rows)
+
+
 def field_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the numbers of rows and columns of an array for a grid of this shape."""
     grid = make_grid(shape)
@@ -288,11 +296,7 @@ def make_tables(problem: Problem, layer: Layer) -> Tables:
         near.c,
         along.c,
     )
-    whole = make_grid(problem.scheme.shape)
-    if problem.like.ndim == 2:
-        cut = Cut(whole, 0, layer.first, 1, 1)
-    else:
-        cut = Cut(whole, layer.first, 0, grid.stride, grid.rows)
+    cut = make_cut(problem.padded_shape, layer)
     has_surface = problem.free_surface and layer.first == 0
     return Tables(
         grid,

@@ -1,13 +1,13 @@
 """The `cpu` engine for first-order equations: the shots, see `first_order`.
 
 `staggered_tables` makes the tables of a scheme, and `staggered_sweeps` has the compiled loops. As
-in `engine`, a thread computes one shot, and spare threads share the last ones; the functions of the
-interface that are the same are imported.
+in `engine`, a thread computes one shot, spare threads share the last ones, and the ranks of a crew
+compute a layer of each shot; the functions of the interface that are the same are imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -41,10 +41,16 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     StaggeredShot,
     StaggeredState,
     StaggeredTape,
+    depths_of,
+    divide_recorders,
+    find_owners,
     make_recorders,
     make_tables,
+    select_emitters,
+    select_recorders,
+    widen_seams,
 )
-from hpcfwi.wave.engines.cpu.teams import each_shot, run_team
+from hpcfwi.wave.engines.cpu.teams import each_shot, make_neighbours, run_team
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
     STEPS_PER_WINDOW,
@@ -57,7 +63,15 @@ from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
 from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
-from hpcfwi.wave.layers import HALO
+from hpcfwi.wave.layers import (
+    ALONE,
+    HALO,
+    Crew,
+    cut,
+    find_layer,
+    join_fields,
+    join_points,
+)
 from hpcfwi.wave.problem import Problem
 
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
@@ -69,26 +83,74 @@ def footprint(problem: Problem, steps: int) -> int:
 
 
 class _Shots:
-    """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
+    """Shots of a problem: their recorded fields, the derivative of these and its transpose.
 
-    def __init__(self, problem: Problem, discrete: Discrete, keep: bool = True) -> None:
+    The ranks of a crew make this object together, and call its methods together. Only rank 0 gets
+    all recorded fields and the derivatives.
+    """
+
+    def __init__(
+        self, problem: Problem, discrete: Discrete, keep: bool = True, crew: Crew = ALONE
+    ) -> None:
         keep_loops()
         scheme, shots = discrete.scheme, range(problem.n_shots)
         self._problem, self._scheme = problem, scheme
         self._dtype = discrete.signal.detach().numpy().dtype
         self._rates, self._varying = len(discrete.rates), discrete.varying if keep else []
-        self._tables = make_tables(problem, scheme, discrete.rates, self._varying)
+        self._crew, self._layers = crew, cut(problem, crew.size)
+        self._layer = self._layers[crew.number]
+        self._shape = (self._layer.planes, *problem.padded_shape[1:])
+        self._tables = make_tables(problem, scheme, discrete.rates, self._varying, self._layer)
         self._emissions = [
-            [Entries(e.points, problem.padded_shape, shot) for e in scheme.emissions]
-            for shot in shots
+            [Entries(e.points, self._tables.cut, shot) for e in scheme.emissions] for shot in shots
         ]
         # The emitters of a shot are sorted by stage and by row
         self._orders = [
             np.lexsort((np.concatenate([e.row for e in self._emissions[k]]), self._stages_of(k)))
             for k in shots
         ]
-        self._recorders = [make_recorders(scheme, shot, self._dtype) for shot in shots]
+        self._emitters = [self._place_emitters(shot) for shot in shots]
+        self._recorders = [
+            make_recorders(scheme, shot, self._dtype, self._tables.cut) for shot in shots
+        ]
         self._kept: list[tuple[StaggeredShot, StaggeredTape]] = []
+        self._divide()
+
+    def _divide(self) -> None:
+        """Find the layers that read the sources and the traces, and what they read of others."""
+        sources, count = self._problem.sources.shape[1], self._problem.receivers.shape[1]
+        self._of_sources, emitted = self._find_readers(
+            [(each.cells, each.cells["source"] % sources) for each in self._emitters], sources
+        )
+        self._of_traces, recorded = self._find_readers(
+            [(each.cells, each.trace_of_entries) for each in self._recorders], count
+        )
+        seams = widen_seams(self._tables.seams, self._scheme.system, recorded, emitted)
+        self._tables = self._tables._replace(seams=seams)
+        most = max(len(numbers) for arrays in seams for numbers in arrays)
+        rows, columns = most * HALO * self._tables.cut.rows, self._tables.rates.shape[2]
+        self._neighbours = make_neighbours(self._crew, self._dtype, rows, columns)
+
+    def _find_readers(
+        self, shots: Sequence[tuple[NDArray, NDArray[np.int64]]], count: int
+    ) -> tuple[NDArray[np.int64], set[int]]:
+        """Return the layer that reads each point, (shot, point), and the fields read across cuts.
+
+        shots: cells and the point of each, of so many points.
+        """
+        cut, layers, found, across = self._tables.cut, self._layers, [], set[int]()
+        for cells, points in shots:
+            owners = find_owners(cells, points, count, cut, layers)
+            found.append(owners)
+            reading = owners[points]
+            is_across = (reading >= 0) & (reading != find_layer(depths_of(cells, cut), layers))
+            across.update(cells["field"][is_across].tolist())
+        return np.stack(found), across
+
+    def _is_here(self, cells: NDArray) -> NDArray[np.bool_]:
+        """Return True for each of some cells that is in the layer."""
+        depths = depths_of(cells, self._tables.cut)
+        return (depths >= self._layer.first) & (depths < self._layer.end)
 
     def simulate(
         self,
@@ -97,12 +159,23 @@ class _Shots:
         factors: Sequence[Tensor],
     ) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
-        sent = _by_time(signal)
+        sent, count = _by_time(signal), self._problem.receivers.shape[1]
         self._kept = []
         for number, recorders in enumerate(self._recorders):
-            emitters = self._make_emitters(number, factors)
-            shot = StaggeredShot(self._tables, emitters, recorders, sent[number])
-            self._kept.append((shot, self._make_tape(shot)))
+            emitters = self._weigh_emitters(number, factors)
+            owners, here = self._of_entries(number), self._is_here(recorders.cells)
+            shot = StaggeredShot(
+                self._tables,
+                self._neighbours,
+                select_emitters(emitters, self._is_here(emitters.cells)),
+                divide_recorders(
+                    recorders, owners == self._crew.number, here & (owners < 0), count
+                ),
+                select_emitters(emitters, self._is_mine(number)),
+                select_recorders(recorders, here),
+                sent[number],
+            )
+            self._kept.append((shot, self._make_tape(shot, emitters)))
         return self._sweep(self._kept, None)
 
     def scatter(
@@ -117,15 +190,17 @@ class _Shots:
         for place, number in enumerate(self._varying):
             direction = rates[number]
             if direction is not None:
-                change[place] = lay_out(weight * direction.detach())
+                part = direction.detach()[self._layer.first : self._layer.end]
+                change[place] = lay_out(weight * part)
         varied = [
             torch.zeros(e.points.weights.shape) if factor is None else factor
             for e, factor in zip(self._scheme.emissions, factors, strict=True)
         ]
-        shots = [
-            (shot._replace(emitters=self._make_emitters(number, varied)), tape)
-            for number, (shot, tape) in enumerate(self._kept)
-        ]
+        shots = []
+        for number, (shot, tape) in enumerate(self._kept):
+            emitters = self._weigh_emitters(number, varied)
+            here = select_emitters(emitters, self._is_here(emitters.cells))
+            shots.append((shot._replace(emitters=here), tape))
         found = self._sweep(shots, change)
         if signal is not None:
             sent = _by_time(signal)
@@ -139,25 +214,43 @@ class _Shots:
             found += self._sweep(again, None)
         return found
 
-    def _make_emitters(self, shot: int, factors: Sequence[Tensor]) -> Emitters:
+    def _place_emitters(self, shot: int) -> Emitters:
+        """Return the emitters of a shot in the whole grid, with weights of 0."""
         names, order = list(self._scheme.system.fields), self._orders[shot]
-        cells, weights = [], []
-        for emission, entries, factor in zip(
-            self._scheme.emissions, self._emissions[shot], factors, strict=True
-        ):
+        cells = []
+        for emission, entries in zip(self._scheme.emissions, self._emissions[shot], strict=True):
             some = np.zeros(entries.tap.size, EMISSION)
             some["field"] = names.index(emission.field)
             some["row"], some["column"] = entries.row, entries.column
             number = self._scheme.signals.index(emission.signal)
             some["source"] = number * self._problem.sources.shape[1] + entries.point
             cells.append(some)
-            weights.append(entries.take(factor.detach()[shot].numpy()))
         stages = self._stages_of(shot)
         return Emitters(
             np.concatenate(cells)[order],
-            np.concatenate(weights)[order].astype(self._dtype),
+            np.zeros(stages.size, self._dtype),
             (0, int((stages == 0).sum()), stages.size),
         )
+
+    def _weigh_emitters(self, shot: int, factors: Sequence[Tensor]) -> Emitters:
+        """Return the emitters of a shot in the whole grid with these factors."""
+        weights = [
+            entries.take(factor.detach()[shot].numpy())
+            for entries, factor in zip(self._emissions[shot], factors, strict=True)
+        ]
+        sorted_weights = np.concatenate(weights)[self._orders[shot]].astype(self._dtype)
+        return self._emitters[shot]._replace(weights=sorted_weights)
+
+    def _of_entries(self, shot: int) -> NDArray[np.int64]:
+        """Return the layer that records the trace of each entry of a shot's recorders, or -1."""
+        owners: NDArray[np.int64] = self._of_traces[shot, self._recorders[shot].trace_of_entries]
+        return owners
+
+    def _is_mine(self, shot: int) -> NDArray[np.bool_]:
+        """Return True for each emitter whose source's derivative this rank computes."""
+        points = self._emitters[shot].cells["source"] % self._problem.sources.shape[1]
+        mine: NDArray[np.bool_] = self._of_sources[shot, points] == self._crew.number
+        return mine
 
     def _stages_of(self, shot: int) -> NDArray[np.int64]:
         """Return the stage that each entry of a shot's emissions belongs to."""
@@ -174,8 +267,9 @@ class _Shots:
     def _sweep(
         self, shots: Sequence[tuple[StaggeredShot, StaggeredTape]], change: NDArray | None
     ) -> Tensor:
-        steps = shots[0][0].signal.shape[0]
-        traces = np.empty((len(shots), steps, self._problem.receivers.shape[1]), self._dtype)
+        steps, count = shots[0][0].signal.shape[0], self._problem.receivers.shape[1]
+        most = max(shot.recorders.traces.size for shot, _ in shots)
+        traces = np.empty((len(shots), steps, most), self._dtype)
 
         def run(k: int, threads: int) -> None:
             state = self._make_state(threads, forward=True)
@@ -186,19 +280,50 @@ class _Shots:
                 lambda team: sweeps.sweep_staggered(shot, state, tape, traces[k], change, team),
             )
 
-        each_shot(run, len(shots), self._tables.grid)
-        return torch.from_numpy(traces).transpose(1, 2).contiguous()
+        self._each_shot(run, len(shots))
+        found = torch.from_numpy(traces[..., :count]).transpose(1, 2).contiguous()
+        found = join_points(found, self._of_traces, self._crew)
+        if (self._of_traces < 0).any():
+            self._join_wide(found.numpy(), traces[..., count:])
+        return found
+
+    def _join_wide(self, traces: NDArray, alone: NDArray) -> None:
+        """Set the traces (shot, trace, time) that no layer can record, on rank 0; collective.
+
+        They are strains along a fibre that crosses a cut. alone: the fields that they read in this
+        layer, (shot, time, entry).
+        """
+        parts = self._crew.gather(alone)
+        if parts is None:
+            return
+        for number, recorders in enumerate(self._recorders):
+            layers = find_layer(depths_of(recorders.cells, self._tables.cut), self._layers)
+            read = [0] * self._crew.size
+            wide = np.flatnonzero(self._of_entries(number) < 0)
+            numbers = recorders.trace_of_entries[wide]
+            traces[number, numbers] = 0
+            for entry, trace in zip(wide, numbers, strict=True):
+                layer = layers[entry]
+                values = parts[layer][number, :, read[layer]]
+                sweeps.add_values(traces[number, trace], recorders.weights[entry], values)
+                read[layer] += 1
+
+    def _each_shot(self, run: Callable[[int, int], None], count: int) -> None:
+        each_shot(run, count, self._tables.grid, one_at_a_time=self._crew.size > 1)
 
     def _make_state(self, threads: int, forward: bool) -> StaggeredState:
         """Return the state at rest.
 
         The buffers have room for two blocks and what their differences reach; in 3-D, the transpose
-        needs the planes that its differences reach.
+        needs the planes that its differences reach. Layers exchange its buffers of the whole grid,
+        which then also have images above a free surface.
         """
         tables = self._tables
-        rows, columns = field_shape(self._problem.padded_shape)
+        rows, columns = field_shape(self._shape)
         grid, reach = tables.grid, len(tables.weights[0])
-        if threads > 1:
+        if self._crew.size > 1 and not forward:
+            depth = rows + 2 * reach * tables.cut.stride
+        elif threads > 1:
             depth = rows + 2 * reach
         elif forward:
             depth = sweeps.MOST_ROWS
@@ -214,12 +339,13 @@ class _Shots:
             make_zeros((count, ring + 1, columns), self._dtype),
         )
 
-    def _make_tape(self, shot: StaggeredShot) -> StaggeredTape:
+    def _make_tape(self, shot: StaggeredShot, emitters: Emitters) -> StaggeredTape:
+        """Return an empty tape; emitters: those of the whole grid."""
         tables, history = shot.tables, self._problem.history
         assert isinstance(history, Snapshots), "chosen by `simulation.set_up`"
         steps, interval = shot.signal.shape[0], self._problem.interval
         windows = np.zeros((steps // STEPS_PER_WINDOW + 1, 6), np.int64)
-        windows[0] = _first_window(shot)
+        windows[0] = _first_window(shot, emitters)
         samples = int(tables.stages["n_samples"].sum())
         if samples == 0:
             return NO_TAPE._replace(windows=windows)
@@ -228,20 +354,23 @@ class _Shots:
         store = make_store(self, frame, history.format, tables.rates[0], count * samples)
         return StaggeredTape(interval, sampling_offset(interval), store, windows, True)
 
-    def backpropagate(self, arriving: Tensor) -> Derivatives:
-        """Return the gradients, given the one with respect to the recorded fields."""
+    def backpropagate(self, arriving: Tensor) -> Derivatives | None:
+        """Return the gradients, given the one with respect to the recorded fields.
+
+        None on the ranks of a crew that do not lead it.
+        """
         heard, problem, dtype = _by_time(arriving), self._problem, self._dtype
         shots, steps = heard.shape[:2]
-        shape = field_shape(problem.padded_shape)
+        shape = field_shape(self._shape)
         sources = len(self._scheme.signals) * problem.sources.shape[1]
         signal = np.zeros((shots, steps, sources), dtype)
         sums = make_zeros((shots, len(self._varying), *shape), dtype)
         energies = make_zeros((shots, 2 if problem.illuminate else 0, *shape), dtype)
-        emitters = [np.zeros_like(shot.emitters.weights) for shot, _ in self._kept]
+        by_weights = [np.zeros_like(shot.sources.weights) for shot, _ in self._kept]
 
         def run(k: int, threads: int) -> None:
             (shot, tape), state = self._kept[k], self._make_state(threads, forward=False)
-            gradients = StaggeredGradients(sums[k], energies[k], signal[k], emitters[k])
+            gradients = StaggeredGradients(sums[k], energies[k], signal[k], by_weights[k])
             run_team(
                 threads,
                 lambda team: sweeps.sweep_staggered_back(
@@ -249,27 +378,33 @@ class _Shots:
                 ),
             )
 
-        each_shot(run, shots, self._tables.grid)
+        self._each_shot(run, shots)
         rates: list[Tensor | None] = [None] * self._rates
         for place, number in enumerate(self._varying):
-            rates[number] = problem.interval * take_out(sums[:, place], problem.padded_shape)
+            image = problem.interval * take_out(sums[:, place], self._shape)
+            rates[number] = join_fields(image, self._crew)
         factors = [np.zeros(e.points.weights.shape, dtype) for e in self._scheme.emissions]
-        for number, by_weight in enumerate(emitters):
-            values, begin = np.empty_like(by_weight), 0
-            values[self._orders[number]] = by_weight
+        for number, by_weight in enumerate(by_weights):
+            values, begin = np.zeros(self._orders[number].size, dtype), 0
+            values[self._orders[number][self._is_mine(number)]] = by_weight
             for factor, entries in zip(factors, self._emissions[number], strict=True):
                 end = begin + entries.tap.size
                 factor[number, entries.point, entries.tap] = values[begin:end]
                 begin = end
-        return Derivatives(
-            torch.from_numpy(signal).transpose(1, 2),
-            rates,
-            [torch.from_numpy(each) for each in factors],
+        of_signals = np.tile(self._of_sources, len(self._scheme.signals))
+        found = (
+            join_points(torch.from_numpy(signal).transpose(1, 2), of_signals, self._crew),
+            [join_points(torch.from_numpy(f), self._of_sources, self._crew) for f in factors],
             [
-                problem.interval * take_out(energies[:, number], problem.padded_shape)
+                join_fields(
+                    problem.interval * take_out(energies[:, number], self._shape), self._crew
+                )
                 for number in range(energies.shape[1])
             ],
         )
+        if self._crew.number > 0:
+            return None
+        return Derivatives(found[0], rates, found[1], [e for e in found[2] if e is not None])
 
 
 NO_TAPE = StaggeredTape(0, 0, NO_STORE, np.zeros((0, 6), np.int64), True)
@@ -281,14 +416,19 @@ def _by_time(values: Tensor) -> NDArray:
     return found
 
 
-def _first_window(shot: StaggeredShot) -> Box:
-    """Return a window that the wave cannot leave within STEPS_PER_WINDOW steps."""
-    tables, grid = shot.tables, shot.tables.grid
-    reach = 2 * len(tables.weights[0]) * STEPS_PER_WINDOW
-    cells = shot.emitters.cells
+def _first_window(shot: StaggeredShot, emitters: Emitters) -> Box:
+    """Return a window of the whole grid that the wave cannot leave within STEPS_PER_WINDOW steps.
+
+    emitters: those of the whole grid.
+    """
+    cut, grid = shot.tables.cut, shot.tables.cut.whole
+    reach = 2 * len(shot.tables.weights[0]) * STEPS_PER_WINDOW
+    cells = emitters.cells
     if not cells.size:
-        return whole_of.py_func(grid)
-    planes, rows = np.divmod(cells["row"] - grid.base, grid.stride)
+        whole: Box = whole_of.py_func(grid)
+        return whole
+    before = cut.front * cut.stride + cut.top
+    planes, rows = np.divmod(cells["row"] + before - grid.base, grid.stride)
     columns = cells["column"] - MARGIN
     edges = [
         edge
@@ -300,4 +440,13 @@ def _first_window(shot: StaggeredShot) -> Box:
 
 
 simulate = partial(first_order.simulate, _Shots)
-forward = partial(first_order.forward, _Shots)
+
+
+def forward(
+    problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
+) -> tuple[Tensor, first_order.State | None]:
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state.
+
+    crew: as in `engine.forward`.
+    """
+    return first_order.forward(partial(_Shots, crew=crew), problem, wavelet, keep)

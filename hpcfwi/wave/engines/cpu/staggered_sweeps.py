@@ -11,7 +11,10 @@ a backward difference with the opposite sign.
 The buffers have one array for each difference of a stage, whose row is a row of the grid modulo the
 number of rows of the buffer, a power of two. A thread that works alone on a shot needs few rows,
 and computes the second stage shortly behind the first one, before the fields leave the cache.
-Threads that share a shot use buffers of the size of the grid, and barriers.
+Threads that share a shot use buffers of the size of the grid, and barriers. Processes that share a
+shot compute a layer of its grid each. After each stage they exchange the fields that the other
+stage reads along z, or in a transposed stage, the buffers of the differences along z. Windows on
+the tape are those of the whole grid, and all others those of the layer.
 
 Parameters have the same meaning in all functions here: tables is a `StaggeredTables`; fields
 (field, row, column); buffers (difference, row, column); n is the number of a step; part is the
@@ -30,9 +33,10 @@ from hpcfwi.wave.engines.cpu.kernels import (
     add_square,
     cells_of,
     fma,
+    loop,
     zero_of,
 )
-from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box, Cut
+from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN, Box
 from hpcfwi.wave.engines.cpu.staggered_rows import (
     absorb_across,
     absorb_along,
@@ -55,11 +59,12 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     SUM_OF_DIFFERENCES,
 )
 from hpcfwi.wave.engines.cpu.sweeps import in_plane, in_rows, stores_sample, window_at
-from hpcfwi.wave.engines.cpu.teams import barrier
+from hpcfwi.wave.engines.cpu.teams import barrier, exchange_fields, unite_faces
 from hpcfwi.wave.engines.cpu.windows import (
     STEPS_PER_WINDOW,
     cells_before,
     find_wave,
+    in_layer,
     pack,
     share,
     unpack,
@@ -402,17 +407,19 @@ def end_of(grid, part):
 @inlined
 def step_forward(shot, state, n, window, tape, traces, change, team):
     """Simulate step n in a window, and record the traces."""
-    tables, grid = shot.tables, shot.tables.grid
+    tables, grid, cut = shot.tables, shot.tables.grid, shot.tables.cut
+    neighbours, seams = shot.neighbours, tables.seams
     part = share(window, team.size, team.rank)
     # Numba would compile the functions again for each literal number.
     early, late = np.int64(0), np.int64(1)
     record(shot.recorders, early, state.fields, traces[n], team)
     count, lag = count_slices(grid, part), lag_of(tables)
-    if team.size > 1:
+    if team.size > 1 or neighbours.size > 1:
         lag = max(count, lag)
-    for s in range(count + lag):
+    for s in range(max(count, 1) + lag):
         if s == lag:
             barrier(team)  # the rows below the surface may be those of several threads
+            exchange_fields(neighbours, grid, cut, state.fields, seams.fields[early], team)
             reflect(tables, state.fields, early, part)
             barrier(team)
         for k in range(2):
@@ -421,6 +428,7 @@ def step_forward(shot, state, n, window, tape, traces, change, team):
                 advance_slice(shot, state, k, n, part, place, window, tape, change)
     barrier(team)
     record(shot.recorders, late, state.fields, traces[n], team)
+    exchange_fields(neighbours, grid, cut, state.fields, seams.fields[late], team)
     reflect(tables, state.fields, late, part)
     barrier(team)
 
@@ -439,13 +447,20 @@ def record(recorders, k, fields, traces, team):
         traces[recorders.traces[r]] = total
 
 
+@loop
+def add_values(total, weight, values):
+    """Add values at all times, multiplied by a weight, to a trace, as `record` does."""
+    for n in range(len(total)):
+        total[n] = fma(weight, values[n], total[n])
+
+
 @within_lean_loops
-def widen_all(grid, radius, window, fields):
-    """Return a window that no field can leave within STEPS_PER_WINDOW steps."""
-    cut, faces = Cut(grid, 0, 0, 0, 0), 0
+def widen_all(shot, window, fields, team):
+    """Return a window of the whole grid that no field can leave within STEPS_PER_WINDOW steps."""
+    cut, grid, faces = shot.tables.cut, shot.tables.grid, 0
     for f in range(len(fields)):
-        faces |= find_wave(cut, grid, radius, window, fields[f])
-    return widen(grid, 0, window, faces)
+        faces |= find_wave(cut, grid, radius_of(shot.tables), window, fields[f])
+    return widen(cut.whole, 0, window, unite_faces(shot.neighbours, faces, team))
 
 
 @lean_loop
@@ -458,14 +473,15 @@ def sweep_staggered(shot, state, tape, traces, change, team):
     for n in range(len(shot.signal)):
         if n % STEPS_PER_WINDOW == 0 and n > 0:
             if tape.explores:
-                window = widen_all(tables.grid, radius_of(tables), window, state.fields)
+                window = widen_all(shot, window, state.fields, team)
                 barrier(team)
                 if team.rank == 0:
                     for k in range(len(window)):
                         tape.windows[n // STEPS_PER_WINDOW, k] = window[k]
             else:
                 window = window_at(tape, n)
-        step_forward(shot, state, n, window, tape, traces, change, team)
+        part = in_layer(tables.cut, tables.grid, window)
+        step_forward(shot, state, n, part, tape, traces, change, team)
 
 
 @within_lean_loops
@@ -604,8 +620,8 @@ def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     """Apply the transpose of stage k of step n in a window."""
     tables, grid = shot.tables, shot.tables.grid
     part, reach = share(window, team.size, team.rank), radius_of(tables)
-    count, lag = count_slices(grid, part), lag_of(tables)
-    if team.size > 1:
+    count, lag, divided = count_slices(grid, part), lag_of(tables), shot.neighbours.size > 1
+    if team.size > 1 or divided:
         lag = max(count, lag)
     # Images above a free surface reach twice as far as the window.
     if grid.planes > 1:
@@ -613,17 +629,25 @@ def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     else:
         above = in_rows(window, window.top - 2 * reach, window.top)
         clear_planes(shot, state, k, above, above.front, above.back)
-    for s in range(count + lag):
+    if divided and grid.planes > 1:
+        clear_planes(shot, state, k, part, window.back, window.back + reach)
+    elif divided:
+        # A layer that the window ends above has no block that does so.
+        below = in_rows(window, window.bottom, window.bottom + reach)
+        clear_planes(shot, state, k, below, below.front, below.back)
+    for s in range(max(count, 1) + lag):
         if s < count:
             weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies)
-        elif grid.planes > 1 and s - count < reach:
+        elif grid.planes > 1 and s - count < reach and not divided:
             after = window.back + s - count
             clear_planes(shot, state, k, part, after, after + 1)
         if s == lag:
             barrier(team)
+            numbers = tables.seams.differences[k]
+            exchange_fields(shot.neighbours, grid, tables.cut, state.buffers, numbers, team)
             reflect_back(tables, state, k, part)
             barrier(team)
-        if s >= lag:
+        if 0 <= s - lag < count:
             scatter_slice(shot, state, k, part, s - lag)
     barrier(team)
 
@@ -660,11 +684,13 @@ def sweep_staggered_back(shot, state, tape, arriving, gradients, team):
     """
     tables = shot.tables
     for n in range(len(shot.signal) - 1, -1, -1):
-        window = window_at(tape, n)
+        window = in_layer(tables.cut, tables.grid, window_at(tape, n))
         for k in (1, 0):
+            numbers = tables.seams.sources[k]
+            exchange_fields(shot.neighbours, tables.grid, tables.cut, state.fields, numbers, team)
             if team.rank == 0:
                 differentiate_sources(
-                    shot.emitters,
+                    shot.sources,
                     k,
                     state.fields,
                     shot.signal[n],
@@ -674,5 +700,5 @@ def sweep_staggered_back(shot, state, tape, arriving, gradients, team):
             stage_backward(
                 shot, state, k, n, window, tape, gradients.rates, gradients.energies, team
             )
-            inject(shot.recorders, k, state.fields, arriving[n], window, tables.grid, team)
+            inject(shot.injectors, k, state.fields, arriving[n], window, tables.grid, team)
             barrier(team)

@@ -5,16 +5,19 @@ differences of which fields, which layers absorb them, and which rates multiply 
 `staggered_sweeps` go through these lists, so that they are compiled once for all equations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.wave.engines.cpu.layout import MARGIN, Grid, lay_out, make_grid
+from hpcfwi.wave.engines.cpu.layout import MARGIN, Cut, Grid, lay_out, make_cut, make_grid
+from hpcfwi.wave.engines.cpu.teams import Neighbours
 from hpcfwi.wave.engines.cpu.windows import FieldStore
-from hpcfwi.wave.equation import Derivative
+from hpcfwi.wave.equation import Derivative, System
+from hpcfwi.wave.layers import HALO, Layer, find_layer
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import Points, StaggeredScheme, group_terms, staggered_difference
 
@@ -75,8 +78,21 @@ STAGE = np.dtype(
 )
 
 
+class Seams(NamedTuple):
+    """The arrays of each stage whose planes beside the cuts the layers of a grid exchange.
+
+    fields: numbers of those that the stage updates, after it; differences: numbers of the buffers
+    of the transposed stage, before its differences are applied; sources: numbers of the adjoint
+    fields that derivatives with respect to the sources read, before the transposed stage.
+    """
+
+    fields: tuple[NDArray[np.int64], NDArray[np.int64]]
+    differences: tuple[NDArray[np.int64], NDArray[np.int64]]
+    sources: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
 class StaggeredTables(NamedTuple):
-    """The discrete equation of a problem's shots.
+    """The discrete equation of a layer of a problem's shots.
 
     weights: of the differences along z, y and x; rates: (rate, row, column); stages, layers: of the
     types `STAGE` and `LAYER`; a, b: the CPML's profiles, (profile, place); memory: number of memory
@@ -85,6 +101,8 @@ class StaggeredTables(NamedTuple):
     """
 
     grid: Grid
+    cut: Cut
+    seams: Seams
     weights: tuple[tuple[np.floating, ...], ...]
     rates: NDArray
     stages: NDArray
@@ -122,13 +140,27 @@ class Recorders(NamedTuple):
     traces: NDArray[np.int64]
     stages: tuple[int, int, int]
 
+    @property
+    def trace_of_entries(self) -> NDArray[np.int64]:
+        """The number of the trace of each entry."""
+        return np.repeat(self.traces, np.diff(self.ends))
+
 
 class StaggeredShot(NamedTuple):
-    """The tables and points of a shot. signal: (time, source)."""
+    """The tables and points of a shot in a layer. signal: (time, source).
+
+    The simulation uses emitters, those in the layer, and recorders, those of the traces that it
+    records. The transpose uses the emitters of the sources whose derivatives the layer computes,
+    and injectors, the recorders' cells in the layer. Some of the recorders' and of the sources'
+    cells may be in the halo.
+    """
 
     tables: StaggeredTables
+    neighbours: Neighbours
     emitters: Emitters
     recorders: Recorders
+    sources: Emitters
+    injectors: Recorders
     signal: NDArray
 
 
@@ -166,11 +198,11 @@ class StaggeredGradients(NamedTuple):
 
 
 class Entries:
-    """The taps of a shot's points that have a weight, in the layout of the sweeps."""
+    """The taps of a shot's points that have a weight, in the layout of a layer's sweeps."""
 
-    def __init__(self, points: Points, shape: tuple[int, ...], shot: int) -> None:
+    def __init__(self, points: Points, cut: Cut, shot: int) -> None:
         self.point, self.tap = np.nonzero(points.weights[shot])
-        self.row, self.column = _locate(points.cells[shot, self.point, self.tap], shape)
+        self.row, self.column = _locate(points.cells[shot, self.point, self.tap], cut)
 
     def take(self, values: NDArray) -> NDArray:
         """Return values (point, tap) of these taps."""
@@ -178,14 +210,88 @@ class Entries:
         return taken
 
 
-def _locate(cells: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
-    """Return the array rows and columns of cells of the flattened grid."""
-    grid = make_grid(shape)
+def _locate(cells: NDArray[np.int64], cut: Cut) -> tuple[NDArray, NDArray]:
+    """Return the array rows, in a layer, and the columns of cells of the flattened whole grid."""
+    grid = cut.whole
     plane, row, x = np.unravel_index(cells, (grid.planes, grid.rows, grid.nx))
-    return grid.base + plane * grid.stride + row, MARGIN + x
+    row = (plane - cut.front) * grid.stride + row - cut.top
+    return grid.base + row, MARGIN + x
 
 
-def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype) -> Recorders:
+def depths_of(cells: NDArray, cut: Cut) -> NDArray[np.int64]:
+    """Return the planes of the whole grid (rows, in 2-D) in which cells of a layer's arrays lie."""
+    found: NDArray[np.int64] = (cells["row"] - cut.whole.base) // cut.stride + cut.front + cut.top
+    return found
+
+
+def find_owners(
+    cells: NDArray, points: NDArray[np.int64], count: int, cut: Cut, layers: Sequence[Layer]
+) -> NDArray[np.int64]:
+    """Return the layer that reads the cells of each of so many points, -1 if no layer can.
+
+    It has the plane in the middle of them. points: of each cell.
+    """
+    depths = depths_of(cells, cut)
+    first, last = np.full(count, layers[-1].end), np.zeros(count, np.int64)
+    np.minimum.at(first, points, depths)
+    np.maximum.at(last, points, depths)
+    owners = find_layer((first + last) // 2, layers)
+    begins, ends = (np.array(edges)[owners] for edges in zip(*map(astuple, layers), strict=True))
+    return np.where((first < begins - HALO) | (last >= ends + HALO), -1, owners)
+
+
+def select_emitters(emitters: Emitters, kept: NDArray[np.bool_]) -> Emitters:
+    """Return some of the entries of emitters."""
+    if kept.all():
+        return emitters
+    before = np.append(0, kept.cumsum())
+    first, middle, last = (int(before[end]) for end in emitters.ends)
+    return Emitters(emitters.cells[kept], emitters.weights[kept], (first, middle, last))
+
+
+def select_recorders(recorders: Recorders, kept: NDArray[np.bool_]) -> Recorders:
+    """Return recorders with some of the entries, whose other traces are 0."""
+    if kept.all():
+        return recorders
+    before = np.append(0, kept.cumsum())
+    return recorders._replace(
+        cells=recorders.cells[kept],
+        weights=recorders.weights[kept],
+        ends=before[recorders.ends],
+    )
+
+
+def divide_recorders(
+    recorders: Recorders, mine: NDArray[np.bool_], alone: NDArray[np.bool_], count: int
+) -> Recorders:
+    """Return the recorders of a layer, given those of `count` traces.
+
+    mine: the entries of the traces that the layer records; alone: the entries whose fields are each
+    recorded as a further trace, numbered from `count` on, because no layer can record their traces.
+    """
+    found = select_recorders(recorders, mine)
+    if not alone.any():
+        return found
+    middle = recorders.stages[1]
+    singles, number = np.flatnonzero(alone), int(alone[: recorders.ends[middle]].sum())
+    ones, numbers = np.ones(singles.size, np.int64), count + np.arange(singles.size)
+
+    def insert(values: NDArray, at: int, added: NDArray) -> NDArray:
+        """Return values with those for the first stage inserted, and the others appended."""
+        parts = values[:at], added[:number], values[at:], added[number:]
+        return np.concatenate(parts).astype(values.dtype)
+
+    lengths = insert(np.diff(found.ends), middle, ones)
+    return Recorders(
+        insert(found.cells, found.ends[middle], recorders.cells[singles]),
+        insert(found.weights, found.ends[middle], ones),
+        np.append(0, lengths.cumsum()),
+        insert(found.traces, middle, numbers),
+        (0, middle + number, found.traces.size + singles.size),
+    )
+
+
+def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype, cut: Cut) -> Recorders:
     """Return the recorders of a shot, with its traces in the order of their stages."""
     names, count = list(scheme.system.fields), scheme.recordings[0].traces.shape[1]
     cells, weights, keys = [], [], []
@@ -193,7 +299,7 @@ def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype) -> Recor
     for stage, recording in zip(scheme.reading_stages, scheme.recordings, strict=True):
         read += stage * count * recording.traces[shot]
         for name, points in recording.points.items():
-            entries = Entries(points, scheme.shape, shot)
+            entries = Entries(points, cut, shot)
             some = np.zeros(entries.tap.size, TAP)
             some["field"] = names.index(name)
             some["row"], some["column"] = entries.row, entries.column
@@ -212,39 +318,76 @@ def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype) -> Recor
 
 
 def make_tables(
-    problem: Problem, scheme: StaggeredScheme, rates: Sequence[Tensor], wanted: Sequence[int]
+    problem: Problem,
+    scheme: StaggeredScheme,
+    rates: Sequence[Tensor],
+    wanted: Sequence[int],
+    layer: Layer,
 ) -> StaggeredTables:
-    """Return the tables of a scheme; wanted: numbers of the rates that have a gradient."""
-    grid, ndim = make_grid(scheme.shape), len(scheme.axes)
+    """Return the tables of a layer of a scheme; wanted: numbers of the rates that have a gradient.
+
+    Their seams are those for points that no cut is near.
+    """
+    grid, ndim = make_grid((layer.planes, *scheme.shape[1:])), len(scheme.axes)
     like = rates[0].detach().numpy().dtype
     each = [tuple(staggered_difference(problem.order, h).astype(like)) for h in problem.spacing]
     numbers = {id(rate): number for number, rate in enumerate(rates)}
-    layers = _Layers(scheme, grid, like)
-    stages = np.zeros(2, STAGE)
+    slabs = _Layers(scheme, grid, like, layer)
+    stages, has_surface = np.zeros(2, STAGE), problem.free_surface and layer.first == 0
     for number, stage in enumerate(stages):
-        lists = _list_stage(problem, scheme, grid, number, numbers, wanted, layers)
+        lists = _list_stage(has_surface, scheme, grid, number, numbers, wanted, slabs)
         for name, rows in lists.items():
             stage[f"n_{name}"] = len(rows)
             stage[name][: len(rows)] = np.array(rows, _LISTS[name])
     return StaggeredTables(
         grid,
+        make_cut(scheme.shape, layer),
+        _find_seams(scheme.system, stages),
         (each[0], each[-2], each[-1]),  # of z, y and x; there is no y in 2-D
-        np.stack([lay_out(rate.detach()) for rate in rates]),
+        np.stack([lay_out(rate.detach()[layer.first : layer.end]) for rate in rates]),
         stages,
-        np.array(layers.rows, LAYER),
-        layers.a,
-        layers.b,
-        layers.memory,
-        0 if not problem.free_surface else 1 if ndim == 2 else grid.stride,
+        np.array(slabs.rows, LAYER),
+        slabs.a,
+        slabs.b,
+        slabs.memory,
+        0 if not has_surface else 1 if ndim == 2 else grid.stride,
         np.array([each.decay for each in scheme.relaxations], like),
         like.type(0.5 * problem.dt),
     )
 
 
-class _Layers:
-    """The absorbing layers of a scheme, with its profiles."""
+def _find_seams(system: System, stages: NDArray) -> Seams:
+    """Return the seams that the differences along z need."""
+    names = list(system.fields)
+    first, second = (
+        np.array([names.index(name) for name in read], np.int64) for read in system.read_along("z")
+    )
+    along, across = (
+        np.flatnonzero(stage["differences"]["axis"][: stage["n_differences"]] == 0)
+        for stage in stages
+    )
+    nothing = np.zeros(0, np.int64)
+    return Seams((first, second), (along, across), (nothing, nothing))
 
-    def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype) -> None:
+
+def widen_seams(
+    seams: Seams, system: System, recorded: Collection[int], emitted: Collection[int]
+) -> Seams:
+    """Return seams with the fields that points read across a cut, given their numbers."""
+    names = list(system.fields)
+
+    def of_stage(numbers: Iterable[int], stage: int) -> NDArray[np.int64]:
+        found = [n for n in sorted(numbers) if system.stage_of(names[n]) == stage]
+        return np.array(found, np.int64)
+
+    first, second = (of_stage({*seams.fields[k], *recorded}, k) for k in range(2))
+    return Seams((first, second), seams.differences, (of_stage(emitted, 0), of_stage(emitted, 1)))
+
+
+class _Layers:
+    """The absorbing layers of a scheme in a layer of the grid, with its profiles."""
+
+    def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype, layer: Layer) -> None:
         self.grid, self.rows, self.memory = grid, list[tuple[int, ...]](), 0
         self.axes = scheme.axes
         profiles = [each for axis in scheme.axes for each in scheme.profiles[axis]]
@@ -253,6 +396,9 @@ class _Layers:
             np.stack([np.pad(v, (0, longest - len(v))) for v in values]).astype(dtype)
             for values in ([p.a for p in profiles], [p.b for p in profiles])
         )
+        for values in (self.a, self.b):
+            # The first two profiles are those along z
+            values[:2, : layer.planes] = values[:2, layer.first : layer.end].copy()
 
     def add(self, axis: str, between: int) -> None:
         """Append the layers of a difference at both ends of its axis."""
@@ -295,7 +441,7 @@ def _kind_of(used: Sequence[Mapping[Derivative, int]], derivatives: Sequence[Der
 
 
 def _list_stage(
-    problem: Problem,
+    has_surface: bool,
     scheme: StaggeredScheme,
     grid: Grid,
     number: int,
@@ -348,7 +494,7 @@ def _list_stage(
     images = [
         (number, int("z" in field.half), -1 if field.odd else 1)
         for number, (name, field) in enumerate(system.fields.items())
-        if name in stage and name not in system.memories and problem.free_surface
+        if name in stage and name not in system.memories and has_surface
     ]
     relaxations = [
         (names.index(each.memory), names.index(each.field), number)

@@ -151,8 +151,9 @@ class Neighbours(NamedTuple):
     a layer has given so far to the layer before it (way 0) or after it (way 1); posted: (layer,
     entry), in entry 0 the number of its faces so far; faces: (layer, slot, entry), in entry 0 the
     faces of a window that the wave in a layer is about to reach; halos: (way, layer, slot, row,
-    column), the first and the last planes of each layer. Two slots suffice, because a layer writes
-    message n + 2 after all of its neighbours have sent n + 1, and hence read n.
+    column), the first and the last planes of each layer, of one or several fields. Two slots
+    suffice, because a layer writes message n + 2 after all of its neighbours have sent n + 1, and
+    hence read n.
 
     courier: as in `Crew`; halo_mail, face_mail: the `Letter` of each message to or from layers on
     other hosts, (letter, field); counts: all of the counters, (counter, entry).
@@ -174,7 +175,8 @@ class Neighbours(NamedTuple):
 def make_neighbours(crew: Crew, dtype: np.dtype, rows: int, columns: int) -> Neighbours:
     """Return the memory that the layers of a crew share, which is the same in each call.
 
-    rows, columns: shape of the planes that a layer gives to a neighbour.
+    rows, columns: shape of the planes that a layer gives to a neighbour, those of all fields of the
+    largest message.
     """
     size = crew.size
     shape = (2, size if size > 1 else 0, 2, rows, columns)
@@ -252,44 +254,61 @@ def carry(neighbours, mail, message):
 
 
 @within_loops
-def copy_depths(grid, cut, p, depth, planes, leaves):
-    """Copy HALO planes of p from one depth on to an array (row, column), or back if not `leaves`.
+def copy_depths(grid, cut, fields, numbers, depth, planes, leaves):
+    """Copy HALO planes of some fields from one depth on to an array, or back if not `leaves`.
 
-    They are rows of a grid of one plane.
+    They are rows of a grid of one plane. planes: (row, column), field after field.
     """
-    for k in range(HALO):
-        for row in range(cut.rows):
-            r, t = grid.base + (depth + k) * cut.stride + row, k * cut.rows + row
-            for j in range(p.shape[1]):
-                if leaves:
-                    planes[t, j] = p[r, j]
-                else:
-                    p[r, j] = planes[t, j]
+    for i in range(len(numbers)):
+        for k in range(HALO):
+            for row in range(cut.rows):
+                r = grid.base + (depth + k) * cut.stride + row
+                t = (i * HALO + k) * cut.rows + row
+                for j in range(fields.shape[2]):
+                    if leaves:
+                        planes[t, j] = fields[numbers[i], r, j]
+                    else:
+                        fields[numbers[i], r, j] = planes[t, j]
+
+
+ONLY = np.zeros(1, np.int64)
 
 
 @within_loops
 def exchange(neighbours, grid, cut, p, team):
-    """Replace the values of p around the layer by those of its neighbours.
+    """Replace the values of p around the layer by those of its neighbours."""
+    if neighbours.size > 1:
+        fields = p.reshape((1, p.shape[0], p.shape[1]))
+        exchange_fields(neighbours, grid, cut, fields, ONLY, team)
 
-    All threads must have computed p. The first one sends and receives.
+
+@within_loops
+def exchange_fields(neighbours, grid, cut, fields, numbers, team):
+    """Replace the values of some fields around the layer by those of its neighbours.
+
+    All threads must have computed them. The first one sends and receives, one message each way.
+    fields: (field, row, column); numbers: of those that are exchanged.
     """
     number, halos = neighbours.number, neighbours.halos
-    if neighbours.size > 1:
+    if neighbours.size > 1 and len(numbers) > 0:
         if team.rank == 0:
             depths = grid.planes if grid.planes > 1 else grid.rows
             message = neighbours.sent[0, number, 0] + 1
             slot = message % 2
-            copy_depths(grid, cut, p, 0, halos[0, number, slot], True)
-            copy_depths(grid, cut, p, depths - HALO, halos[1, number, slot], True)
+            last = depths - HALO
+            copy_depths(grid, cut, fields, numbers, 0, halos[0, number, slot], True)
+            copy_depths(grid, cut, fields, numbers, last, halos[1, number, slot], True)
             _arrive(neighbours.sent[0, number])  # type: ignore[call-arg]
             _arrive(neighbours.sent[1, number])
             carry(neighbours, neighbours.halo_mail, message)
             if number > 0:
                 await_count(neighbours, neighbours.sent[1, number - 1], message)
-                copy_depths(grid, cut, p, -HALO, halos[1, number - 1, slot], False)
+                planes = halos[1, number - 1, slot]
+                copy_depths(grid, cut, fields, numbers, -HALO, planes, False)
             if number + 1 < neighbours.size:
                 await_count(neighbours, neighbours.sent[0, number + 1], message)
-                copy_depths(grid, cut, p, depths, halos[0, number + 1, slot], False)
+                planes = halos[0, number + 1, slot]
+                copy_depths(grid, cut, fields, numbers, depths, planes, False)
         barrier(team)
 
 

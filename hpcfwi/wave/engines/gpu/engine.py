@@ -21,7 +21,7 @@ from torch import Tensor
 from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
 from hpcfwi.wave.engines.gpu.layout import Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind
-from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, join_fields, join_points
+from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
 from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import (
     Gradients,
@@ -186,14 +186,15 @@ def forward(
     state = State(_POOL.take(blueprint, problem), crew, layers)
     state.sweep.load(problem, sources, receivers, crew)
     traces = state.sweep.run_forward(wavelet)
-    return join_points(crew, layers, traces, scheme.receivers), state if keep else None
+    return join_points(traces, find_layers(scheme.receivers, layers), crew), state if keep else None
 
 
 def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     image, wavelet, energies = state.sweep.run_backward(adjoint_source)
-    wavelet = join_points(state.crew, state.layers, wavelet, problem.scheme.sources)
-    joined = [join_fields(state.crew, fields) for fields in (image, *energies)]
+    sources = find_layers(problem.scheme.sources, state.layers)
+    wavelet = join_points(wavelet, sources, state.crew)
+    joined = [join_fields(fields, state.crew) for fields in (image, *energies)]
     shape = (problem.n_shots, *problem.scheme.shape)
     fields = [each.reshape(shape) for each in joined if each is not None]
     if not fields:
@@ -206,7 +207,7 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
     """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     change = square_speed(problem) * relative_change(problem, direction)
     traces = state.sweep.run_scattered(change)
-    return join_points(state.crew, state.layers, traces, problem.scheme.receivers)
+    return join_points(traces, find_layers(problem.scheme.receivers, state.layers), state.crew)
 
 
 def _blueprint(
