@@ -185,8 +185,8 @@ def test_windows_do_not_change_traces_and_gradients(
     inside = traces_and_gradients(equation, model, survey, engine="cpu")
     made = staggered._Shots._make_tape
 
-    def everywhere(self: Any, shot: Any) -> Any:
-        tape = made(self, shot)
+    def everywhere(self: Any, shot: Any, *others: Any) -> Any:
+        tape = made(self, shot, *others)
         tape.windows[:] = whole_of.py_func(shot.tables.grid)
         return tape
 

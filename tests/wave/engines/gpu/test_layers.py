@@ -91,7 +91,7 @@ def results(task: Task, crew: Crew = ALONE) -> dict[str, NDArray]:
     problem = task.problem
     data, state = engine.forward(problem, task.wavelet, keep=True, crew=crew)
     assert state is not None
-    scattered = engine.scatter(problem, state, {"vp": white_direction_of(task)})
+    scattered = engine.scatter(problem, state, white_direction_of(task))
     gradients = engine.backward(problem, state, white_residual(data))
     found = {"data": data, "scattered": scattered, **by_name(gradients)}
     return {name: array.numpy() for name, array in found.items()}
