@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SHARED = "/dev/shm"
+
 # Tensors for, or of, the rank before and the rank after one.
 Halo = tuple[Sequence[Tensor], Sequence[Tensor]]
-
 
 # A rank of another host is lost if it has given no sign of life for so many times the wait for a
 # rank of the same host, whose process can be looked at. Some calls of HDF5 hold Python's lock.
@@ -68,11 +68,11 @@ class _Courier:
         self.address = ctypes.cast(self._carry, ctypes.c_void_p).value or 0
         self.error: Exception | None = None
         self._failures = np.zeros(1, np.int64)
-        self._abandoned: list[Any] = []
+        self._abandoned: list[Any] = []  # what MPI may still read or write
 
     def tell(self, rank: int, tag: int) -> None:
         """Send a rank the number of failures so far."""
-        self._comm.Isend(self._failures.copy(), rank, tag).Free()
+        self._comm.Isend(self._failures, rank, tag).Free()
 
     def hear(self, tag: int) -> dict[int, int]:
         """Return the numbers that have arrived, by the rank of the sender."""
@@ -84,9 +84,13 @@ class _Courier:
             found[status.source] = int(number[0])
         return found
 
-    def forget(self) -> None:
-        """Ignore messages of sweeps that a failure has ended; called on all ranks."""
-        self._failures += 1
+    def forget(self, memory: NDArray[np.uint8] | None) -> None:
+        """Ignore messages of sweeps that a failure has ended; called on all ranks.
+
+        memory: that of these messages.
+        """
+        self._abandoned += [self._failures, memory]
+        self._failures = self._failures + 1
         self.error = None
 
     def _try_to_carry(self, letters: int, count: int, number: int) -> None:
@@ -212,8 +216,8 @@ class RankCrew:
 
     def _forget(self, error: BaseException) -> None:
         """Give up the memory in which a rank has failed; all ranks have left their sweeps."""
+        self._courier.forget(self._memory if len(set(self.hosts)) > 1 else None)
         self._memory, self._swaps, self._known = None, None, error
-        self._courier.forget()
         self.failed[0] = 0
 
     def swap(self, sent: Halo, received: Halo) -> None:

@@ -29,7 +29,6 @@ HALO = 4
 # mirror images at a free surface lie within one layer.
 THINNEST = 2 * HALO
 
-
 # Tensors for, or of, the rank before and the rank after one.
 Halo = tuple[Sequence[Tensor], Sequence[Tensor]]
 
