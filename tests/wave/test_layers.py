@@ -123,11 +123,13 @@ def in_layers(task: Task, count: int) -> dict[str, NDArray]:
         return next(iter(threads.map(run, crews)))
 
 
-def assert_same_bits(task: Task, counts: tuple[int, ...] = (2, 3)) -> None:
+def assert_same_bits(task: Task, counts: tuple[int, ...] = (2, 3), n_threads: int = 1) -> None:
+    """Compare layers with the whole grid, which one thread computes; n_threads: of each layer."""
     expected = results(task)
     assert np.abs(expected["data"]).max() > 0.0
     for count in counts:
-        found = in_layers(task, count)
+        with threads(n_threads):
+            found = in_layers(task, count)
         for name, array in expected.items():
             assert found[name].tobytes() == array.tobytes(), (count, name)
 
@@ -178,11 +180,7 @@ def test_points_at_every_distance_from_a_cut_have_the_bits_of_the_whole_grid() -
 def test_layers_with_several_threads_have_the_bits_of_the_whole_grid() -> None:
     for shape in (FLAT, SOLID):
         task = task_of(shots_of(shape, free_surface=True), history=Boundary(2))
-        expected = results(task)
-        with threads(2):
-            found = in_layers(task, 2)
-        for name, array in expected.items():
-            assert found[name].tobytes() == array.tobytes(), (shape, name)
+        assert_same_bits(task, counts=(2,), n_threads=2)
 
 
 def test_windows_that_have_not_reached_a_layer_are_those_of_the_whole_grid() -> None:
@@ -344,11 +342,7 @@ def test_strain_along_a_fibre_across_cuts_has_the_bits_of_the_whole_grid() -> No
 def test_elastic_layers_with_several_threads_have_the_bits_of_the_whole_grid() -> None:
     for shape in ((200, 33), (24, 40, 21)):
         task = first_order_task("elastic", shape, free_surface=True)
-        expected = results(task)
-        with threads(2):
-            found = in_layers(task, 2)
-        for name, array in expected.items():
-            assert found[name].tobytes() == array.tobytes(), (shape, name)
+        assert_same_bits(task, counts=(2,), n_threads=2)
 
 
 def test_elastic_windows_that_have_not_reached_a_layer_are_those_of_the_whole_grid() -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 from hpcfwi.wave import numerics
 from hpcfwi.wave.engines.gpu.device import STRETCH
 from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
-from hpcfwi.wave.layers import HALO, Layer, find_layers
+from hpcfwi.wave.layers import HALO, Halo, Layer, find_layers
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Problem
 
@@ -290,8 +290,6 @@ REMEMBERED = 4
 Axes = tuple[int, int, int]
 # For each axis, the first cell of a box, and the one after the last.
 Box = list[tuple[int, int]]
-# Planes next to the first and to the last plane of a layer, of each shot.
-Halo = tuple[list[Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)

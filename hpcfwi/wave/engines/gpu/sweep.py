@@ -1,10 +1,10 @@
 """Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
 
 A `Stepper` advances a field by one step: it chooses tiles and streams, and launches the kernels. A
-`Sweep` adds sources, receivers and histories. Wherever a field is complete, layers of a grid
-exchange planes of it. It simulates the wave, and then the adjoint or the
-scattered field any number of times, in the arrays of its `Blueprint`. The arithmetic is in
-`kernels`, and the repetition of steps is in `device`.
+`Sweep` adds sources, receivers and histories. It simulates the wave, and then the adjoint or the
+scattered field any number of times, in the arrays of its `Blueprint`. Layers of a grid exchange
+planes of each field that is complete. The arithmetic is in `kernels`, and the repetition of steps
+is in `device`.
 """
 
 from __future__ import annotations
