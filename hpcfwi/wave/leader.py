@@ -17,9 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hpcfwi.model import AXES
 from hpcfwi.wave.engines import Engine, choose, release_buffers
-from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.layers import Crew
 from hpcfwi.wave.problem import Gradients, Problem
@@ -85,21 +83,15 @@ class Leader:
         of all receivers. On GPUs, of which each rank has one, these are the bytes of the rank that
         needs most.
         """
+        size = self._crew.size
+        layers = int(cast(Any, self._engine).footprint(problem, steps, size))
         if problem.like.is_cuda:
-            return int(cast(Any, self._engine).footprint(problem, steps, self._crew.size))
-        equation, arrays, buffers = problem.equation, 0, 0
-        if isinstance(equation, FirstOrderEquation):
-            # As many as `estimate_staggered_bytes` counts for threads that share a shot
-            system = equation.system(AXES[problem.like.ndim])
-            arrays, buffers = 6 * system.count_rates(), len(system.fields)
+            return layers
         cells = len(problem.model) * prod(problem.like.shape)
         traces = 4 * problem.n_shots * steps * problem.receivers.shape[1]
         near = self._crew.hosts.count(0)
         others = (near - 1) * (cells + traces) * problem.like.element_size()
-        layers = self._engine.footprint(problem, steps)
-        added = (buffers + (self._crew.size - 1) * arrays) * prod(problem.padded_shape)
-        layers += added * problem.like.element_size()
-        return layers * near // self._crew.size + others
+        return layers * near // size + others
 
     def count_updates(self, problem: Problem, steps: int) -> float:
         return self._engine.count_updates(problem, steps)

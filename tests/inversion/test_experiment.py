@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
+from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.equation import ACOUSTIC
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
@@ -43,6 +45,20 @@ def test_initial_model_is_smoothed_true_model_with_fixed_water(tmp_path):
     np.testing.assert_array_equal(initial, smooth(true_model(), 80.0, experiment.fixed)["vp"])
     roughness = [np.abs(np.diff(vp[4:], axis=0)).max() for vp in (true, initial)]
     assert roughness[1] < 0.3 * roughness[0]
+
+
+def test_gpus_of_several_hosts_cannot_divide_a_shot(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "available", lambda: None)
+    changes = {"wave.engine": "gpu", "wave.ranks_per_shot": 2}
+    config = load_config(write_input(tmp_path, changes))
+
+    def prepare_on(hosts):
+        leader = Mock(size=2, hosts=hosts, NAME="gpu")
+        return prepare(config, replace(Context.alone(), leader=leader))
+
+    assert prepare_on(1).config.wave.ranks_per_shot == 2
+    with pytest.raises(InputError, match=r"2 ranks on several hosts.*on each host"):
+        prepare_on(2)
 
 
 def test_one_rank_resamples_and_smooths_for_all_ranks(tmp_path, monkeypatch):

@@ -75,8 +75,11 @@ def available() -> str | None:
     return None
 
 
-def footprint(problem: Problem, steps: int) -> int:
-    """Return the approximate bytes of `forward` and `backward` for so many steps."""
+def footprint(problem: Problem, steps: int, layers: int = 1) -> int:  # noqa: ARG001
+    """Return the approximate bytes of `forward` and `backward` for so many steps.
+
+    layers: number of ranks that divide each shot; the bytes are those of all of them.
+    """
     return estimate_bytes(problem, steps, torch.get_num_threads())
 
 

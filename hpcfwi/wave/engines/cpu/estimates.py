@@ -129,11 +129,12 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     return int(fields * rows * columns * size + shots * (kept + traces))
 
 
-def estimate_staggered_bytes(problem: Problem, steps: int, threads: int) -> int:
+def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers: int) -> int:
     """Estimate the bytes of the forward and the backward pass of a first-order equation.
 
     See `estimate_bytes`. A shot that runs has its fields, memory variables and buffers; each shot
-    keeps samples and the gradients of the rates.
+    keeps samples and the gradients of the rates. layers: number of ranks that divide each shot,
+    whose bytes are counted together. Each of them has all rates.
     """
     equation, history = problem.equation, problem.history
     assert isinstance(equation, FirstOrderEquation)
@@ -143,14 +144,16 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int) -> int:
     rates, kept = system.count_rates(), count_kept(problem)
     shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
     rows, columns = field_shape(problem.padded_shape)
-    layers = 1.0 - float(np.prod(np.divide(problem.like.shape, problem.padded_shape)))
+    absorbing = 1.0 - float(np.prod(np.divide(problem.like.shape, problem.padded_shape)))
     derivatives = len({term.derivative for term in terms})
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
-    running = len(system.fields) + derivatives * (layers + 0.5 * min(planes, 1.0))
+    running = len(system.fields) + derivatives * (absorbing + 0.5 * min(planes, 1.0))
     if shots % threads:
         # Threads that share a shot use buffers of the size of the grid; rows are a power of two.
         running += (0.5 * derivatives + 1.0) * 2 ** ceil(log2(rows)) / rows
+    if layers > 1:
+        running += len(system.fields)
     waiting = rates + (2.0 if problem.illuminate else 0.0)
     sampled = sampled_steps(steps, problem.interval)
     dtype = np.dtype(np.float32 if size == 4 else np.float64)
@@ -158,7 +161,7 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int) -> int:
     samples += kept * len(sampled) * count_scales(history.format, rows) * np.float32().itemsize
     points = problem.receivers.shape[1] + problem.sources.shape[1]
     # Models on the padded grid and their graph, the rates, and the gradients of one shot
-    fields = 6.0 * rates + min(shots, threads) * running + shots * waiting
+    fields = 6.0 * rates * layers + min(shots, threads) * running + shots * waiting
     return int(fields * rows * columns * size + shots * (samples + 6 * steps * points * size))
 
 

@@ -77,9 +77,12 @@ from hpcfwi.wave.problem import Problem
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 
-def footprint(problem: Problem, steps: int) -> int:
-    """Return the approximate bytes of `forward` and `backward` for so many steps."""
-    return estimate_staggered_bytes(problem, steps, torch.get_num_threads())
+def footprint(problem: Problem, steps: int, layers: int = 1) -> int:
+    """Return the approximate bytes of `forward` and `backward` for so many steps.
+
+    layers: number of ranks that divide each shot; the bytes are those of all of them.
+    """
+    return estimate_staggered_bytes(problem, steps, torch.get_num_threads(), layers)
 
 
 class _Shots:

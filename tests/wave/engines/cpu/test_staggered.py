@@ -293,6 +293,16 @@ def test_footprint_grows_with_samples_shots_and_stored_differences() -> None:
     assert all(smaller < larger for smaller, larger in pairwise(found))
 
 
+def test_ranks_that_divide_a_shot_need_more_memory_together_than_one() -> None:
+    point = torch.full((1, 2), 100.0)
+    acquisition = Acquisition(1e-3, torch.ones(200), point, point)
+    model = random_medium("elastic", (80, 90))
+    task = set_up(model, 10.0, acquisition, Method(equation="elastic", order=4))
+    problem = replace(task.problem, history=EXACT)
+    one, two, four = (staggered.footprint(problem, 200, layers) for layers in (1, 2, 4))
+    assert one < two < four < 4 * one
+
+
 @pytest.mark.parametrize("engine", ["cpu", "eager"])
 def test_gradient_of_the_wavelet_alone_needs_no_parameter(engine: str) -> None:
     model = random_medium("elastic", (26, 26))

@@ -1,0 +1,40 @@
+"""The worked examples of CONTRIBUTING.md: a misfit with its test, and an optimizer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import torch
+
+from hpcfwi.inversion.misfits import huber
+from hpcfwi.inversion.optimizers import first_order
+from hpcfwi.inversion.parameters import Limits
+from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.shards import WHOLE
+from tests.inversion.misfits import test_huber
+from tests.inversion.optimizers.test_first_order import evaluator
+
+PAGE = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_misfit_and_its_test_are_those_of_the_package():
+    assert inspect.getsource(huber.huber) in BLOCKS
+    assert inspect.getsource(test_huber.test_huber_is_least_squares_up_to_its_width) in BLOCKS
+
+
+def test_optimizer_changes_the_steepest_cell_by_its_rate():
+    (source,) = (block for block in BLOCKS if block.startswith("class Steepest(FirstOrder)"))
+    names = {**vars(first_order), "WHOLE": WHOLE}
+    # Annotations stay text, as in the modules of the package
+    exec(compile("from __future__ import annotations\n" + source, "CONTRIBUTING.md", "exec"), names)
+    grid = Grid((6, 7), (10.0, 10.0), (0.0, 0.0))
+    initial = Model(grid, {"vp": torch.full((6, 7), 2000.0)})
+    gradient = torch.linspace(-3.0, 2.0, 42).reshape(6, 7)
+    limits = Limits(initial, {"vp": torch.zeros(6, 7, dtype=torch.bool)}, {})
+    optimizer = names["Steepest"](initial, limits, lr=10.0)
+    found, _ = optimizer.step(initial, evaluator(gradient))
+    change = found["vp"] - initial["vp"]
+    torch.testing.assert_close(change, -10.0 / 3.0 * gradient, rtol=0.0, atol=1e-3)
