@@ -3,7 +3,9 @@
 munged, slurmctld and slurmd run from a temporary folder of pytest on free ports. They read nothing
 from /etc and leave no files. The node claims four GPUs, which are copies of /dev/null, and more
 cores than the machine has, as the job scripts request them. A requeued job starts again after its
-old credential has expired: here after 5 s, the least value of Slurm.
+old credential has expired: here after 5 s, the least value of Slurm. Workers of pytest have their
+clusters at the same time. The jobs of these have different numbers, because Open MPI names the
+memory that ranks share after the number of the job.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ SLURM_CONF = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
+FirstJobId={controller_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
