@@ -7,7 +7,7 @@ Reading and writing models is in `storage.models`; waves are in `wave`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -165,6 +165,11 @@ class Model(Generic[Array]):
     def with_p_velocity(self, array: Array) -> Model[Array]:
         """Return the model with another velocity of P waves."""
         return Model(self.grid, {**self.arrays, "vp": array})
+
+    def select(self, names: Iterable[str]) -> Model[Array]:
+        """Return the model with some of its arrays only; the same object if these are all."""
+        names = list(names)
+        return self if names == [*self.arrays] else Model(self.grid, {n: self[n] for n in names})
 
     def map(self, function: Callable[..., Other], *others: Model) -> Model[Other]:
         """Apply a function to each array and to those of the same name in other models."""

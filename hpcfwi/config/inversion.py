@@ -258,7 +258,7 @@ class InversionSection(Section):
     parameters: Annotated[tuple[ParameterName, ...], Field(strict=False, min_length=1)] = (
         next(iter(PARAMETERS)),
     )
-    """Parameters of the model that are inverted for."""
+    """Parameters of the model that are inverted for; stages may have different ones."""
     parametrization: ParametrizationName = "velocity"
     """The unknowns in place of the parameters.
 
@@ -526,11 +526,35 @@ class StageSection(Section):
     """Keys of `[wave]`."""
 
     def override(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tables of an input with the changes of this stage."""
+        """Return the tables of an input with the changes of this stage.
+
+        If the stage has `parameters`, it inherits limits, scales and ties of these parameters only.
+        """
         changes = {name: getattr(self, name) for name in SECTIONS}
         if self.spacing is not None:
             changes["wave"] = {"spacing": self.spacing, **changes["wave"]}
-        return _merge({**tables, "stage": []}, changes)
+        inherited = _select(tables["inversion"], self.inversion.get("parameters"))
+        return _merge({**tables, "inversion": inherited, "stage": []}, changes)
+
+
+def _select(inversion: Mapping[str, Any], names: Any) -> Mapping[str, Any]:
+    """Return the keys of [inversion] without the entries of other parameters than these.
+
+    names: not validated yet; with any other type than a list, nothing is left out.
+    """
+    if not isinstance(names, list | tuple):
+        return inversion
+    tied, bounds = inversion.get("tied", {}), inversion.get("bounds", {})
+    if not isinstance(bounds, Mapping):
+        bounds = {inversion["parameters"][0]: bounds}
+    tied = {n: r for n, r in tied.items() if next(iter(PARAMETERS)) in names and n not in names}
+    selected = {
+        **inversion,
+        "tied": tied,
+        "bounds": {n: pair for n, pair in bounds.items() if n in names or n in tied},
+        "scale": {n: size for n, size in inversion.get("scale", {}).items() if n in names},
+    }
+    return {key: value for key, value in selected.items() if value != {}}
 
 
 def _merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -119,6 +119,12 @@ class Config(Section):
                 raise StageError(number, error) from error
             found.append((stage.name or str(number), config))
         return found
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The names of the parameters that the stages change, in the order of the stages."""
+        parts = (part.inversion.changing for _, part in self.stages())
+        return tuple(dict.fromkeys(chain(*parts)))
 
     @property
     def epochs(self) -> int:

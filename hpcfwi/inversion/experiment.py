@@ -234,7 +234,7 @@ class Experiment:
     observed traces, None if they are not filtered; coarsening: to the grid of the waves, None if it
     is that of the models; costs: cost of each shot, see `Simulator.costs`, if known; picks: first
     breaks, by the names of their files; gains: of the components, see `Conditioning`; leader: see
-    `wave.Method`.
+    `wave.Method`; held: arrays that earlier stages have changed and this one keeps, by name.
     """
 
     config: Config
@@ -250,6 +250,7 @@ class Experiment:
     picks: Mapping[str, Picks] = field(default_factory=dict)
     gains: tuple[float, ...] = ()
     leader: Leader | None = None
+    held: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @property
     def equation(self) -> Equation:
@@ -258,13 +259,24 @@ class Experiment:
 
     @cached_property
     def inverted(self) -> Model:
-        """The arrays of the initial model that the inversion changes."""
-        names = self.config.inversion.changing
-        return Model(self.initial.grid, {name: self.initial[name] for name in names})
+        """The arrays of the initial model that the inversion changes, in any of its stages."""
+        return self.initial.select(self.config.changing)
+
+    def holding(self, model: Model) -> Experiment:
+        """Return the experiment of a stage in which other arrays are those of a model of tensors.
+
+        Without this, they are those of the initial model.
+        """
+        others = [name for name in model.arrays if name not in self.inverted.arrays]
+        return replace(self, held=model.select(others).as_arrays().arrays) if others else self
 
     def complete(self, model: Model) -> Model:
-        """Return a model with the arrays of the initial one that it lacks, as tensors if it is."""
-        others = {n: a for n, a in self.initial.arrays.items() if n not in model.arrays}
+        """Return a model with the arrays that it lacks, as tensors if it is.
+
+        They are those that the inversion keeps.
+        """
+        whole = {**self.initial.arrays, **self.held}
+        others = {n: a for n, a in whole.items() if n not in model.arrays}
         if isinstance(model.any, torch.Tensor):
             others = {n: torch.tensor(a, device=model.any.device) for n, a in others.items()}
         return Model(model.grid, {**model.arrays, **others})
@@ -343,7 +355,8 @@ class Experiment:
         at the initial model.
         """
         simulator, cpu = self.simulator(self.initial), torch.device("cpu")
-        fixed = {n: a for n, a in self.initial.arrays.items() if n not in self.inverted.arrays}
+        whole = self.complete(self.inverted).arrays
+        fixed = {n: a for n, a in whole.items() if n not in self.inverted.arrays}
         if fixed:
             constants = simulator.restrict(Model(self.initial.grid, fixed).as_tensors(cpu))
             simulator = replace(simulator, constants=constants)

@@ -129,10 +129,10 @@ def divide(state: Mapping[str, Any], config: Config, context: Context) -> Mappin
     return divided
 
 
-def first_state(experiment: Experiment, context: Context) -> State:
-    """Return the state before the first epoch of an experiment's first stage; collective."""
-    optimizer, initial = make_optimizer(experiment, context), experiment.inverted
-    model = initial.as_tensors(context.device)
+def first_state(experiment: Experiment, stage: Experiment, context: Context) -> State:
+    """Return the state before the first epoch; stage: experiment of the first stage; collective."""
+    optimizer = make_optimizer(stage, context)
+    model = experiment.inverted.as_tensors(context.device)
     if isinstance(optimizer, Reparametrized):
         model = optimizer.make_model()
     return State(0, model, optimizer.state())
@@ -143,7 +143,8 @@ class EpochEvaluator:
     """The `Evaluator` of one epoch, which evaluates models with its shots and counts the cost.
 
     illuminate: True to compute the illuminations of the model at the beginning of the epoch; times:
-    those of this rank; simulations: number of simulations, as in `Evaluation`.
+    those of this rank; simulations: number of simulations, as in `Evaluation`; model: the arrays of
+    the state's model that the stage changes.
     """
 
     objective: Objective
@@ -155,6 +156,7 @@ class EpochEvaluator:
     simulations: int = 0
 
     def __post_init__(self) -> None:
+        self.model = self.state.model.select(self.stage.experiment.inverted.arrays)
         self._preconditioner = self.stage.preconditioner
         self._needs_illuminations = bool(
             self._preconditioner and self._preconditioner.needs_illuminations
@@ -186,9 +188,7 @@ class EpochEvaluator:
         self._known = None
         before = stage.wavelet if self._estimated is None else self._estimated.wavelet
         batch = self.batch.with_wavelet(before)
-        spectra = self.objective.cross_spectra(
-            self.state.model, batch, self.times, wavelets.furthest
-        )
+        spectra = self.objective.cross_spectra(self.model, batch, self.times, wavelets.furthest)
         self.simulations += batch.shots.size
         found = wavelets.estimate(before, spectra, stage.experiment.survey.dt)
         check_estimates(found[None], ["the survey"])
@@ -206,7 +206,7 @@ class EpochEvaluator:
         self._known = None
         before = np.where(estimated.epochs[:, None] > 0, estimated.wavelet, survey.wavelet)
         batch = replace(self.batch, shots=due).with_wavelet(before)
-        found = self.objective.estimate_each(self.state.model, batch, self.times, wavelets)
+        found = self.objective.estimate_each(self.model, batch, self.times, wavelets)
         self.simulations += due.size
         check_estimates(found, [f"shot {shot}" for shot in due])
         self._estimated = estimated.having(due, found, epoch)
@@ -215,11 +215,11 @@ class EpochEvaluator:
     def __call__(self, model: Model) -> Evaluation:
         """Return the misfit of a model and its gradient; collective.
 
-        The first model of the epoch is recognized as the object `State.model`. If its evaluation
+        The first model of the epoch is recognized as the object `model`. If its evaluation
         with the same shots is known from the epoch before, the model is only simulated again if
         illuminations are missing.
         """
-        begins = model is self.state.model
+        begins = model is self.model
         if begins and self._known is not None:
             look = self.illuminate and not self._known.illuminations
             found = self._add_illuminations(model, self._known) if look else self._known
@@ -242,7 +242,7 @@ class EpochEvaluator:
         """Return the gradient, preconditioned with the epoch's first model."""
         if self._preconditioner is None:
             return gradient
-        model = self.stage.experiment.complete(self.state.model)
+        model = self.stage.experiment.complete(self.model)
         return self._preconditioner.apply(gradient, self._illuminations, model)
 
     def _add_illuminations(self, model: Model, known: Evaluation) -> Evaluation:
@@ -318,13 +318,14 @@ def run_epochs(
         batch = parts.sampler.take(epoch)
         evaluate = EpochEvaluator(parts.objective, stage, batch, state, journal.figures_due(epoch))
         evaluate.renew_wavelet(epoch)
-        model, evaluation = parts.optimizer.step(state.model, evaluate, stage.progress(epoch))
+        model, evaluation = parts.optimizer.step(evaluate.model, evaluate, stage.progress(epoch))
         _compare_replicas(model, epoch, context)
         seconds = time.monotonic() - started
         timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
-        score, entry = journal.measure(epoch, batch, model, evaluation, timings)
+        whole = Model(model.grid, {**state.model.arrays, **model.arrays})
+        score, entry = journal.measure(epoch, batch, whole, evaluation, timings)
         optimizer, carried = parts.optimizer.state(), evaluate.carry_over(model)
-        state = state.after(model, optimizer, evaluation, score, entry, *carried)
+        state = state.after(whole, optimizer, evaluation, score, entry, *carried)
         signal = stop.agree_to_stop()
         journal.keep(state, evaluation, last=signal is not None or epoch == stage.last)
     return signal

@@ -162,17 +162,8 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
 
 
 def _check_parameters(config: Config) -> None:
-    """Raise `InputError` if the equation lacks a parameter, or stages have other parameters."""
-    equation, first = config.wave.equation, config.inversion
-    names = equation_of(config).parameters
-    for key, wanted in (("parameters", first.parameters), ("tied", first.ties)):
-        for name in wanted:
-            if name not in names:
-                raise InputError(
-                    f"inversion.{key}",
-                    f'found {name}, but wave.equation = "{equation}" has {", ".join(names)}',
-                    "Leave it out, or choose another equation.",
-                )
+    """Raise `InputError` if the equation lacks a parameter, or the stages do not fit together."""
+    equation, names = config.wave.equation, equation_of(config).parameters
     for name in DERIVED:
         if getattr(config.model.initial, name) is not None and name not in names:
             raise InputError(
@@ -189,12 +180,14 @@ def _check_parameters(config: Config) -> None:
                 f'waves of wave.equation = "{equation}" are not attenuated',
                 'Leave it out, or choose "viscoacoustic" or "viscoelastic".',
             )
-        for key, found, expected in (
-            ("inversion.parameters", part.inversion.parameters, first.parameters),
-            ("inversion.tied", dict(part.inversion.ties), dict(first.ties)),
+        alike: list[tuple[str, Any, Any]] = [
             ("wave.equation", part.wave.equation, equation),
             ("wave.ranks_per_shot", part.wave.ranks_per_shot, config.wave.ranks_per_shot),
-        ):
+        ]
+        if config.model.network is not None:  # which makes these parameters
+            names_given = part.inversion.parameters, config.inversion.parameters
+            alike.append(("inversion.parameters", *names_given))
+        for key, found, expected in alike:
             if found != expected:
                 raise InputError(
                     f"stage.{number}.{key}",
@@ -209,6 +202,15 @@ def _check_unknowns(config: Config, where: str, names: Sequence[str]) -> None:
     names: the parameters of the equation.
     """
     section = config.inversion
+    for key, wanted in (("parameters", section.parameters), ("tied", section.ties)):
+        for name in wanted:
+            if name not in names:
+                raise InputError(
+                    f"{where}inversion.{key}",
+                    f'found {name}, but wave.equation = "{config.wave.equation}" has '
+                    f"{', '.join(names)}",
+                    "Leave it out, or choose another equation.",
+                )
     chosen, inverted = section.parametrization, section.parameters
     parametrization: Parametrization = find(PARAMETRIZATIONS[chosen])
     lacking = [name for name in parametrization.needs if name not in names]
@@ -494,7 +496,7 @@ def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Mode
     """Read the models that regularizers of the input and its stages name; collective."""
     asked = [section.regularize for section in _updates(config)]
     files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
-    key, names = "inversion.regularize.prior", config.inversion.changing
+    key, names = "inversion.regularize.prior", config.changing
     return {file: load_onto(grid, file, names, key, context) for file in files}
 
 

@@ -153,11 +153,12 @@ class KnownEvaluation:
 class State:
     """The state of an inversion after an epoch, which is immutable.
 
-    epoch: 0 before the first; stage: number of the current one; model: of tensors; optimizer: see
-    `Optimizer.state`; engine: None until they are chosen; magnitudes: for the next evaluation;
-    metrics: those of each epoch; only the last has its shots, because there may be many;
-    failed: shots that were left out, with the number of epochs; estimated: estimated wavelets, None
-    for those of the survey; evaluated: the evaluation of the model, if it is known.
+    epoch: 0 before the first; stage: number of the current one; model: the arrays, as tensors, that
+    any stage changes; optimizer: see `Optimizer.state`; engine: None until they are chosen;
+    magnitudes: for the next evaluation; metrics: those of each epoch; only the last has its shots,
+    because there may be many; failed: shots that were left out, with the number of epochs;
+    estimated: estimated wavelets, None for those of the survey; evaluated: the evaluation of the
+    stage's model, if it is known.
     """
 
     epoch: int
@@ -222,6 +223,22 @@ class State:
             best=best,
             estimated=None,
             evaluated=None,
+        )
+
+    def having(self, initial: Model) -> State:
+        """Return the state with the arrays of an initial model that its models lack.
+
+        They are those of stages that were added to a run.
+        """
+
+        def complete(model: Model) -> Model:
+            return Model(model.grid, {**initial.arrays, **model.arrays})
+
+        best = self.best
+        return replace(
+            self,
+            model=complete(self.model),
+            best=None if best is None else replace(best, model=complete(best.model)),
         )
 
     @property

@@ -348,7 +348,7 @@ def write_report(path: Path, pdf: bool = False) -> Path:
             figures.append((full_title, file.read_bytes()))
     history = read_metrics(directory.metrics) if directory.metrics.exists() else []
     config = directory.config.read_text(encoding="utf-8")
-    first, *_ = load_config(path).inversion.parameters
+    first, *_ = load_config(path).changing
     unit = PARAMETERS[first].unit
     page = make_page(path.resolve().name, history, unit, config, figures, _read_findings(directory))
     report = path / "report.html"

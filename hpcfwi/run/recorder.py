@@ -121,11 +121,11 @@ class Recorder:
 
         It also advances the progress line, and is called once in each epoch, before `keep`.
 
-        The score is the model error or, if the true model is not known, the misfit.
+        The score is the error of the stage's first parameter or, if the true model is not known,
+        the misfit.
         """
-        first, *others = self.experiment.config.inversion.changing
+        first, *others = self.experiment.inverted.arrays
         errors, likeness = self._measure_errors(model), None
-        error = errors.get(first)
         if self.experiment.true is not None:  # otherwise the model is not copied from a GPU
             likeness = self._correlate(model)
         history, stage = self.state.metrics, self.stages[self.state.stage]
@@ -134,7 +134,7 @@ class Recorder:
             "epoch": epoch,
             "stage": stage.name,
             "loss": evaluation.loss,
-            "model_error": error,
+            "model_error": errors.get(first),
             **{f"model_error_{name}": errors.get(name) for name in others},
             "shots": batch.shots.tolist(),
             "failed": list(evaluation.failed),
@@ -151,12 +151,17 @@ class Recorder:
                 note = f"{timings.simulations} simulations, {note}"
             shown = _say_errors(errors) if errors else None
             self.progress.advance(misfit=evaluation.loss, errors=shown, note=note)
-        return evaluation.loss if error is None else error, entry
+        return self._score(entry, stage), entry
+
+    def _score(self, entry: Mapping[str, Any], stage: Stage) -> float:
+        """Return the score of the metrics of an epoch, see `measure`."""
+        judged, (first, *_) = stage.section.parameters[0], self.experiment.inverted.arrays
+        error = entry["model_error" if judged == first else f"model_error_{judged}"]
+        return float(entry["loss"] if error is None else error)
 
     def _measure_errors(self, model: Model[Any]) -> dict[str, float]:
         """Return the errors of the inverted parameters, none without a true model; collective."""
-        names = self.experiment.config.inversion.changing
-        found = {name: self._measure_error(model, name) for name in names}
+        found = {name: self._measure_error(model, name) for name in self.experiment.inverted.arrays}
         return {name: error for name, error in found.items() if error is not None}
 
     def _measure_error(self, model: Model[Any], name: str) -> float | None:
@@ -292,7 +297,7 @@ class Recorder:
                 last["correlation"],
                 self.directory.image,
             )
-        first, *others = self.experiment.config.inversion.changing
+        first, *others = self.experiment.inverted.arrays
         at_end = {first: last["model_error"]}
         at_end |= {name: last.get(f"model_error_{name}") for name in others}
         at_end = {name: error for name, error in at_end.items() if error is not None}
@@ -366,7 +371,7 @@ class Recorder:
         with self._saving:
             if state.epoch > self._saved:
                 checkpoints, entry = self.directory.checkpoints, state.metrics[-1]
-                score = entry["loss"] if entry["model_error"] is None else entry["model_error"]
+                score = self._score(entry, self.stages[state.stage])
                 save_checkpoint(checkpoints, state.epoch, state.to_table(), score=score)
                 self._saved = state.epoch
 

@@ -7,9 +7,10 @@ would delay the start of the other ranks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -503,7 +504,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     if not is_run:
         return drawn
     given = load_config(directory.path)
-    names, inverted = find_equation(given.wave.equation).parameters, given.inversion.changing
+    names, inverted = find_equation(given.wave.equation).parameters, given.changing
     name = inverted[0]
     initial = read_model(directory.initial, names)
     truth = read_model(directory.true, names) if exists(directory.true) else None
@@ -515,8 +516,8 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
             "Remove it; the figures are then drawn without the true model.",
         )
     observed = Path(given.survey.file) if given.survey.file else directory.observed
-    blanks = [
-        EpochPicture(
+    blanks = {
+        each: EpochPicture(
             0,
             initial.grid,
             PARAMETERS[each],
@@ -525,7 +526,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
             **cast(Any, dict.fromkeys(CHANGING, initial[each])),
         )
         for each in inverted
-    ]
+    }
     if exists(observed):
         with GatherReader(observed, Context.alone()) as reader:
             survey = emit(reader.survey, given.survey)
@@ -538,16 +539,19 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
                 )
             draw_survey(draw, directory, survey, reader, given)
         sources, receivers = survey.sources, survey.receiver_positions()
-        blanks = [replace(blank, sources=sources, receivers=receivers) for blank in blanks]
+        blanks = {
+            each: replace(blank, sources=sources, receivers=receivers)
+            for each, blank in blanks.items()
+        }
+    stages, last = given.stages(), 0
     if given.inversion.linear and exists(directory.image):
         image, epoch = read_image(directory.image, initial.grid)
         drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
-        seen = replace(blanks[0], epoch=epoch)
+        seen = replace(blanks[name], epoch=epoch)
         if exists(drawn_of):
-            seen, *_ = _read_pictures(drawn_of, blanks)
+            seen, *_ = _read_pictures(drawn_of, blanks, stages)
         draw_image(draw, directory, image, initial, truth, seen)
     history = _read_history(directory.metrics)
-    stages, last = given.stages(), 0
     whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
     free = ~whole
     errors: dict[str, float] = {}
@@ -561,7 +565,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         if exists(directory.ending(number)):
             draw_fit(draw, directory, *read_fit(directory.ending(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
-        pictures = _read_pictures(file, blanks)
+        pictures = _read_pictures(file, blanks, stages)
         label, kept = ends.get(pictures[0].epoch, (None, None))
         pictures = [replace(picture, kept=kept) for picture in pictures]
         draw_epoch_figures(draw, directory, pictures, history, errors, label, comparable)
@@ -596,9 +600,14 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
         return read_metrics(path)
 
 
-def _read_pictures(path: Path, blanks: Sequence[EpochPicture]) -> list[EpochPicture]:
-    """Read pictures of `keep_pictures`; blanks: what does not change, for each parameter."""
-    grid = blanks[0].grid
+def _read_pictures(
+    path: Path, blanks: Mapping[str, EpochPicture], stages: Sequence[tuple[str, Config]]
+) -> list[EpochPicture]:
+    """Read pictures of `keep_pictures`.
+
+    blanks: what does not change, by parameter; stages: names and configs.
+    """
+    grid = next(iter(blanks.values())).grid
     # Values that overflow in single precision are drawn as infinite.
     with open_alone(path) as file, np.errstate(over="ignore"):
         remedy = "Set it to the epoch in the file's name."
@@ -616,10 +625,10 @@ def _read_pictures(path: Path, blanks: Sequence[EpochPicture]) -> list[EpochPict
 
         found |= {name: read(name) for name in ENERGIES}
         pictures = []
-        for number, blank in enumerate(blanks):
-            group = f"{blank.parameter.name}/" * (number > 0)
+        for number, parameter in enumerate(_find_changing(stages, found["epoch"])):
+            group = f"{parameter}/" * (number > 0)
             own: dict[str, Any] = {name: read(group + name) for name in OF_EACH}
-            pictures.append(replace(blank, **found, **own))
+            pictures.append(replace(blanks[parameter], **found, **own))
         cuts = found.get("cuts", ())
         if any(not 0 <= cut < n for cut, n in zip(cuts, grid.shape, strict=False)):
             raise InputError(
@@ -628,6 +637,13 @@ def _read_pictures(path: Path, blanks: Sequence[EpochPicture]) -> list[EpochPict
                 _UNDRAWN,
             )
         return pictures
+
+
+def _find_changing(stages: Sequence[tuple[str, Config]], epoch: int) -> tuple[str, ...]:
+    """Return the parameters that an epoch changes; those of the last stage for later epochs."""
+    ends = accumulate(config.inversion.epochs for _, config in stages)
+    stage = bisect_left([*ends], epoch)
+    return stages[min(stage, len(stages) - 1)][1].inversion.changing
 
 
 def _read_whole_numbers(

@@ -153,7 +153,7 @@ def _begin_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, En
     """
     context, state = recorder.context, recorder.state
     # This comes first, so that the free memory is measured afterwards.
-    stage = stage.ready(context)
+    stage = replace(stage, experiment=stage.experiment.holding(state.model)).ready(context)
     if stage.experiment.survey.components.names != PRESSURE.names:
         with open_observed(recorder.experiment, context) as reader:
             balanced = balance_recorded(stage.experiment, reader, context)
@@ -167,7 +167,11 @@ def _begin_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, En
     if len(recorder.stages) > 1:
         log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
     simulator, chunks = choose_history_and_chunk(
-        simulator, state.model, experiment, context, has_state=True
+        simulator,
+        state.model.select(experiment.inverted.arrays),
+        experiment,
+        context,
+        has_state=True,
     )
     regularizer = None
     if section.regularize is not None:
@@ -201,7 +205,8 @@ def _run_stage(
     Returns the signal that stopped them early, if any.
     """
     experiment, context = stage.experiment, recorder.context
-    state = recorder.state = _enter(stage, recorder.state, engine, context)
+    earlier = recorder.stages[recorder.state.stage]
+    state = recorder.state = _enter(stage, earlier, recorder.state, engine, context)
     band, whole = experiment.band, recorder.stages[-1].last
     with (
         # This comes first, because ranks also wait for each other when they close a file
@@ -219,13 +224,20 @@ def _run_stage(
         return run_epochs(state, stage, parts, stop, context)
 
 
-def _enter(stage: Stage, state: State, engine: EngineChoice, context: Context) -> State:
-    """Return the state at the beginning of a stage, or the same state if it is in the stage."""
+def _enter(
+    stage: Stage, earlier: Stage, state: State, engine: EngineChoice, context: Context
+) -> State:
+    """Return the state at the beginning of a stage, or the same state if it is in the stage.
+
+    earlier: the stage of the state.
+    """
     if state.stage < stage.number:
         experiment = stage.experiment
         optimizer = make_optimizer(experiment, context, state.optimizer).state()
         # Misfits of different data do not show which model is better.
-        state = state.enter(stage.number, optimizer, keeps_best=experiment.true is not None)
+        alike = stage.section.parameters[0] == earlier.section.parameters[0]
+        keeps_best = experiment.true is not None and alike
+        state = state.enter(stage.number, optimizer, keeps_best)
     if engine != state.engine:
         # The misfits of different engines must not be compared.
         state = replace(state, evaluated=None)
@@ -273,20 +285,22 @@ def restore(
     """
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
-        return first_state(stages[0].experiment, context)
+        return first_state(experiment, stages[0].experiment, context)
     number, table = found
     # All ranks have the same contents, so that all raise the same error.
     try:
         state = State.from_table(table, experiment.initial.grid, context.device)
-        if state.epoch != number or state.model.arrays.keys() != experiment.inverted.arrays.keys():
-            raise ValueError(f"it is that of epoch {state.epoch}, of {list(state.model.arrays)}")
-        stage = stages[state.stage]
+        stage, changed = stages[state.stage], state.model.arrays.keys()
+        so_far = {n for each in stages[: state.stage + 1] for n in each.experiment.inverted.arrays}
+        if state.epoch != number or not so_far <= changed <= experiment.inverted.arrays.keys():
+            raise ValueError(f"it is that of epoch {state.epoch}, of {list(changed)}")
         for model in (state.model, *([state.best.model] if state.best else [])):
             stage.experiment.limits(model).check(model)
+        state = state.having(experiment.inverted.as_tensors(context.device))
         _, config = experiment.config.stages()[state.stage]
         state = replace(state, optimizer=divide(state.optimizer, config, context))
         # Restore the optimizer here, because an error in the next epoch would not name the cause.
-        make_optimizer(stage.experiment, context).restore(state.optimizer)
+        make_optimizer(stage.experiment.holding(state.model), context).restore(state.optimizer)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         context.raise_on_all_ranks(
             InputError(
@@ -469,10 +483,11 @@ def _find_fit(
     for one shot.
     """
     context, state = recorder.context, recorder.state
-    experiment = balance_recorded(stage.experiment, reader, context)
+    experiment = balance_recorded(stage.experiment.holding(state.model), reader, context)
+    model = state.model.select(experiment.inverted.arrays)
     config, survey = experiment.config, experiment.survey
     simulator = experiment.make_simulator()
-    plan = plan_memory_of_ranks(simulator, state.model, survey, experiment, context, has_state=True)
+    plan = plan_memory_of_ranks(simulator, model, survey, experiment, context, has_state=True)
     most = most_at_a_time(config.inversion, survey.n_shots, context)
     chunks = Chunks(min(plan.at_once, most), context)
     found = None if state.estimated is None else state.estimated.complete()
@@ -491,7 +506,7 @@ def _find_fit(
     for first in range(0, -(-shots.size // context.size), plan.at_once):
         some = mine[first : first + plan.at_once]
         traces = cache(partial(read_observed, experiment, reader, some))
-        seen = see_shots(experiment, state.model, some, traces, chunks, context, found)
+        seen = see_shots(experiment, model, some, traces, chunks, context, found)
         for view, misfit in seen:
             fits.append(measure_fit(view, misfit, frequency, survey.dt, normalized))
             if view.number in shown:

@@ -238,7 +238,8 @@ def test_taper_is_counted_once_per_host(tmp_path):
 
 def test_rank_0_holds_a_copy_of_the_state_that_is_written(tmp_path):
     experiment = experiment_of(tmp_path)
-    state, overhead = first_state(experiment, Context.alone()), estimate_overhead(experiment, 2, 0)
+    state = first_state(experiment, experiment, Context.alone())
+    overhead = estimate_overhead(experiment, 2, 0)
     (memory,) = state.optimizer["state"].values()
     held = sizes([*state.model.arrays.values(), *(a for a in memory.values() if a.ndim)])
     assert held == WRITTEN * experiment.fixed.size + overhead.remembered

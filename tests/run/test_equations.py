@@ -48,6 +48,15 @@ COMPONENTS = {
     "survey.receivers.last": 800.0,
     "survey.sources.moment": [[1.0, 0.2], [0.2, 0.5]],
 }
+IN_TURN = {
+    "inversion.bounds": {"vp": [1400.0, 2800.0], "vs": [300.0, 1600.0], "rho": [900.0, 2400.0]},
+    "inversion.tied": {"rho": "gardner"},
+    "stage": [
+        {"inversion": {"parameters": ["vp"], "epochs": 2}},
+        {"inversion": {"parameters": ["vs"], "epochs": 2}},
+        {"inversion": {"parameters": ["vs", "vp"], "epochs": 1}},
+    ],
+}
 # The equations and changes of the inputs of `programs.equations`
 ON_RANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "elastic": ("elastic", {}),
@@ -55,6 +64,7 @@ ON_RANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "moduli and tied density": ("elastic", MODULI),
     "viscoelastic": ("viscoelastic", {}),
     "several components": ("elastic", COMPONENTS),
+    "stages of parameters": ("elastic", IN_TURN),
 }
 
 

@@ -42,7 +42,7 @@ def test_sharded_state_is_saved_only_after_it_is_gathered(tmp_path):
         state = State(
             0, model, Shards(context).divide({"pairs": [large]}), EngineChoice("cpu", Snapshots(1))
         )
-        recorder = Recorder(*cast(Any, (None, (), directory, context, state)))
+        recorder = make_recorder(tmp_path, context)
         recorder.state = replace(state, epoch=3, metrics=(ENTRY,))
         before = recorder.save() if context.is_root else ""
         recorder.state = recorder.state.gather(context)
@@ -69,14 +69,15 @@ class Kept(Model):
 
 def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
     """Return a recorder of an experiment with one parameter in which every cell may change."""
-    inversion = SimpleNamespace(linear=False, changing=["vp"])
+    inversion = SimpleNamespace(linear=False)
     experiment = SimpleNamespace(
         true=true,
         initial=initial,
+        inverted=SimpleNamespace(arrays={"vp": None}),
         fixed=np.zeros(shape, dtype=bool),
         config=SimpleNamespace(inversion=inversion),
     )
-    stage = SimpleNamespace(name="one", section=SimpleNamespace(epochs=5))
+    stage = SimpleNamespace(name="one", section=SimpleNamespace(epochs=5, parameters=("vp",)))
     state = State(0, cast(Any, None), {}, EngineChoice("cpu", Snapshots(1)))
     parts: Any = (experiment, (stage,), RunDirectory(folder), context, state)
     return Recorder(*parts)
