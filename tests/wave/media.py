@@ -42,7 +42,7 @@ def random_medium(
         model["vs"][:water] = 0.0
     if equation.endswith("vti"):
         model["delta"] = between(-0.05, 0.1)
-        model["epsilon"] = model["delta"] + between(0.0, 0.1)
+        model["epsilon"] = model["delta"] + between(0.01, 0.1)
     if equation.startswith("visco"):
         model["qp"] = between(20.0, 25.0)
     if equation == "viscoelastic":
