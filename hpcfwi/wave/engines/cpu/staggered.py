@@ -48,6 +48,7 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     make_tables,
     select_emitters,
     select_recorders,
+    sort_recorders,
     widen_seams,
 )
 from hpcfwi.wave.engines.cpu.teams import each_shot, make_neighbours, run_team
@@ -171,8 +172,10 @@ class _Shots:
                 self._tables,
                 self._neighbours,
                 select_emitters(emitters, self._is_here(emitters.cells)),
-                divide_recorders(
-                    recorders, owners == self._crew.number, here & (owners < 0), count
+                sort_recorders(
+                    divide_recorders(
+                        recorders, owners == self._crew.number, here & (owners < 0), count
+                    )
                 ),
                 select_emitters(emitters, self._is_mine(number)),
                 select_recorders(recorders, here),

@@ -10,7 +10,8 @@ a backward difference with the opposite sign.
 
 The buffers have one array for each difference of a stage, whose row is a row of the grid modulo the
 number of rows of the buffer, a power of two. A thread that works alone on a shot needs few rows,
-and computes the second stage shortly behind the first one, before the fields leave the cache.
+and computes the second stage shortly behind the first one, before the fields leave the cache, and
+in a large grid also the next few steps.
 Threads that share a shot use buffers of the size of the grid, and barriers. Processes that share a
 shot compute a layer of its grid each. After each stage they exchange the fields that the other
 stage reads along z, or in a transposed stage, the buffers of the differences along z. Windows on
@@ -80,9 +81,13 @@ within_lean_loops: Any = njit(**_LEAN, **LOOPS_ALONE)
 # become part of it instead, which halves the time of compilation.
 inlined: Any = njit(**_LEAN, **LOOPS_ALONE, inline="always")
 
-# Blocks of rows have this number of cells, but at most MOST_ROWS rows: a call takes as long as
-# dozens of cells, and the fields of a block should stay in the second cache.
-ENOUGH_CELLS, MOST_ROWS = 8192, 4 * BLOCK
+# Steps of a pass through arrays with more bytes than CACHE; it divides STEPS_PER_WINDOW.
+STEPS_PER_PASS, CACHE = 4, 10_000_000
+# A row after all of an array
+END = 2**60
+# Blocks of rows have this number of cells, but LEAST_ROWS to MOST_ROWS rows: a call takes as long
+# as dozens of cells, and the fields of a block should stay in the second cache.
+ENOUGH_CELLS, LEAST_ROWS, MOST_ROWS = 8192, BLOCK // 2, 4 * BLOCK
 
 
 @within_lean_loops
@@ -340,7 +345,7 @@ def lag_of(tables):
 @within_lean_loops
 def height_of(part):
     """Return the number of rows that are computed together: more of them if they are short."""
-    rows = BLOCK
+    rows = LEAST_ROWS
     while rows < MOST_ROWS and rows * (part.right - part.left) < ENOUGH_CELLS:
         rows *= 2
     return rows
@@ -404,33 +409,92 @@ def end_of(grid, part):
     return grid.base + (1 if part.top == 0 else 0)
 
 
+@within_lean_loops
+def most_steps(shot, state, team):
+    """Return the number of steps of a pass through the grid.
+
+    It is one if arrays stay in the cache from step to step, if threads or processes share the shot,
+    or if a trace reads so many rows that a later step would change the first before it has them.
+    """
+    tables = shot.tables
+    large = state.fields.nbytes + tables.rates.nbytes > CACHE
+    rows = 2 * lag_of(tables) * (tables.grid.stride if tables.grid.planes > 1 else LEAST_ROWS)
+    alone = team.size == 1 and shot.neighbours.size == 1
+    return STEPS_PER_PASS if large and alone and shot.recorders.span <= rows else 1
+
+
 @inlined
-def step_forward(shot, state, n, window, tape, traces, change, team):
-    """Simulate step n in a window, and record the traces."""
-    tables, grid, cut = shot.tables, shot.tables.grid, shot.tables.cut
-    neighbours, seams = shot.neighbours, tables.seams
+def pass_forward(shot, state, n, steps, window, tape, traces, change, team):
+    """Simulate steps n to n + steps - 1 in a window, and record the traces.
+
+    Each stage of each step follows the one before it by a few slices.
+    """
+    tables, grid, fields = shot.tables, shot.tables.grid, state.fields
+    neighbours = shot.neighbours
     part = share(window, team.size, team.rank)
-    # Numba would compile the functions again for each literal number.
-    early, late = np.int64(0), np.int64(1)
-    record(shot.recorders, early, state.fields, traces[n], team)
     count, lag = count_slices(grid, part), lag_of(tables)
     if team.size > 1 or neighbours.size > 1:
         lag = max(count, lag)
-    for s in range(max(count, 1) + lag):
-        if s == lag:
-            barrier(team)  # the rows below the surface may be those of several threads
-            exchange_fields(neighbours, grid, cut, state.fields, seams.fields[early], team)
-            reflect(tables, state.fields, early, part)
-            barrier(team)
-        for k in range(2):
-            place = s - k * lag
+    record(shot.recorders, np.int64(0), fields, traces[n], team)
+    last = 2 * steps - 1
+    for s in range(max(count, 1) + last * lag):
+        for stage in range(2 * steps):
+            k, place = stage % 2, s - stage * lag
+            if place == 0 and stage > 0:
+                # The rows below the surface may be those of several threads
+                join_stage(tables, neighbours, 1 - k, fields, part, team)
             if 0 <= place < count:
-                advance_slice(shot, state, k, n, part, place, window, tape, change)
+                step = n + stage // 2
+                advance_slice(shot, state, k, step, part, place, window, tape, change)
+                if stage + 1 < last:
+                    begin, end = rows_of(grid, part, place, count)
+                    step += k
+                    record_rows(shot.recorders, 1 - k, fields, traces[step], begin, end)
     barrier(team)
-    record(shot.recorders, late, state.fields, traces[n], team)
-    exchange_fields(neighbours, grid, cut, state.fields, seams.fields[late], team)
-    reflect(tables, state.fields, late, part)
+    record(shot.recorders, np.int64(1), fields, traces[n + steps - 1], team)
+    join_stage(tables, neighbours, np.int64(1), fields, part, team)
+
+
+@within_lean_loops
+def join_stage(tables, neighbours, k, fields, part, team):
+    """Set the fields of stage k above a free surface and around the layer."""
     barrier(team)
+    numbers = tables.seams.fields[k]
+    exchange_fields(neighbours, tables.grid, tables.cut, fields, numbers, team)
+    reflect(tables, fields, k, part)
+    barrier(team)
+
+
+@within_lean_loops
+def rows_of(grid, part, s, count):
+    """Return the array rows of slice s, with all rows before the first slice or after the last."""
+    here = slice_of(grid, part, s)
+    begin, end = here.top, here.bottom
+    if grid.planes > 1:
+        begin, end = here.front * grid.stride, here.back * grid.stride
+    begin = grid.base + begin if s > 0 else -END
+    end = grid.base + end if s + 1 < count else END
+    return begin, end
+
+
+@within_lean_loops
+def record_rows(recorders, k, fields, traces, begin, end):
+    """Set the traces that are read before stage k and end in array rows from begin to end - 1."""
+    first = find_trace(recorders, k, begin)
+    record_traces(recorders, fields, traces, first, find_trace(recorders, k, end))
+
+
+@within_lean_loops
+def find_trace(recorders, k, row):
+    """Return the first trace of those read before stage k that ends in this row or later."""
+    low, high = recorders.stages[k], recorders.stages[k + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if recorders.rows[middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @within_lean_loops
@@ -439,7 +503,13 @@ def record(recorders, k, fields, traces, team):
     first = recorders.stages[k]
     n = recorders.stages[k + 1] - first
     begin, end = n * team.rank // team.size, n * (team.rank + 1) // team.size
-    for r in range(first + begin, first + end):
+    record_traces(recorders, fields, traces, first + begin, first + end)
+
+
+@within_lean_loops
+def record_traces(recorders, fields, traces, begin, end):
+    """Set some traces."""
+    for r in range(begin, end):
         total = zero_of(fields)
         for e in range(recorders.ends[r], recorders.ends[r + 1]):
             it = recorders.cells[e]
@@ -469,8 +539,8 @@ def sweep_staggered(shot, state, tape, traces, change, team):
 
     traces: (time, trace); change: see `advance_block`.
     """
-    tables, window = shot.tables, window_at(tape, 0)
-    for n in range(len(shot.signal)):
+    tables, window, n = shot.tables, window_at(tape, 0), 0
+    while n < len(shot.signal):
         if n % STEPS_PER_WINDOW == 0 and n > 0:
             if tape.explores:
                 window = widen_all(shot, window, state.fields, team)
@@ -481,7 +551,9 @@ def sweep_staggered(shot, state, tape, traces, change, team):
             else:
                 window = window_at(tape, n)
         part = in_layer(tables.cut, tables.grid, window)
-        step_forward(shot, state, n, part, tape, traces, change, team)
+        steps = min(most_steps(shot, state, team), len(shot.signal) - n)
+        pass_forward(shot, state, n, steps, part, tape, traces, change, team)
+        n += steps
 
 
 @within_lean_loops

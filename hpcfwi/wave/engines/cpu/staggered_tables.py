@@ -131,7 +131,9 @@ class Recorders(NamedTuple):
 
     ends: entries ends[r] to ends[r + 1] - 1 are those of the trace with the number traces[r];
     stages: traces[stages[k]] to traces[stages[k + 1] - 1] are read before stage k, because it does
-    not update their fields.
+    not update their fields; rows: the last array row of each trace, by which those of a stage
+    are sorted, and span: the largest number of rows from the first row of a trace to the last one,
+    both only after `sort_recorders`.
     """
 
     cells: NDArray
@@ -139,6 +141,8 @@ class Recorders(NamedTuple):
     ends: NDArray[np.int64]
     traces: NDArray[np.int64]
     stages: tuple[int, int, int]
+    rows: NDArray[np.int64]
+    span: int
 
     @property
     def trace_of_entries(self) -> NDArray[np.int64]:
@@ -282,12 +286,33 @@ def divide_recorders(
         return np.concatenate(parts).astype(values.dtype)
 
     lengths = insert(np.diff(found.ends), middle, ones)
-    return Recorders(
-        insert(found.cells, found.ends[middle], recorders.cells[singles]),
-        insert(found.weights, found.ends[middle], ones),
-        np.append(0, lengths.cumsum()),
-        insert(found.traces, middle, numbers),
-        (0, middle + number, found.traces.size + singles.size),
+    return recorders._replace(
+        cells=insert(found.cells, found.ends[middle], recorders.cells[singles]),
+        weights=insert(found.weights, found.ends[middle], ones),
+        ends=np.append(0, lengths.cumsum()),
+        traces=insert(found.traces, middle, numbers),
+        stages=(0, middle + number, found.traces.size + singles.size),
+    )
+
+
+def sort_recorders(recorders: Recorders) -> Recorders:
+    """Return recorders whose traces in each stage are sorted by their last rows."""
+    count, rows = recorders.traces.size, recorders.cells["row"]
+    trace = np.repeat(np.arange(count), np.diff(recorders.ends))
+    first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(first, trace, rows)
+    np.maximum.at(last, trace, rows)
+    order = np.lexsort((last, np.arange(count) >= recorders.stages[1]))
+    places = np.empty(count, np.int64)
+    places[order] = np.arange(count)
+    by_trace = np.argsort(places[trace], kind="stable")
+    return recorders._replace(
+        cells=recorders.cells[by_trace],
+        weights=recorders.weights[by_trace],
+        ends=np.append(0, np.diff(recorders.ends)[order].cumsum()),
+        traces=recorders.traces[order],
+        rows=last[order],
+        span=int((last - first).max(initial=0)),
     )
 
 
@@ -314,6 +339,8 @@ def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype, cut: Cut
         np.append(np.searchsorted(key[order], traces), key.size),
         traces % count,
         (0, int(np.searchsorted(traces, count)), count),
+        np.zeros(0, np.int64),
+        0,
     )
 
 

@@ -160,6 +160,32 @@ def test_threads_that_share_a_shot_compute_the_same_bits(
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("shape", "samples", "options"),
+    [
+        ((300, 480), 402, {"order": 4}),
+        # A receiver whose trace needs more rows than a few steps leave unchanged
+        ((300, 480), 401, {"order": 8, "directions": [1.0, 0.0], "gauge": 400.0}),
+        ((40, 44, 40), 101, {"order": 8}),
+    ],
+)
+def test_several_steps_of_a_large_grid_at_a_time_compute_the_same_bits(
+    shape: tuple[int, ...], samples: int, options: dict[str, Any]
+) -> None:
+    model = random_medium("elastic", shape, water=3)
+    keys = {"free_surface": True, **everything(shape), **options}
+    survey = random_survey(shape, shots=1, samples=samples, **keys)
+    found = []
+    try:
+        for threads in (1, 2):  # Threads that share a shot compute one step at a time
+            torch.set_num_threads(threads)
+            found.append(traces_and_gradients("elastic", model, survey, engine="cpu"))
+    finally:
+        torch.set_num_threads(1)
+    assert all(trace.any() for trace in found[0][0].reshape(-1, samples))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_shots_have_the_same_bits_alone_and_together() -> None:
     model = random_medium("elastic", (30, 33))
     survey = random_survey((30, 33), shots=3)
