@@ -153,6 +153,7 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
         # Threads that share a shot use buffers of the size of the grid; rows are a power of two.
         running += (0.5 * derivatives + 1.0) * 2 ** ceil(log2(rows)) / rows
     if layers > 1:
+        # The planes of neighbours, and the messages
         running += len(system.fields)
     waiting = rates + (2.0 if problem.illuminate else 0.0)
     sampled = sampled_steps(steps, problem.interval)
