@@ -544,12 +544,16 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
             for each, blank in blanks.items()
         }
     stages, last = given.stages(), 0
+
+    def find_blanks(epoch: int) -> list[EpochPicture]:
+        return [blanks[each] for each in _find_changing(stages, epoch)]
+
     if given.inversion.linear and exists(directory.image):
         image, epoch = read_image(directory.image, initial.grid)
         drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
         seen = replace(blanks[name], epoch=epoch)
         if exists(drawn_of):
-            seen, *_ = _read_pictures(drawn_of, blanks, stages)
+            seen, *_ = _read_pictures(drawn_of, find_blanks)
         draw_image(draw, directory, image, initial, truth, seen)
     history = _read_history(directory.metrics)
     whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
@@ -565,7 +569,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         if exists(directory.ending(number)):
             draw_fit(draw, directory, *read_fit(directory.ending(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
-        pictures = _read_pictures(file, blanks, stages)
+        pictures = _read_pictures(file, find_blanks)
         label, kept = ends.get(pictures[0].epoch, (None, None))
         pictures = [replace(picture, kept=kept) for picture in pictures]
         draw_epoch_figures(draw, directory, pictures, history, errors, label, comparable)
@@ -601,17 +605,18 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_pictures(
-    path: Path, blanks: Mapping[str, EpochPicture], stages: Sequence[tuple[str, Config]]
+    path: Path, find_blanks: Callable[[int], Sequence[EpochPicture]]
 ) -> list[EpochPicture]:
     """Read pictures of `keep_pictures`.
 
-    blanks: what does not change, by parameter; stages: names and configs.
+    find_blanks: returns what does not change, for each parameter that an epoch changes.
     """
-    grid = next(iter(blanks.values())).grid
     # Values that overflow in single precision are drawn as infinite.
     with open_alone(path) as file, np.errstate(over="ignore"):
         remedy = "Set it to the epoch in the file's name."
         found: dict[str, Any] = {"epoch": _read_whole_numbers(file, path, "epoch", 1, remedy)[0]}
+        blanks = find_blanks(found["epoch"])
+        grid = blanks[0].grid
         is_whole = bool(np.all(file.attrs.get("whole", True)))
         if not is_whole:
             count = grid.ndim if grid.ndim == 3 else 0
@@ -625,10 +630,10 @@ def _read_pictures(
 
         found |= {name: read(name) for name in ENERGIES}
         pictures = []
-        for number, parameter in enumerate(_find_changing(stages, found["epoch"])):
-            group = f"{parameter}/" * (number > 0)
+        for number, blank in enumerate(blanks):
+            group = f"{blank.parameter.name}/" * (number > 0)
             own: dict[str, Any] = {name: read(group + name) for name in OF_EACH}
-            pictures.append(replace(blanks[parameter], **found, **own))
+            pictures.append(replace(blank, **found, **own))
         cuts = found.get("cuts", ())
         if any(not 0 <= cut < n for cut, n in zip(cuts, grid.shape, strict=False)):
             raise InputError(

@@ -127,7 +127,7 @@ def invert(
             survive(partial(context.from_root, recorder.mend))
         for stage in stages:
             if recorder.state.epoch < stage.last and signal is None:
-                begun = survive(partial(_begin_stage, stage, recorder))
+                begun = survive(partial(_begin_stage, stage, recorder, stop))
                 signal = survive(partial(_run_stage, *begun, recorder, stop, quiet))
             if recorder.state.epoch == stage.last and signal is None:
                 signal = survive(partial(look_at_end, stage, recorder, stop))
@@ -146,8 +146,17 @@ def invert(
     retry_after_death(context, lambda: context.from_root(recorder.conclude), claim_directory)
 
 
-def _begin_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, EngineChoice]:
-    """Return the prepared stage, its objective, and the engine and history; collective.
+def _begin_stage(
+    stage: Stage, recorder: Recorder, stop: StopRequest
+) -> tuple[Stage, Objective, EngineChoice]:
+    """Return the prepared stage, its objective, and the engine and history; collective."""
+    recorder.context.heartbeat.begin(f"the beginning of stage {stage.name}")
+    with Watch(recorder.context, stop, recorder.save):
+        return _prepare_stage(stage, recorder)
+
+
+def _prepare_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, EngineChoice]:
+    """Do so, while other ranks are watched.
 
     If the recorder's state is already in the stage, its engine and history are kept.
     """

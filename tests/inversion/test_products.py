@@ -59,7 +59,8 @@ def recorded(simulator, model, survey):
 def evaluations_of(model, batch, simulator, misfit=least_squares, regularizer=None, threads=1):
     context = Context.alone(threads=threads)
     objective = Objective(simulator, misfit, context, Chunks(threads, context), regularizer)
-    stage = SimpleNamespace(preconditioner=None)
+    experiment = SimpleNamespace(inverted=model)
+    stage = SimpleNamespace(preconditioner=None, experiment=experiment)
     return EpochEvaluator(objective, stage, batch, State(0, model, {}), illuminate=False)
 
 

@@ -16,6 +16,7 @@ from hpcfwi.run import records
 from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, write_input
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -152,6 +153,15 @@ def test_run_killed_during_an_epoch_continues_to_the_same_bits(
     assert hpcfwi("run", path) == 0
     np.testing.assert_array_equal(model(run), model(whole))
     assert [entry["loss"] for entry in metrics(run)] == [entry["loss"] for entry in metrics(whole)]
+
+
+def test_rank_that_is_stopped_between_stages_ends_the_job(tmp_path):
+    stages = [{"inversion": {"epochs": 1}}, {"name": "second", "inversion": {"epochs": 1}}]
+    done = run_ranks(2, ["-m", "tests.run.stopping", write_staged(tmp_path, stages), "8"])
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 on " in done.stderr
+    assert "has not answered for " in done.stderr
+    assert len(metrics(tmp_path / "run")) == 1
 
 
 def test_stages_can_only_be_added_at_the_end(hpcfwi, tmp_path, whole, capfd):
