@@ -25,6 +25,7 @@ from hpcfwi.system import Place, find_place
 from hpcfwi.wave.engines.cpu import (
     kernels,
     layout,
+    staggered_blocks,
     staggered_rows,
     staggered_sweeps,
     staggered_tables,
@@ -48,6 +49,7 @@ SOURCES = (
     sweeps,
     staggered_tables,
     staggered_rows,
+    staggered_blocks,
     staggered_sweeps,
 )
 

@@ -2,7 +2,7 @@
 
 A description of an equation and its `StaggeredScheme` become lists of whole numbers: which
 differences of which fields, which layers absorb them, and which rates multiply them. The loops in
-`staggered_sweeps` go through these lists, so that they are compiled once for all equations.
+`staggered_blocks` go through these lists, so that they are compiled once for all equations.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
