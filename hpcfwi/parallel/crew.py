@@ -278,7 +278,7 @@ class RankCrew:
                     # Without this, a rank would be killed when it touches memory that is not there.
                     os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
-                fault = InversionFailure(
+                fault = MemoryError(
                     f"{SHARED} of {self._names[first]} has no room for {say_bytes(size)} "
                     f"({error.strerror}), which a crew shares: make it larger, or leave "
                     "wave.ranks_per_shot out"

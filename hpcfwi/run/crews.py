@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from hpcfwi.config import Config
 from hpcfwi.errors import Stopped
@@ -26,11 +27,12 @@ def run_in_crews(
     context: Context,
     work: Callable[[Context], None],
     needs_crews: bool = True,
+    target: Path | None = None,
 ) -> None:
     """Run `work` on the leaders of the crews that a config asks for; the others serve them.
 
     Without crews, all ranks run it. `work` gets the context of the ranks that run it. needs_crews:
-    False if a single rank may run it alone. Collective.
+    False if a single rank may run it alone; target: see `prepare`. Collective.
 
     Raises
     ------
@@ -40,8 +42,10 @@ def run_in_crews(
     config = context.from_root(load)
     size = config.wave.ranks_per_shot
     if size == "auto":
-        stages = make_stages(prepare(config, context), context)
-        size = choose_crew_size([stage.experiment for stage in stages], context)
+        experiments = [prepare(config, context, target)]
+        if target is None:
+            experiments = [stage.experiment for stage in make_stages(experiments[0], context)]
+        size = choose_crew_size(experiments, context)
     elif context.size == 1 and not needs_crews:
         size = 1
     run_on_leaders(size, context, work)

@@ -170,7 +170,8 @@ class RunDirectory:
         The file of unfinished observed data is kept, because their simulation is continued.
         """
         models = (self.model, self.best, self.true, self.initial)
-        own = (self.config, self.metrics, *models, self.wavelet, self.image, self.resolution)
+        results = (self.wavelet, self.image, self.resolution, self.checked)
+        own = (self.config, self.metrics, *models, *results)
         for part in [
             *(part for path in own for part in unfinished(self.path, path.name)),
             *unfinished(self.path, "*.png"),

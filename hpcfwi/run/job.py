@@ -229,7 +229,10 @@ def simulate_into(
                 context.from_root(gathers.unlink)
 
     run_in_crews(
-        load, context, lambda leaders: retry_after_death(leaders, partial(simulate, leaders))
+        load,
+        context,
+        lambda leaders: retry_after_death(leaders, partial(simulate, leaders)),
+        target=gathers,
     )
 
 

@@ -15,9 +15,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+import numpy as np
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, say_bytes
@@ -26,8 +29,9 @@ from hpcfwi.report.log import start_log
 from hpcfwi.report.page import read_metrics
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.checkpoint import latest_epoch, latest_whole_epoch
+from hpcfwi.storage.hdf5 import open_alone
 from hpcfwi.storage.models import read_epoch
-from hpcfwi.system import free_on_host
+from hpcfwi.system import beside, free_on_host, is_there
 
 log = logging.getLogger("hpcfwi")
 
@@ -89,13 +93,17 @@ def tell_status(path: Path, settings: Sequence[str], quiet: bool) -> int:
 class Headway:
     """The epochs of the newest checkpoint and of the last line of the metrics, 0 for none.
 
-    finished: epoch of the metrics, None if they cannot be read; the next run writes them again.
+    finished: epoch of the metrics, None if they cannot be read; the next run writes them again;
+    simulated: number of shots in a file of unfinished observed data.
     """
 
     checkpoint: int
     finished: int | None
+    simulated: int = 0
 
     def __str__(self) -> str:
+        if self.simulated:
+            return f"with {self.simulated} shots of the observed data"
         finished = "an unknown epoch" if self.finished is None else f"epoch {self.finished}"
         return f"after {finished}, with the checkpoint of epoch {self.checkpoint}"
 
@@ -142,7 +150,11 @@ def measure_headway(directory: RunDirectory) -> Headway:
         finished = metrics[-1]["epoch"] if metrics else 0
     except (OSError, InputError, KeyError):
         finished = None
-    return Headway(latest_epoch(directory.checkpoints), finished)
+    part, simulated = beside(directory.observed), 0
+    if is_there(part):
+        with suppress(OSError, InputError, LookupError), open_alone(part) as file:
+            simulated = int(np.count_nonzero(file["digests"]))
+    return Headway(latest_epoch(directory.checkpoints), finished, simulated)
 
 
 FINAL = (2, 3)  # bad input, and stopped on request, for which a restart is useless

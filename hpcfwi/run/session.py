@@ -65,7 +65,7 @@ from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.recorder import Painter, Recorder
 from hpcfwi.storage.background import BackgroundWriter, Prefetcher
-from hpcfwi.storage.checkpoint import load_latest_checkpoint
+from hpcfwi.storage.checkpoint import latest_epoch, load_latest_checkpoint
 from hpcfwi.storage.gathers import (
     GatherReader,
     GatherWriter,
@@ -294,6 +294,14 @@ def restore(
     """
     found = context.from_root(lambda: load_latest_checkpoint(directory.checkpoints))
     if found is None:
+        if context.from_root(partial(latest_epoch, directory.checkpoints)):
+            context.raise_on_all_ranks(
+                InputError(
+                    str(directory.checkpoints),
+                    "all checkpoints of the run are damaged",
+                    "Restore one of them, or choose another directory with --output.",
+                )
+            )
         return first_state(experiment, stages[0].experiment, context)
     number, table = found
     # All ranks have the same contents, so that all raise the same error.
@@ -316,6 +324,16 @@ def restore(
                 str(directory.checkpoints / f"epoch_{number:06d}.ckpt"),
                 f"its checksum is right, but it does not hold a state of this run ({quote(error)})",
                 "Remove it: the run then continues from the previous one, or starts again.",
+            )
+        )
+    if state.epoch > stage.last and stage.number + 1 < len(stages):
+        done = state.epoch - stage.before
+        context.raise_on_all_ranks(
+            InputError(
+                f"stage.{stage.number + 1}.inversion.epochs",
+                f"found {stage.section.epochs}, but {done} epochs of this stage are done, and "
+                "another stage follows it",
+                f"Give {done} or more.",
             )
         )
     log.info("Continuing from the checkpoint of epoch %d", state.epoch)
@@ -462,7 +480,14 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
             Watch(context, stop, recorder.save),
             open_observed(recorder.experiment, context) as reader,
         ):
-            found = _find_fit(stage, recorder, reader, stop)
+            # An error is raised on all ranks, which can then close a parallel file together.
+            found: Fit | str | InputError | InversionFailure
+            try:
+                found = _find_fit(stage, recorder, reader, stop)
+            except (InputError, InversionFailure) as failure:
+                found = failure
+        if isinstance(found, Exception):
+            raise found
         if isinstance(found, str):
             return found
 
@@ -488,8 +513,8 @@ def _find_fit(
     """Return the fit of the newest state, or the signal that has interrupted it; collective.
 
     Shots are simulated in rounds of as many as memory allows with a history, although the fit needs
-    no history. Raises `InputError` and `InversionFailure` on all ranks if memory does not suffice
-    for one shot.
+    no history. Raises `InputError` on all ranks if one of them cannot read its data, and
+    `InversionFailure` if memory does not suffice for one shot.
     """
     context, state = recorder.context, recorder.state
     experiment = balance_recorded(stage.experiment.holding(state.model), reader, context)
@@ -511,15 +536,22 @@ def _find_fit(
     normalized = not knows_amplitudes(config.inversion.misfit.bind())
     fits: list[ShotFit] = []
     views: list[View] = []
+    unreadable: InputError | None = None
 
     for first in range(0, -(-shots.size // context.size), plan.at_once):
         some = mine[first : first + plan.at_once]
         traces = cache(partial(read_observed, experiment, reader, some))
         seen = see_shots(experiment, model, some, traces, chunks, context, found)
-        for view, misfit in seen:
-            fits.append(measure_fit(view, misfit, frequency, survey.dt, normalized))
-            if view.number in shown:
-                views.append(view)
+        try:
+            for view, misfit in seen:
+                fits.append(measure_fit(view, misfit, frequency, survey.dt, normalized))
+                if view.number in shown:
+                    views.append(view)
+        except InputError as error:
+            unreadable = error
+        for failure in context.all_gather(unreadable):
+            if failure is not None:
+                raise failure
         chunks.check()
         signal = stop.agree_to_stop()
         if signal is not None:

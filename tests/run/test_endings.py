@@ -25,6 +25,7 @@ from hpcfwi.run.job import run_job
 from hpcfwi.run.records import read_fit
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -159,6 +160,31 @@ def test_run_warns_and_continues_if_the_fit_lacks_memory_or_disk_space(
 
 def fail(error, *_):
     raise error
+
+
+READ_ERROR_ON_ONE_RANK = """
+import sys
+from mpi4py import MPI
+from hpcfwi.cli import main
+from hpcfwi.errors import InputError
+from hpcfwi.run import session
+
+def fail(*_):
+    raise InputError("observed.h5", "the disk has an error", "Copy it again.")
+
+if MPI.COMM_WORLD.rank == 1:
+    session.read_observed = fail
+sys.argv = ["hpcfwi", "run", sys.argv[1]]
+main()
+"""
+
+
+def test_run_warns_and_continues_if_one_rank_cannot_read_data_for_the_fit(path, whole):
+    done = run_ranks(2, ["-c", READ_ERROR_ON_ONE_RANK, str(path)], timeout=100)
+    assert done.returncode == 0, done.stderr
+    log = (path.parent / "run" / "log.txt").read_text()
+    assert log.count("is not drawn: observed.h5: the disk has an error") == 2
+    np.testing.assert_array_equal(model(path.parent / "run"), model(whole))
 
 
 def change_lengths(path):

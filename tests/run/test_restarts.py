@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.restarts import Headway, measure_headway
+from hpcfwi.system import beside
 from tests.inversion.examples import write_input
 from tests.ranks import ROOT, make_env, messages, run_ranks, warm_python
 
@@ -31,6 +34,16 @@ def test_progress_is_newest_checkpoint_and_last_line_of_metrics(tmp_path):
     directory.metrics.write_text('{"epoch": 11}\n{"epoch": 12}\n{"epo')
     assert measure_headway(directory) == Headway(10, 12)
     assert str(Headway(10, 12)) == "after epoch 12, with the checkpoint of epoch 10"
+
+
+def test_progress_has_the_shots_of_unfinished_observed_data(tmp_path):
+    directory = RunDirectory(tmp_path)
+    with h5py.File(beside(directory.observed), "w") as file:
+        file["digests"] = np.array([7, 0, 9, 0], np.uint64)
+    assert measure_headway(directory) == Headway(0, 0, 2)
+    assert str(Headway(0, 0, 2)) == "with 2 shots of the observed data"
+    beside(directory.observed).write_bytes(b"no HDF5")
+    assert measure_headway(directory) == Headway(0, 0)
 
 
 @pytest.mark.parametrize(

@@ -441,3 +441,14 @@ def test_insufficient_memory_is_an_input_error_and_more_memory_works(hpcfwi, tmp
     assert "Traceback" not in error
     assert hpcfwi("run", path, "--set", "wave.memory=1 GB") == 0
     assert "History: snapshots, every 3 steps, " in (run / "log.txt").read_text()
+
+
+def test_run_whose_checkpoints_are_all_damaged_is_refused_and_kept(hpcfwi, tmp_path, capfd):
+    path, run = write_input(tmp_path, {"inversion.epochs": 2}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    before = (run / "metrics.jsonl").read_bytes()
+    for file in (run / "checkpoints").glob("*.ckpt"):
+        file.write_bytes(file.read_bytes()[:-9])
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 2
+    assert "all checkpoints of the run are damaged" in capfd.readouterr().err
+    assert (run / "metrics.jsonl").read_bytes() == before

@@ -175,6 +175,17 @@ def test_stages_can_only_be_added_at_the_end(hpcfwi, tmp_path, whole, capfd):
     assert "in stage 1 inversion.epochs = 2" in capfd.readouterr().err
 
 
+def test_stage_cannot_become_shorter_than_it_is_before_another_stage(hpcfwi, tmp_path, capfd):
+    long, short, more = ({"inversion": {"epochs": n}} for n in (4, 2, 3))
+    assert hpcfwi("run", write_staged(tmp_path, (short, long))) == 0
+    assert hpcfwi("run", write_staged(tmp_path, (short, short, more))) == 2
+    told = capfd.readouterr().err
+    assert "stage.2.inversion.epochs: found 2, but 4 epochs of this stage are done" in told
+    assert "Give 4 or more" in told
+    assert hpcfwi("run", write_staged(tmp_path, (short, long, more))) == 0
+    assert [entry["epoch"] for entry in metrics(tmp_path / "run")] == [*range(1, 10)]
+
+
 def test_run_without_stages_continues_as_the_first_stage(hpcfwi, tmp_path):
     assert hpcfwi("run", write_input(tmp_path, {"inversion.epochs": 2})) == 0
     stages = ({"inversion": {"epochs": 2}}, {"inversion": {"epochs": 1}})

@@ -55,6 +55,13 @@ def test_survey_from_a_file_gives_the_same_bits_as_from_keys(hpcfwi, field):
     assert observed.read_bytes() == before
 
 
+def test_automatic_number_of_ranks_per_shot_needs_no_keys_of_the_inversion(hpcfwi, field):
+    folder, observed = field
+    missing = {"model.initial": {"file": "missing.h5"}, "wave.ranks_per_shot": "auto"}
+    path = name_survey(folder, observed, missing, "auto")
+    assert hpcfwi("forward", path, "--to", folder / "auto.h5") == 0
+
+
 def test_stopped_simulation_continues_on_other_ranks_to_the_same_bits(hpcfwi, field, monkeypatch):
     folder, observed = field
     path, target, simulate = name_survey(folder, observed), folder / "late.h5", Simulator.simulate
