@@ -361,7 +361,7 @@ class InversionSection(Section):
                 if name not in names:
                     raise ValueError(
                         f"{key} has {name}; expected only names of parameters, which are "
-                        f"{', '.join(names)}"
+                        f"{', '.join(names)}; parameters has all that a stage may change"
                     )
         return self
 

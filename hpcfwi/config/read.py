@@ -250,7 +250,10 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         _check_depth(content)
         tables = tomllib.loads(content)
     except _NO_TOML as error:
-        raise InputError(str(path), f"not valid TOML ({error})", "Correct this line.") from error
+        remedy = "Correct this line."
+        if "twice" in str(error):
+            remedy = "Several tables of one name, such as stages, have two brackets: [[stage]]."
+        raise InputError(str(path), f"not valid TOML ({error})", remedy) from error
     for setting in settings:
         _change(tables, setting)
     try:

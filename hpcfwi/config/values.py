@@ -83,6 +83,9 @@ def explain(
         message = message.removeprefix(start)
     if kind == "value_error":
         return InputError(f"{path}: {key}", message, "Change the section.")
+    if kind == "tuple_type" and isinstance(found, dict):
+        remedy = f"Write two brackets around the name of each: [[{key}]]."
+        return InputError(f"{path}: {key}", "found one table, expected a list of tables", remedy)
     return InputError(
         f"{path}: {key}", f"found {quote(found)}, expected {message}", "Change the value."
     )

@@ -406,7 +406,12 @@ def _check_band(config: Config, survey: Survey, where: str) -> Iterator[Finding]
         return
     wavelets = np.atleast_2d(survey.wavelet)
     frequencies = find_frequencies(survey.n_samples, survey.dt)
-    response = Band(*config.data.band, survey.n_samples, survey.dt).response(frequencies)
+    low, high = config.data.band
+    response = Band(low, high, survey.n_samples, survey.dt).response(frequencies)
+    # A strong wave outside the band leaves more there than a faint one within it.
+    inside = (frequencies >= low) & (frequencies <= high)
+    if inside[1:].any():
+        response = np.where(inside, response, 0.0)
     for part in divide(wavelets):
         amplitudes = find_amplitudes(wavelets[part])
         # The constant is left out, because it is not a wave.

@@ -42,6 +42,7 @@ from hpcfwi.inversion.parameters import Known, lay_surface
 from hpcfwi.inversion.parametrizations import Parametrization
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
+    PARAMETERS,
     Grid,
     Model,
     find_nearest,
@@ -526,6 +527,14 @@ def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bo
             "model.initial.linear",
             f"found {list(linear)}, which at {grid.last[0]:g} m is {speeds[-1]:g} m/s",
             "Give a velocity at depth 0 in m/s, and its increase in m/s per metre.",
+        )
+    parameter = next(iter(PARAMETERS.values()))
+    if first < parameter.mistaken:
+        raise InputError(
+            "model.initial.linear",
+            f"found {list(linear)}, which is {first:g} {parameter.unit} at depth 0",
+            f"The velocity seems to be in {parameter.figure_unit}: give "
+            f"{parameter.figure_scale * first:g}. The increase is in m/s per metre.",
         )
     level = speeds.reshape(-1, *[1] * (grid.ndim - 1))
     return given.with_p_velocity(np.where(fixed, given.p_velocity, level).astype(np.float32))

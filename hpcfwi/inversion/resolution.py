@@ -70,13 +70,13 @@ def make_image(
     found, background: speeds of the waves, m/s; fixed: cells that were kept, in which there are no
     reflectors; frequency: peak frequency of the wavelet, Hz.
     """
+    # The outermost cells are left out, because their gradients are those of all cells beyond them.
+    change = np.pad((found - background)[(slice(1, -1),) * grid.ndim], 1, mode="edge")
     # A reflection of frequency f at normal incidence has the wavenumber 4 pi f / v.
     corner = CORNER * 4.0 * pi * frequency / float(np.median(background))
-    image = reflectivity(
-        background + np.where(fixed, 0.0, filter_image(found - background, grid, corner))
-    )
+    image = reflectivity(background + np.where(fixed, 0.0, filter_image(change, grid, corner)))
     image -= reflectivity(background)
-    return image
+    return np.where(fixed, 0.0, image)
 
 
 def correlate(

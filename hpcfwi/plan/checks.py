@@ -295,9 +295,10 @@ def check_data(compared: Sequence[DataComparison], where: str) -> list[DataCompa
     checked = []
     for number, one in enumerate(compared):
         linear = one.stages[0].section.linear
+        mutes = bool(one.stages[0].experiment.config.data.mute)
         knows = any(knows_amplitudes(stage.section.misfit.bind()) for stage in one.stages)
         found = [
-            *check_comparison(one.comparison, where, number == 0, linear, knows),
+            *check_comparison(one.comparison, where, number == 0, linear, knows, mutes),
             *_check_picks(one),
         ]
         new = [finding for finding in found if finding.remedy not in reported]
@@ -314,13 +315,14 @@ def check_comparison(
     begins: bool = True,
     linear: bool = False,
     knows_amplitudes: bool = True,
+    mutes: bool = False,
 ) -> list[Finding]:
     """Return the problems with the data.
 
     where: the file or the key of the data; begins: True if the inversion of these data begins with
     the starting model; otherwise findings that may not apply to a better model, such as skipped
     cycles, are left out; linear: True for an image in the starting model, False for an inversion;
-    knows_amplitudes: True if the misfit depends on amplitudes.
+    knows_amplitudes: True if the misfit depends on amplitudes; mutes: True if the data are muted.
     """
     if c.is_silent:
         return [
@@ -363,7 +365,7 @@ def check_comparison(
     found = [*_check_scan(c.scan, where), *_check_mutes(c, where)]
     if begins or c.alike >= UNLIKE:
         found += _check_amplitudes(c, where, linear, knows_amplitudes)
-    return [*found, *_check_times(c, where, linear)] if begins else found
+    return [*found, *_check_times(c, where, linear, mutes)] if begins else found
 
 
 def _check_mutes(c: Comparison, where: str) -> Iterator[Finding]:
@@ -433,7 +435,7 @@ def _check_amplitudes(
         )
 
 
-def _check_times(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
+def _check_times(c: Comparison, where: str, linear: bool, mutes: bool) -> Iterator[Finding]:
     if c.compared and c.alike < UNLIKE:
         yield Finding(
             "warning",
@@ -457,7 +459,10 @@ def _check_times(c: Comparison, where: str, linear: bool) -> Iterator[Finding]:
     least = LEAST_BAND * sum(band.traces for band in c.bands)
     bands = [band for band in c.bands if band.traces >= least]
     worst = max(bands, key=lambda band: band.skipped, default=None)
-    if worst is not None and (c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND):
+    # The data of an image are muted up to the reflections, which the starting model does not have.
+    if worst is None or (linear and mutes):
+        return
+    if c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND:
         consequence, remedy = SKIPPED_CYCLES[linear]
         yield Finding(
             "warning",

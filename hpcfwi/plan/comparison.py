@@ -169,6 +169,18 @@ class Comparison:
             + (f"{self.muted} of which are muted in the observed data, " if self.muted else "")
             + f"found again in {100 * self.alike:.0f} % of {'the others' if self.muted else 'them'}"
         )
+        if self.compared:
+            yield from self._describe_arrivals()
+        if self.scan is not None:
+            s = self.scan
+            yield (
+                f"of all {s.traces} traces, {s.broken.count} are not finite, {s.spiky.count} have "
+                f"a spike, {s.dead.count} are dead, {s.loud.count} are loud; {len(s.silent)} "
+                "silent shots"
+            )
+
+    def _describe_arrivals(self) -> Iterator[str]:
+        """Yield the comparison of the arrivals that are found again, in lines."""
         yield (
             f"observed amplitudes are {self.ratio:.3g} times the simulated ones, their sign "
             f"{SIGNS[self.sign]}, noise before them "
@@ -191,13 +203,6 @@ class Comparison:
         yield f"off by more than half a period: {100 * self.skipped:.0f} %" + (
             f" ({by_offset})" if by_offset else ""
         )
-        if self.scan is not None:
-            s = self.scan
-            yield (
-                f"of all {s.traces} traces, {s.broken.count} are not finite, {s.spiky.count} have "
-                f"a spike, {s.dead.count} are dead, {s.loud.count} are loud; {len(s.silent)} "
-                "silent shots"
-            )
 
 
 def compare(

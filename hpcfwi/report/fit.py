@@ -161,8 +161,9 @@ def _draw_spectra(
         (residual, "observed - simulated", style.MARK),
     ):
         above.plot(frequencies, values / most, color=colour, linewidth=1.4, label=name)
-    above.legend(fontsize=style.SMALL, frameon=False)
-    above.set_ylim(0.0)
+    # The legend is in the room above the curves.
+    above.legend(fontsize=style.SMALL, frameon=False, ncols=2, loc="upper right")
+    above.set_ylim(0.0, 1.3)
     style.title(above, f"Amplitude spectra of these shots{', scaled' * scaled}")
     style.label(above, "", "amplitude / maximum")
     above.tick_params(labelbottom=False)

@@ -268,9 +268,9 @@ class Recorder:
             raise InversionFailure(
                 f"{len(state.failed)} of {shots} shots, {_list(state.failed)}, "
                 "gave a misfit or gradient that is not finite, which is more than "
-                f"inversion.max_failed_shots = {most} allows: check their data, and whether the "
-                "last step led to extreme velocities (use a smaller inversion.optimizer.lr or "
-                "step, or inversion.bounds)"
+                f"inversion.max_failed_shots = {most} allows: check their data (data.edit = {{}} "
+                "leaves out traces that are not finite), and whether the last step led to extreme "
+                "velocities (use a smaller inversion.optimizer.lr or step, or inversion.bounds)"
             )
 
     def conclude(self) -> None:
@@ -284,7 +284,8 @@ class Recorder:
                 _list(failed),
             )
         self._judge()
-        log.info("Done: %s", self.directory.model)
+        is_image = self.experiment.config.inversion.linear
+        log.info("Done: %s", self.directory.image if is_image else self.directory.model)
 
     def _judge(self) -> None:
         """Log the model error and the epoch of the best model."""

@@ -423,7 +423,9 @@ def _explain_reading(path: Path, error: OSError) -> InputError:
         )
     if not h5py.is_hdf5(path):
         return InputError(
-            where, "this is not an HDF5 file", "Give a file that was written by HDF5."
+            where,
+            "this is not an HDF5 file",
+            "Give a file that was written by HDF5; `hpcfwi convert` makes one of other formats.",
         )
     return InputError(where, f"HDF5 cannot open it ({error})", "Write it again from its source.")
 

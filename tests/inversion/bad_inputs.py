@@ -205,6 +205,11 @@ BAD_INPUTS = [
         {"data.band": [90.0, 110.0], "survey.wavelet.delay": 0.25},
     ),
     BadInput(
+        "band with less of the wavelet than leaks into it from outside",
+        ("data.band", "found [60.0, 70.0]", "wavelet is zero", "energy in this band"),
+        {"data.band": [60.0, 70.0], "survey.wavelet.delay": 0.25},
+    ),
+    BadInput(
         "wavelet without energy in the band of a stage",
         ("stage.2.data.band", "found [0.0, 1e-05]", "wavelet is zero"),
         {"stage": [{"data": {"band": [0.0, 9.0]}}, {"data": {"band": [0.0, 1e-5]}}]},
@@ -265,6 +270,11 @@ BAD_INPUTS = [
         "negative initial velocities",
         ("model.initial.linear", "[1500.0, -4.0]", "-820 m/s", "per metre"),
         {"model.initial": {"linear": [1500.0, -4.0]}},
+    ),
+    BadInput(
+        "initial velocities in km/s",
+        ("model.initial.linear", "[1.5, 0.6]", "seems to be in km/s", "give 1500"),
+        {"model.initial": {"linear": [1.5, 0.6]}},
     ),
     BadInput(
         "wavelet from offsets without receivers",
@@ -518,6 +528,18 @@ BAD_INPUTS = [
         "not TOML",
         ("input.toml", "not valid TOML", "line 1", "Correct"),
         arrange=lambda folder: void((folder / "input.toml").write_text("[model\n")),
+    ),
+    BadInput(
+        "one table of stages",
+        ("stage", "found one table", "expected a list", "[[stage]]"),
+        {"stage": {"name": "low", "data": {"band": [0.0, 9.0]}}},
+    ),
+    BadInput(
+        "two tables of stages without a list",
+        ("input.toml", "not valid TOML", "[[stage]]"),
+        arrange=lambda folder: void(
+            (folder / "input.toml").write_text("[stage]\nname = 'low'\n[stage]\nname = 'high'\n")
+        ),
     ),
     BadInput(
         "not UTF-8",

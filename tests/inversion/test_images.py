@@ -51,8 +51,18 @@ def test_image_of_a_layer_shows_top_and_bottom_but_no_fixed_cells():
     assert image[33, 20] < -0.015
     assert np.abs(image[10:20]).max() < 0.003
     kept = make_image(found, background, GRID, fixed, 50.0)
-    assert not kept[:30].any()
+    assert not kept[:31].any()
     assert not make_image(background, background, GRID, FREE, 50.0).any()
+
+
+def test_outermost_cells_have_the_reflectors_of_their_neighbours():
+    """The gradient of an outermost cell is that of all absorbing cells which continue it."""
+    background = np.full(GRID.shape, 2000.0)
+    found = background.copy()
+    found[30:34] += 100.0
+    expected = make_image(found, background, GRID, FREE, 50.0)
+    found[:, 0], found[:, -1], found[-1] = 2500.0, 1700.0, 2300.0
+    np.testing.assert_array_equal(make_image(found, background, GRID, FREE, 50.0), expected)
 
 
 def test_correlation_ignores_fixed_cells():
