@@ -162,6 +162,36 @@ print("ended")
     assert done.stdout.count("ended") == 3
 
 
+def test_lack_of_shared_memory_is_raised_by_the_leader_which_can_go_on():
+    program = """
+import errno, os
+reserve = os.posix_fallocate
+
+def refuse(*given):
+    os.posix_fallocate = reserve
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+os.posix_fallocate = refuse
+if crew.number > 0:
+    serve(crew)
+else:
+    leader = Leader(crew)
+    try:
+        simulate(leader=leader)
+    except MemoryError as error:
+        print("found", error)
+    assert simulate(leader=leader) == simulate()
+    dismiss(crew)
+crew.close()
+print("ended")
+"""
+    done = run_crew(2, program)
+    assert done.returncode == 0, done.stderr
+    assert "found /dev/shm of " in done.stdout
+    assert "No space left on device" in done.stdout
+    assert done.stdout.count("ended") == 2
+
+
 def test_states_on_the_other_ranks_are_released_with_that_of_the_leader():
     program = """
 if crew.number > 0:
