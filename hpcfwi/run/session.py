@@ -336,6 +336,8 @@ def restore(
                 f"Give {done} or more.",
             )
         )
+    if state.epoch > 0:
+        context.from_root(partial(records.check_initial, experiment, directory.initial))
     log.info("Continuing from the checkpoint of epoch %d", state.epoch)
     return state
 

@@ -452,3 +452,18 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused_and_kept(hpcfwi, tmp_p
     assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 2
     assert "all checkpoints of the run are damaged" in capfd.readouterr().err
     assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_changed_initial_model_is_refused_when_a_run_continues(hpcfwi, tmp_path, capfd):
+    write_given(tmp_path)
+    path, run = write_input(tmp_path, {**FILE_INSTEAD, "inversion.epochs": 2}), tmp_path / "run"
+    assert hpcfwi("run", path) == 0
+    before = (run / "initial.h5").read_bytes()
+    given = read_model(tmp_path / "true.h5")
+    write_model(tmp_path / "true.h5", given * 1.1)
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 2
+    told = capfd.readouterr().err
+    assert "the P velocity of the initial model differs from that of the run by up to 2" in told
+    assert (run / "initial.h5").read_bytes() == before
+    write_model(tmp_path / "true.h5", given)
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
