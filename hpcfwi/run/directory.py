@@ -20,9 +20,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.model import PARAMETERS, Model
 from hpcfwi.storage.checkpoint import latest_epoch
+from hpcfwi.storage.models import read_model
 from hpcfwi.system import check_link, check_own, is_there, open_own, unfinished, written_whole
 
 log = logging.getLogger("hpcfwi")
@@ -45,6 +49,8 @@ FREE_KEYS = (
 # Keys that may change until the first epoch is done, because the observed data do not depend on
 # them
 UPDATES = ("inversion.", "data.", "stage", "model.true")
+# Relative difference of initial models beyond that of two processors
+CHANGED = 1e-3
 
 
 class RunDirectory:
@@ -130,6 +136,26 @@ class RunDirectory:
         return ", ".join(
             f"in stage {number} {text}" for number, text in enumerate(changes, start=1) if text
         )
+
+    def check_initial(self, initial: Model) -> None:
+        """Raise `InputError` if the run has begun with another initial model, as its file says."""
+        try:
+            before = read_model(self.initial)
+        except InputError:
+            return  # It is missing or damaged, and will be written again.
+        for name, array in initial.arrays.items():
+            if name not in before.arrays or before[name].shape != array.shape:
+                continue
+            change, size = float(np.abs(array - before[name]).max()), float(np.abs(array).max())
+            if change > CHANGED * size:
+                parameter = PARAMETERS[name]
+                raise InputError(
+                    "model",
+                    f"the {parameter.title} of the initial model differs from that of the run by "
+                    f"up to {change:.3g} {parameter.unit}".rstrip(),
+                    "Restore the files from which it is made, which have changed since "
+                    f"{self.initial} was written, or choose another directory with --output.",
+                )
 
     @contextmanager
     def claim(self, config: Config) -> Iterator[None]:

@@ -102,31 +102,6 @@ def _scale(view: View) -> NDArray[np.float32]:
     return (norms * to_unit_norm(view.simulated.astype(np.float64))).astype(np.float32)
 
 
-# Relative difference of initial models beyond that of two processors.
-CHANGED = 1e-3
-
-
-def check_initial(experiment: Experiment, path: Path) -> None:
-    """Raise `InputError` if a run has begun with another initial model, as its file says."""
-    try:
-        before = read_model(path)
-    except InputError:
-        return  # It is missing or damaged, and will be written again.
-    for name, array in experiment.initial.arrays.items():
-        if name not in before.arrays or before[name].shape != array.shape:
-            continue
-        change, size = float(np.abs(array - before[name]).max()), float(np.abs(array).max())
-        if change > CHANGED * size:
-            parameter = PARAMETERS[name]
-            raise InputError(
-                "model",
-                f"the {parameter.title} of the initial model differs from that of the run by up to "
-                f"{change:.3g} {parameter.unit}".rstrip(),
-                f"Restore the files from which it is made, which have changed since {path} was "
-                "written, or choose another directory with --output.",
-            )
-
-
 def check_fit(fit: Fit, epoch: int) -> list[Finding]:
     """Return a warning if the fit after an epoch is poor."""
     found = judge_fit(fit)

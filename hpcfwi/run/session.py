@@ -336,8 +336,7 @@ def restore(
                 f"Give {done} or more.",
             )
         )
-    if state.epoch > 0:
-        context.from_root(partial(records.check_initial, experiment, directory.initial))
+    context.from_root(partial(directory.check_initial, experiment.initial))
     log.info("Continuing from the checkpoint of epoch %d", state.epoch)
     return state
 

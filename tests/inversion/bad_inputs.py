@@ -206,8 +206,8 @@ BAD_INPUTS = [
     ),
     BadInput(
         "band with less of the wavelet than leaks into it from outside",
-        ("data.band", "found [60.0, 70.0]", "wavelet is zero", "energy in this band"),
-        {"data.band": [60.0, 70.0], "survey.wavelet.delay": 0.25},
+        ("data.band", "found [40.0, 50.0]", "wavelet is zero", "energy in this band"),
+        {"data.band": [40.0, 50.0], "survey.wavelet.delay": 0.25},
     ),
     BadInput(
         "wavelet without energy in the band of a stage",

@@ -136,13 +136,8 @@ print("ended")
     assert done.stdout.count("ended") == 3
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-@pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("function", ["make_tables", "make_history", "take_out"])
-def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(function, failing, hosts):
-    """The failing rank has no memory before it shares some, before its sweep, or after it."""
-    program = f"""
-fail_at("{function}", {failing}, 1)
+# After a fault, the leader says what it has found and simulates again.
+SIMULATE_TWICE = """
 if crew.number > 0:
     serve(crew)
 else:
@@ -156,14 +151,22 @@ else:
 crew.close()
 print("ended")
 """
-    done = run_crew(3, program, hosts=hosts)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("function", ["make_tables", "make_history", "take_out"])
+def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(function, failing, hosts):
+    """The failing rank has no memory before it shares some, before its sweep, or after it."""
+    fault = f'fail_at("{function}", {failing}, 1)'
+    done = run_crew(3, fault + SIMULATE_TWICE, hosts=hosts)
     assert done.returncode == 0, done.stderr
     assert "found no memory left" in done.stdout
     assert done.stdout.count("ended") == 3
 
 
 def test_lack_of_shared_memory_is_raised_by_the_leader_which_can_go_on():
-    program = """
+    fault = """
 import errno, os
 reserve = os.posix_fallocate
 
@@ -172,20 +175,8 @@ def refuse(*given):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 os.posix_fallocate = refuse
-if crew.number > 0:
-    serve(crew)
-else:
-    leader = Leader(crew)
-    try:
-        simulate(leader=leader)
-    except MemoryError as error:
-        print("found", error)
-    assert simulate(leader=leader) == simulate()
-    dismiss(crew)
-crew.close()
-print("ended")
 """
-    done = run_crew(2, program)
+    done = run_crew(2, fault + SIMULATE_TWICE)
     assert done.returncode == 0, done.stderr
     assert "found /dev/shm of " in done.stdout
     assert "No space left on device" in done.stdout
