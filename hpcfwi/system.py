@@ -17,22 +17,70 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import pwd
 import resource
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from hpcfwi.errors import InputError, WriteFailure, refusing, say_bytes
 
+log = logging.getLogger("hpcfwi")
+
+T = TypeVar("T")
+
 _TOKEN = 16  # hexadecimal digits
 _NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+# Pauses between attempts to read a file that the system cannot read, s; half a minute in total.
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+
+
+class UnreadableError(Exception):
+    """A file that the system cannot read at present; `path`, and the system's `reason`."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot be read ({reason})")
+        self.path, self.reason = path, reason
+
+
+@contextmanager
+def reading(path: Path, numbers: Container[int | None] | None = None) -> Iterator[None]:
+    """Turn an OSError while a file is read into an `UnreadableError`.
+
+    numbers: the errors for which this is done, all of them by default.
+    """
+    try:
+        yield
+    except OSError as error:
+        if numbers is not None and error.errno not in numbers:
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UnreadableError(path, reason) from error
+
+
+def read_patiently(read: Callable[[], T]) -> T:
+    """Return the result of `read`, which is tried again while it raises `UnreadableError`.
+
+    The error of the last attempt, after half a minute, is raised.
+    """
+    for pause in PAUSES:
+        try:
+            return read()
+        except UnreadableError as error:
+            if pause == PAUSES[0]:
+                log.warning("%s: trying again for %.0f s.", error, sum(PAUSES))
+        time.sleep(pause)
+    return read()
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.registry import PARAMETRIZATIONS, find
+from hpcfwi.storage.gathers import digest_data
 from hpcfwi.storage.kinds import describe_kinds
 from hpcfwi.survey import (
     EXPLOSIVE,
@@ -451,6 +452,11 @@ class Experiment:
         start = self.complete(initial).map(torch.Tensor.double).arrays
         parametrization = find(PARAMETRIZATIONS[section.parametrization])
         return Unknowns(parametrization, limits, Medium(start, powers), section.scales)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """A digest of the observed data in the file of the input; "" if they are simulated."""
+        return "" if self.is_synthetic else digest_data(self.observed)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -21,6 +21,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError, say_bytes
@@ -38,9 +39,9 @@ from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.survey import TimeAxis
 from hpcfwi.system import resident_bytes
 from hpcfwi.wave import history as histories
-from hpcfwi.wave import numerics
+from hpcfwi.wave.dispersion import Discretization, phase_velocity_error
+from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
-from hpcfwi.wave.numerics import phase_velocity_error
 from hpcfwi.wave.simulation import Task
 
 WIDTH = 100  # characters in a line
@@ -540,17 +541,16 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
     model, survey, problem = experiment.initial, experiment.survey, task.problem
     fastest_in_model = float(experiment.equation.fastest(model.arrays).max())
     fastest = max(fastest_in_model, problem.max_velocity)
-    slowest = slowest_velocity(experiment)
-    path = longest_path(experiment)
+    scheme = discretize_slowest(experiment, problem.spacing, problem.dt)
+    slowest, path = scheme.velocity, longest_path(experiment)
     bands = []
     for name, frequency in (
         ("peak", survey.spectrum.peak),
         ("98 % of the energy up to", survey.spectrum.frequency_below(0.98)),
         ("highest (1e-4 of the peak)", survey.spectrum.highest()),
     ):
-        h, dt = problem.spacing, problem.dt
-        error = phase_velocity_error(problem.order, h, dt, slowest, frequency)
-        points = slowest / (frequency * max(h)) if frequency else inf
+        error = phase_velocity_error(scheme, frequency)
+        points = slowest / (frequency * max(problem.spacing)) if frequency else inf
         delay = path / slowest * (1.0 / (1.0 + error) - 1.0) if error > -1.0 else inf
         bands.append(Dispersion(name, frequency, points, error, delay))
     return Resolution(
@@ -560,7 +560,7 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
         axis=survey.axis,
         samples=survey.n_samples,
         lost=0.0 if experiment.band is None else experiment.band.lead,
-        longest=numerics.longest_step(problem.order, problem.spacing, fastest),
+        longest=task.longest,
         substeps=task.substeps,
         courant=fastest * problem.dt / min(problem.spacing),
         velocities=(slowest, fastest_in_model),
@@ -578,5 +578,19 @@ def longest_path(experiment: Experiment) -> float:
 
 def slowest_velocity(experiment: Experiment) -> float:
     """Return the slowest velocity of the initial model and of the true one, if known, m/s."""
+    return min(float(speed.min()) for speed in find_slowest(experiment))
+
+
+def find_slowest(experiment: Experiment) -> list[NDArray[np.float64]]:
+    """Return the slowest speed in each cell of the initial model and of the true one, m/s."""
     models, slowest = [experiment.initial, experiment.true], experiment.equation.slowest
-    return min(float(slowest(model.arrays).min()) for model in models if model is not None)
+    return [np.asarray(slowest(model.arrays)) for model in models if model is not None]
+
+
+def discretize_slowest(
+    experiment: Experiment, spacing: tuple[float, ...], dt: float
+) -> Discretization:
+    """Return the scheme for the slowest waves; spacing: m, of each axis; dt: s, of a step."""
+    staggered = isinstance(experiment.equation, FirstOrderEquation)
+    order = experiment.config.wave.order
+    return Discretization(order, spacing, dt, slowest_velocity(experiment), staggered)

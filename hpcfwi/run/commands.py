@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
@@ -28,7 +29,7 @@ from hpcfwi.inversion.shot_qc import View, choose_drawn, describe_fit
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.checks import check_data
+from hpcfwi.plan.checks import check_data, check_experiment
 from hpcfwi.plan.comparison import DataComparison, compare_data
 from hpcfwi.plan.estimate import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import (
@@ -90,6 +91,19 @@ def _check(load: Callable[[], Config], path: Path, quiet: bool, context: Context
 
         context.from_root(tell)
     refuse(findings)
+
+
+def look_before_simulating(experiments: Sequence[Experiment]) -> None:
+    """Log the warnings and errors of a plan about models, survey and scheme; rank 0 only."""
+    told: list[Finding] = []
+    for experiment in experiments:
+        seen = experiment.seen_by_waves()
+        model, shot = seen.initial.as_tensors(torch.device("cpu")), seen.survey.select(np.arange(1))
+        dt = seen.make_simulator().set_up(model, shot, window=None).problem.dt
+        for finding in check_experiment(seen, dt):
+            if finding.severity != "note" and finding not in told:
+                log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+                told.append(finding)
 
 
 def look_before_inverting(

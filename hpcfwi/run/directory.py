@@ -26,7 +26,7 @@ from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.model import PARAMETERS, Model
 from hpcfwi.storage.checkpoint import latest_epoch
-from hpcfwi.storage.models import read_model
+from hpcfwi.storage.models import read_attribute, read_model
 from hpcfwi.system import check_link, check_own, is_there, open_own, unfinished, written_whole
 
 log = logging.getLogger("hpcfwi")
@@ -137,12 +137,21 @@ class RunDirectory:
             f"in stage {number} {text}" for number, text in enumerate(changes, start=1) if text
         )
 
-    def check_initial(self, initial: Model) -> None:
-        """Raise `InputError` if the run has begun with another initial model, as its file says."""
+    def check_start(self, initial: Model, data: str) -> None:
+        """Raise `InputError` if the run has begun with another initial model or with other data.
+
+        data: digest of the observed data. The file of the initial model has the former values.
+        """
         try:
-            before = read_model(self.initial)
+            before, digest = read_model(self.initial), read_attribute(self.initial, "data")
         except InputError:
             return  # It is missing or damaged, and will be written again.
+        if digest not in (None, data):
+            raise InputError(
+                "survey.file",
+                f"the observed data differ from those of the run when {self.initial} was written",
+                "Restore the file, or choose another directory with --output.",
+            )
         for name, array in initial.arrays.items():
             if name not in before.arrays or before[name].shape != array.shape:
                 continue

@@ -33,7 +33,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import start_log
-from hpcfwi.run.commands import look_before_inverting
+from hpcfwi.run.commands import look_before_inverting, look_before_simulating
 from hpcfwi.run.crews import run_in_crews
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.session import (
@@ -158,6 +158,9 @@ def _begin(
         owner.open_log()
         _introduce(f"Input {path}, run directory {directory.path}", experiment, context)
         state = restore(experiment, stages, directory, context) if stages else None
+        if state is None or state.epoch == 0:
+            experiments = [stage.experiment for stage in stages] or [experiment]
+            context.from_root(partial(look_before_simulating, experiments))
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
     simulate_observed(experiment, context, stop, quiet)
@@ -222,6 +225,7 @@ def simulate_into(
                 check_observed(experiment, context)
                 _check_memory_of_data(experiment, context)
                 _introduce(f"Input {path}, target {target}", experiment, context)
+                context.from_root(partial(look_before_simulating, [experiment]))
                 _prepare_engine(experiment, context)
             simulate_observed(experiment, context, stop, quiet)
             if is_segy:

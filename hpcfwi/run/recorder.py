@@ -107,7 +107,11 @@ class Recorder:
                 return
             if self.experiment.true is not None:
                 write_model(self.directory.true, self.experiment.true)
-            write_model(self.directory.initial, self.experiment.initial)
+            write_model(
+                self.directory.initial,
+                self.experiment.initial,
+                {"data": self.experiment.data_digest},
+            )
             experiments = [self.experiment, *(stage.experiment for stage in self.stages)]
             records.keep_masks(self.directory, experiments)
         survey, config = self.experiment.survey, self.experiment.config

@@ -336,7 +336,7 @@ def restore(
                 f"Give {done} or more.",
             )
         )
-    context.from_root(partial(directory.check_initial, experiment.initial))
+    context.from_root(lambda: directory.check_start(experiment.initial, experiment.data_digest))
     log.info("Continuing from the checkpoint of epoch %d", state.epoch)
     return state
 

@@ -20,7 +20,6 @@ import math
 import os
 import re
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,14 @@ from typing import Any, BinaryIO, TypeVar, cast
 import torch
 
 from hpcfwi.errors import InputError, WriteFailure, first_line
-from hpcfwi.system import check_link, open_regular, written_whole
+from hpcfwi.system import (
+    UnreadableError,
+    check_link,
+    open_regular,
+    read_patiently,
+    reading,
+    written_whole,
+)
 
 log = logging.getLogger("hpcfwi")
 
@@ -137,8 +143,6 @@ class _Reader(io.RawIOBase):
 T = TypeVar("T")
 
 VERSION = 5
-# Pauses between attempts to read a file that the system cannot read, s; half a minute in total.
-PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _MAGIC = b"hpcfwi-checkpoint\n"
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sId32sQ")
 _DIGEST_SIZE = 32  # bytes
@@ -147,14 +151,6 @@ _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
 class _DamageError(Exception):
     """A file whose contents are not those that were written."""
-
-
-class _UnreadableError(Exception):
-    """A file that the system cannot read at present; `path`, and the system's `reason`."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} cannot be read ({reason})")
-        self.path, self.reason = path, reason
 
 
 @dataclass(frozen=True)
@@ -237,26 +233,19 @@ def naming_checkpoint(directory: Path) -> Iterator[None]:
 
 def _name_last(directory: Path) -> str:
     try:
-        for epoch, path in reversed(_checkpoints(directory)):
-            if _is_whole(path, epoch):
-                return f"The checkpoint of epoch {epoch} is complete."
-    except _UnreadableError as error:
+        found, _ = _try_from_newest(directory, _verify)
+    except UnreadableError as error:
         return f"Now {error}."
-    return "There is no checkpoint yet."
+    if found is None:
+        return "There is no checkpoint yet."
+    return f"The checkpoint of epoch {found[0]} is complete."
 
 
 def _patiently(read: Callable[[], T]) -> T:
-    """Return the result of `read`, which is tried again after each of `PAUSES` if a read fails."""
-    for pause in PAUSES:
-        try:
-            return read()
-        except _UnreadableError as error:
-            if pause == PAUSES[0]:
-                log.warning("%s: trying again for %.0f s.", error, sum(PAUSES))
-        time.sleep(pause)
+    """Return the result of `read`; raise `InputError` if the system cannot read a file for long."""
     try:
-        return read()
-    except _UnreadableError as error:
+        return read_patiently(read)
+    except UnreadableError as error:
         raise InputError(
             str(error.path),
             f"it cannot be read ({error.reason}), and without it the run would lose its contents",
@@ -264,18 +253,10 @@ def _patiently(read: Callable[[], T]) -> T:
         ) from error
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _UnreadableError(path, error.strerror or str(error)) from error
-
-
 def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
     """Return (epoch, file) in order of epochs; empty if there is no directory."""
     # Path.glob would treat an unreadable directory as empty.
-    with _reading(directory):
+    with reading(directory):
         try:
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in entries]
@@ -313,14 +294,14 @@ def _prune(directory: Path, epoch: int, keep: int) -> None:
     """
     try:
         there = _checkpoints(directory)
-    except _UnreadableError as error:
+    except UnreadableError as error:
         log.warning("%s: no checkpoint is removed.", error)
         return
     scores: dict[Path, float] = {}
     for _, path in there:
         try:
             scores[path] = _score(path)
-        except _UnreadableError as error:
+        except UnreadableError as error:
             log.warning("%s and is kept.", error)
     now_or_before = [path for e, path in there if e <= epoch]
     kept = set(now_or_before[-keep:])
@@ -346,15 +327,6 @@ def _score(path: Path) -> float:
     return score if math.isfinite(score) else math.inf
 
 
-def _is_whole(path: Path, epoch: int) -> bool:
-    try:
-        with _opened(path) as file:
-            _check_whole(file, path, epoch)
-    except (_DamageError, InputError):
-        return False
-    return True
-
-
 def _verify(path: Path, epoch: int) -> None:
     """Raise `_DamageError` unless a file is a complete checkpoint of this epoch."""
     with _opened(path) as file:
@@ -370,8 +342,8 @@ def _load(path: Path, epoch: int) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, and turn errors of the system into an `_UnreadableError`."""
-    with _reading(path):
+    """Open a file, and turn errors of the system into an `UnreadableError`."""
+    with reading(path):
         try:
             file = open(path, "rb", opener=open_regular)  # noqa: SIM115
         except InputError as error:

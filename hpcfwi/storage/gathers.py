@@ -14,6 +14,8 @@ readers ignore it.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -59,7 +61,14 @@ from hpcfwi.storage.unfinished import (
     reserve_room,
 )
 from hpcfwi.survey import Survey
-from hpcfwi.system import beside, check_room, put_in_place
+from hpcfwi.system import (
+    UnreadableError,
+    beside,
+    check_room,
+    put_in_place,
+    read_patiently,
+    reading,
+)
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
@@ -69,6 +78,8 @@ NUMBERS = ("records", "shot_points", "channels")
 MAPS = ("source_map", "receiver_map")
 _ATTRIBUTES = ("datum", "start")
 _LARGEST = 2**31 - 1
+# Errors of disks and file servers that may be over when a file is read again
+MOMENTARY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
 
 
 def read_labels(path: Path) -> dict[str, Any]:
@@ -347,11 +358,22 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         """Return the traces (shot, receiver, time) of these shots, in the given order.
 
         Traces that do not count are set to zero. This may be called in a second thread while no
-        other thread uses the reader. Raises `InputError` if the file is damaged.
+        other thread uses the reader. Raises `InputError` if the file is damaged, or if the system
+        cannot read it for half a minute.
         """
+        try:
+            return read_patiently(partial(self._read, shots))
+        except UnreadableError as error:
+            raise InputError(
+                str(self._path),
+                f"it cannot be read ({error.reason})",
+                "Check its file system, and run the same command again.",
+            ) from error
+
+    def _read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
-        with explained(self._path):
+        with explained(self._path), reading(self._path, MOMENTARY):
             # The dataset is not kept open, because parallel HDF5 could not release the file.
             data = real_dataset(self._file, self._path, "data")
             # Contiguous shots are read together, because a call takes longer than a small gather.
@@ -386,6 +408,24 @@ def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
     with open_alone(path) as file:
         shape = _find_shape(file, path)
         return shape, {k: plain(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
+
+
+SAMPLED = 8  # shots whose traces a digest covers
+
+
+def digest_data(path: Path) -> str:
+    """Return a digest of the survey of a gathers file and of the traces of some of its shots.
+
+    For one process. The file has been checked.
+    """
+    with open_alone(path) as file:
+        digest = hashlib.sha256(repr(plain(file.attrs.get("dt"))).encode())
+        for name in ("sources", "receivers", "wavelet", "mask"):
+            digest.update(file[name][...].tobytes() if name in file else b"")
+        traces = file["data"]
+        for shot in np.unique(np.linspace(0, len(traces) - 1, SAMPLED).round()):
+            digest.update(traces[int(shot)].tobytes())
+    return digest.hexdigest()
 
 
 def _check_shape(path: Path, known: Survey) -> None:

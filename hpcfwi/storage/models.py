@@ -123,11 +123,16 @@ def load_model(path: Path, names: Sequence[str], context: Context) -> Model:
     return once_per_host(partial(read_model, path, names), context)
 
 
+def read_attribute(path: Path, name: str) -> Any:
+    """Return a root attribute of a file in one process; None if it has no such attribute."""
+    with open_alone(path) as file:
+        return plain(file.attrs.get(name))
+
+
 def read_epoch(path: Path) -> int:
     """Return the epoch of a run's model; 0 if the file has none or cannot be read."""
     try:
-        with open_alone(path) as file:
-            epoch = plain(file.attrs.get("epoch"))
+        epoch = read_attribute(path, "epoch")
     except InputError:
         return 0
     return int(epoch) if is_whole(epoch) else 0

@@ -12,12 +12,10 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import product
-from math import ceil, inf, pi, prod, sin
+from math import ceil, prod
 from typing import TypeVar, get_args
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -314,88 +312,6 @@ def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) ->
         start = torch.zeros_like(at, requires_grad=True)
         result: Tensor = torch.autograd.grad((linear(start) * vector).sum(), start)[0]
     return result
-
-
-def phase_velocity_error(
-    order: int, spacing: tuple[float, ...], dt: float, velocity: float, frequency: float
-) -> float:
-    """Return the relative error of the phase velocity of plane waves in a homogeneous medium.
-
-    A plane wave of angular frequency w solves the scheme if its wavenumbers k along the axes
-    satisfy (2 / (velocity dt) sin(w dt / 2))^2 = sum of S(k), where S(k) = -c_0 - 2 sum of
-    c_j cos(j k h) is the symbol of minus the second difference. This follows from a plane wave in
-    the scheme, as in Alford, Kelly and Boore (1974) for orders 2 and 4. The error is
-    (c - velocity) / velocity with the phase velocity c = w / abs(k), in the direction in which its
-    magnitude is largest. Long steps make waves too fast, wide cells make them too slow.
-
-    spacing: of each axis, m; dt: step of the simulation, s; frequency: Hz. The result is -inf if
-    the grid carries no wave of this frequency in some direction.
-    """
-    target = (2.0 / (velocity * dt) * sin(pi * frequency * dt)) ** 2
-    errors = [
-        _error_along(direction, order, spacing, target, velocity, 2.0 * pi * frequency)
-        for direction in _directions(len(spacing))
-    ]
-    return max(errors, key=abs)
-
-
-def carried_frequency(
-    order: int, spacing: tuple[float, ...], dt: float, velocity: float, error: float
-) -> float:
-    """Return the highest frequency (Hz) at which `phase_velocity_error` is within `error`."""
-    highest = velocity / (2.0 * max(spacing))
-
-    def excess(frequency: float) -> float:
-        found = abs(phase_velocity_error(order, spacing, dt, velocity, frequency))
-        return min(found, 1.0) - error
-
-    frequencies = highest * np.linspace(0.02, 1.0, 50)
-    beyond = next((k for k, f in enumerate(frequencies) if excess(f) > 0.0), None)
-    if beyond is None:
-        return highest
-    below = frequencies[beyond - 1] if beyond > 0 else 1e-3 * highest
-    if excess(below) > 0.0:
-        return 0.0
-    return float(scipy.optimize.brentq(excess, below, frequencies[beyond]))
-
-
-def _directions(ndim: int) -> list[NDArray[np.float64]]:
-    """Return the axes and the diagonals between them, along which the error has its extremes."""
-    corners = [np.array(c, dtype=np.float64) for c in product((0, 1), repeat=ndim) if any(c)]
-    return [c / np.linalg.norm(c) for c in corners]
-
-
-def _error_along(
-    direction: NDArray[np.float64],
-    order: int,
-    spacing: tuple[float, ...],
-    target: float,
-    velocity: float,
-    omega: float,
-) -> float:
-    components = np.maximum(direction, 1e-12)
-    # The symbol decreases beyond the Nyquist wavenumber of the axis that reaches it first.
-    shortest = float((pi / (np.asarray(spacing) * components)).min())
-
-    def excess(wavenumber: float) -> float:
-        return _symbol(wavenumber * components, order, spacing) - target
-
-    largest = excess(shortest) + target
-    if largest < target:
-        return -inf
-    # A wave whose wavenumber is lost in rounding is carried without error.
-    if target < 1e-12 * largest or excess(0.0) >= 0.0:
-        return 0.0
-    wavenumber = scipy.optimize.brentq(excess, 0.0, shortest, xtol=1e-15 * shortest, rtol=1e-14)
-    return float(omega / wavenumber / velocity - 1.0)
-
-
-def _symbol(wavenumbers: NDArray[np.float64], order: int, spacing: tuple[float, ...]) -> float:
-    total = 0.0
-    for k, h in zip(wavenumbers, spacing, strict=True):
-        c = second_difference(order, h)
-        total -= float(c[0] + 2.0 * (c[1:] * np.cos(np.arange(1, c.size) * k * h)).sum())
-    return total
 
 
 def ricker(frequency: float, n: int, dt: float, delay: float) -> NDArray[np.float64]:

@@ -100,13 +100,15 @@ class Method:
 class Task:
     """A problem whose history is not chosen yet, and its engine.
 
-    wavelet: (shot, source, time) in the model's precision; substeps: steps for each of its samples;
-    asked: the requested history, with its interval resolved.
+    wavelet: (shot, source, time) in the model's precision; longest: longest stable step, s;
+    substeps: steps for each sample of the wavelet; asked: the requested history, with its interval
+    resolved.
     """
 
     problem: Problem
     engine: engines.Engine
     wavelet: Tensor
+    longest: float
     substeps: int
     asked: Auto | History
 
@@ -252,7 +254,7 @@ def set_up(
         _check_emissions(problem)
     wavelet = wavelet.to(like)
     asked = _resolve(method.history, problem, chosen, wavelet, dt, substeps)
-    return Task(problem, chosen, wavelet, substeps, asked)
+    return Task(problem, chosen, wavelet, longest, substeps, asked)
 
 
 def _resolve(

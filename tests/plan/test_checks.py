@@ -107,6 +107,19 @@ def test_fault_is_found_and_its_key_is_named(changes, severity, where, words, tm
         assert word in str(by_key[where])
 
 
+@pytest.mark.parametrize(("rows", "severity"), [(4, "warning"), (40, "error")])
+def test_unresolved_waves_in_few_cells_are_a_warning(rows, severity, tmp_path):
+    grid = Grid((41, 60), (20.0, 20.0), (0.0, 0.0))
+    vp = np.full(grid.shape, 2500.0, np.float32)
+    vp[:rows] = 500.0
+    write_model(tmp_path / "true.h5", Model(grid, {"vp": vp}))
+    found = findings_of(
+        tmp_path, {"survey.wavelet.frequency": 12.0, "model.initial": {"file": "true.h5"}}
+    )
+    (spacing,) = [finding for finding in found if finding.where == "model.spacing"]
+    assert spacing.severity == severity
+
+
 def test_recommended_spacing_removes_the_finding(tmp_path):
     changes = {"survey.wavelet.frequency": 14.0, "survey.dt": 0.002}
     (finding,) = findings_of(tmp_path, changes)

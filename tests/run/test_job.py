@@ -96,6 +96,14 @@ def test_second_job_in_a_directory_ends_with_exit_code_2_and_names_the_first(
 
 
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("command", [("run",), ("forward",), ("forward", "--to")])
+def test_grid_too_coarse_for_the_wavelet_causes_one_warning(command, hpcfwi, tmp_path, capfd):
+    path = write_input(tmp_path, {"survey.wavelet.frequency": 30.0, "inversion.epochs": 1})
+    name, *target = command
+    assert hpcfwi(name, path, *target, *(tmp_path / "data.h5" for _ in target)) == 0
+    assert capfd.readouterr().out.count("model.spacing: a spacing of 20 m is fine enough for") == 1
+
+
 def test_directories_can_have_spaces_and_non_ascii_letters(hpcfwi, tmp_path):
     folder = tmp_path / "meine Läufe" / "波动 №1"
     small = {"wave.engine": "eager", "survey.sources.count": 2, "inversion.batch": 1}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfwi import system
 from hpcfwi.inversion import memory
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.model import Model
@@ -224,7 +225,7 @@ def contents(run):
 def test_unreadable_checkpoint_stops_the_run_without_changing_a_file(
     hpcfwi, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(checkpoint, "PAUSES", (0.01,))
+    monkeypatch.setattr(system, "PAUSES", (0.01,))
     path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
     last = run / "checkpoints" / "epoch_000003.ckpt"
@@ -467,3 +468,17 @@ def test_changed_initial_model_is_refused_when_a_run_continues(hpcfwi, tmp_path,
     assert (run / "initial.h5").read_bytes() == before
     write_model(tmp_path / "true.h5", given)
     assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 0
+
+
+def test_changed_observed_data_are_refused_when_a_run_continues(hpcfwi, tmp_path, capfd):
+    assert hpcfwi("forward", write_input(tmp_path), "--to", tmp_path / "data.h5") == 0
+    given = {"survey": {"file": "data.h5"}, "inversion.epochs": 2}
+    path, more = write_input(tmp_path, given), ("--set", "inversion.epochs=3")
+    assert hpcfwi("run", path) == 0
+    with h5py.File(tmp_path / "data.h5", "r+") as file:
+        file["data"][-1] *= -1.0
+    assert hpcfwi("run", path, *more) == 2
+    assert "survey.file: the observed data differ from those of the run" in capfd.readouterr().err
+    with h5py.File(tmp_path / "data.h5", "r+") as file:
+        file["data"][-1] *= -1.0
+    assert hpcfwi("run", path, *more) == 0

@@ -51,6 +51,7 @@ def test_volume_is_inverted_and_its_figures_are_drawn(hpcfwi, tmp_path, monkeypa
         patch.setattr(records, "draw_epoch_figures", lambda *_: None)
         patch.setattr(records, "draw_fit", lambda *_: None)
         assert hpcfwi("run", path, "--quiet") == 0
+        capsys.readouterr()
 
     errors = [entry["model_error"] for entry in read_metrics(run / "metrics.jsonl")]
     assert errors[1] < errors[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import time
 from dataclasses import replace as changed
 
 import h5py
@@ -297,3 +299,25 @@ def test_traces_stored_in_another_file_are_refused(how, when, tmp_path):
         reader._file = h5py.File(other)
         with pytest.raises(InputError, match="/data: its values are in another file"):
             reader.read(np.array([0]))
+
+
+def test_read_is_repeated_after_a_momentary_error(path, monkeypatch, caplog):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    read_direct, left = h5py.Dataset.read_direct, [2]
+
+    def fail_at_first(*args):
+        if left[0] > 0:
+            left[0] -= 1
+            raise OSError(errno.EIO, "Can't read data (file read failed)")
+        read_direct(*args)
+
+    monkeypatch.setattr(h5py.Dataset, "read_direct", fail_at_first)
+    with GatherReader(path, Context.alone()) as reader:
+        np.testing.assert_array_equal(reader.read(np.arange(2)), example_traces()[:2])
+        assert len(pauses) == 2
+        assert f"{path} cannot be read (Input/output error): trying again" in caplog.text
+        left[0] = 1000
+        with pytest.raises(InputError, match=r"cannot be read \(Input/output error\)"):
+            reader.read(np.arange(2))
+    assert 29.0 < sum(pauses[2:]) < 31.0

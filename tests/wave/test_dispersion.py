@@ -10,24 +10,34 @@ import torch
 from scipy.special import hankel1
 
 from hpcfwi.wave import Acquisition, Method, simulate
-from hpcfwi.wave.numerics import (
-    ORDERS,
-    carried_frequency,
-    longest_step,
-    phase_velocity_error,
-    ricker,
-)
+from hpcfwi.wave.dispersion import Discretization, carried_frequency, phase_velocity_error
+from hpcfwi.wave.equation import find_equation
+from hpcfwi.wave.numerics import ORDERS, longest_step, ricker
 
 VELOCITY, FREQUENCY = 2000.0, 10.0
 
 
 @pytest.mark.parametrize(
-    ("order", "h", "dt"),
-    [(2, 20.0, 2e-3), (4, 40.0, 2e-3), (6, 50.0, 2e-3), (8, 12.5, 3e-3)],
-    ids=["order 2", "order 4", "order 6", "order 8, too fast because of its long step"],
+    ("equation", "order", "h", "dt"),
+    [
+        ("acoustic", 2, 20.0, 2e-3),
+        ("acoustic", 4, 40.0, 2e-3),
+        ("acoustic", 6, 50.0, 2e-3),
+        ("acoustic", 8, 12.5, 3e-3),
+        ("acoustic-density", 2, 20.0, 2e-3),
+        ("acoustic-density", 4, 50.0, 2e-3),
+    ],
+    ids=[
+        "order 2",
+        "order 4",
+        "order 6",
+        "order 8, too fast because of its long step",
+        "order 2, staggered",
+        "order 4, staggered",
+    ],
 )
 def test_simulated_phase_velocity_agrees_with_the_dispersion_relation(
-    order: int, h: float, dt: float
+    equation: str, order: int, h: float, dt: float
 ) -> None:
     """The phase between two receivers along an axis, where both errors are nearly the largest.
 
@@ -43,9 +53,10 @@ def test_simulated_phase_velocity_agrees_with_the_dispersion_relation(
         np.array([[2000.0, 400.0 + near], [2000.0, 400.0 + far]]),
     )
     homogeneous = torch.full(shape, VELOCITY, dtype=torch.float64)
-    data = simulate(
-        {"vp": homogeneous}, h, shot, Method(order=order, boundary=20), keep=False
-    ).data[0]
+    parameters = {"vp": homogeneous, "rho": torch.full_like(homogeneous, 1000.0)}
+    model = {name: parameters[name] for name in find_equation(equation).parameters}
+    method = Method(order=order, boundary=20, equation=equation)
+    data = simulate(model, h, shot, method, keep=False).data[0]
     spectrum = np.fft.rfft(data.numpy(), 8 * samples)
     frequencies = np.fft.rfftfreq(8 * samples, dt)
     at = int(np.abs(frequencies - FREQUENCY).argmin())
@@ -58,7 +69,9 @@ def test_simulated_phase_velocity_agrees_with_the_dispersion_relation(
             np.angle(np.conj(hankel1(0, k * far) / hankel1(0, k * near)) / np.exp(1j * phase))
         )
 
-    expected = phase_velocity_error(order, (h, h), dt, VELOCITY, float(frequencies[at]))
+    expected = phase_velocity_error(
+        Discretization(order, (h, h), dt, VELOCITY, equation != "acoustic"), float(frequencies[at])
+    )
     along = np.linspace(expected - 0.01, expected + 0.01, 4001)
     lags = np.array([abs(lag(e)) for e in along])
     found = along[int(lags.argmin())]
@@ -67,17 +80,21 @@ def test_simulated_phase_velocity_agrees_with_the_dispersion_relation(
     assert found == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.parametrize("staggered", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
-def test_phase_velocity_error_falls_with_the_order_of_the_scheme(order: int) -> None:
+def test_phase_velocity_error_falls_with_the_order_of_the_scheme(
+    order: int, staggered: bool
+) -> None:
     coarse, fine = (
-        abs(phase_velocity_error(order, (h, h), 1e-6, 1500.0, 10.0)) for h in (20.0, 10.0)
+        abs(phase_velocity_error(Discretization(order, (h, h), 1e-6, 1500.0, staggered), 10.0))
+        for h in (20.0, 10.0)
     )
     assert coarse / fine == pytest.approx(2.0**order, rel=0.15)
 
 
 def test_waves_of_two_points_per_wavelength_do_not_propagate() -> None:
-    assert phase_velocity_error(8, (10.0, 10.0), 1e-3, 1500.0, 80.0) == -inf
-    assert phase_velocity_error(8, (10.0, 10.0, 10.0), 1e-3, 1500.0, 80.0) == -inf
+    assert phase_velocity_error(Discretization(8, (10.0, 10.0), 1e-3, 1500.0), 80.0) == -inf
+    assert phase_velocity_error(Discretization(8, (10.0, 10.0, 10.0), 1e-3, 1500.0), 80.0) == -inf
 
 
 def test_phase_velocity_error_is_largest_along_an_axis_or_a_diagonal() -> None:
@@ -103,13 +120,17 @@ def test_phase_velocity_error_is_largest_along_an_axis_or_a_diagonal() -> None:
             k -= (left - target) / slope
         errors.append(2.0 * np.pi * frequency / k / velocity - 1.0)
     worst = max(errors, key=abs)
-    assert phase_velocity_error(order, h, dt, velocity, frequency) == pytest.approx(worst, rel=1e-6)
+    found = phase_velocity_error(Discretization(order, h, dt, velocity), frequency)
+    assert found == pytest.approx(worst, rel=1e-6)
 
 
+@pytest.mark.parametrize("staggered", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
-def test_phase_velocity_error_is_tolerable_up_to_the_carried_frequency(order: int) -> None:
-    scheme = (order, (10.0, 12.0), 5e-4, 1500.0)
-    carried = carried_frequency(*scheme, 0.01)
-    below = [phase_velocity_error(*scheme, f) for f in np.linspace(0.05, 1.0, 20) * carried]
+def test_phase_velocity_error_is_tolerable_up_to_the_carried_frequency(
+    order: int, staggered: bool
+) -> None:
+    scheme = Discretization(order, (10.0, 12.0), 5e-4, 1500.0, staggered)
+    carried = carried_frequency(scheme, 0.01)
+    below = [phase_velocity_error(scheme, f) for f in np.linspace(0.05, 1.0, 20) * carried]
     assert max(map(abs, below)) <= 0.01 * (1.0 + 1e-6)
-    assert abs(phase_velocity_error(*scheme, 1.01 * carried)) > 0.01
+    assert abs(phase_velocity_error(scheme, 1.01 * carried)) > 0.01
