@@ -251,8 +251,10 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         tables = tomllib.loads(content)
     except _NO_TOML as error:
         remedy = "Correct this line."
-        if "twice" in str(error):
+        if "'stage'" in str(error):
             remedy = "Several tables of one name, such as stages, have two brackets: [[stage]]."
+        elif "twice" in str(error):
+            remedy = "Write the keys of both under one of them."
         raise InputError(str(path), f"not valid TOML ({error})", remedy) from error
     for setting in settings:
         _change(tables, setting)

@@ -22,10 +22,19 @@ from hpcfwi.convert.request import HDF5, MATLAB, NPY, RAW, SEGY, VTK, Request, k
 from hpcfwi.convert.segy import Columns, TraceReader, find_layout, read_headers
 from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing
-from hpcfwi.model import AXES, PARAMETERS, Grid, Model
-from hpcfwi.storage.hdf5 import find_dataset, open_alone, read_values
-from hpcfwi.storage.models import POWERS, check_values, read_cells, read_model, write_model
-from hpcfwi.system import check_regular, check_room, open_regular, written_whole
+from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
+from hpcfwi.storage.hdf5 import find_dataset, holds, open_alone, read_values
+from hpcfwi.storage.models import (
+    IMAGE_FORMAT,
+    POWERS,
+    check_values,
+    read_attribute,
+    read_cells,
+    read_image,
+    read_model,
+    write_model,
+)
+from hpcfwi.system import check_regular, check_room, is_there, open_regular, written_whole
 
 Placement = tuple[tuple[float, ...], tuple[float, ...]]
 """Spacing and origin along z, (y,) x, in m."""
@@ -37,8 +46,6 @@ OSCILLATING = 0.01
 _MATLAB_NUMBERS = ("double", "single", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 
 log = logging.getLogger("hpcfwi")
-
-PARAMETER = next(iter(PARAMETERS.values()))  # assumed for files that do not name it
 
 
 def convert_model(request: Request) -> None:
@@ -53,30 +60,59 @@ def convert_model(request: Request) -> None:
             "MATLAB files are read, not written",
             "Write .npy, .h5 or raw floats.",
         )
+    name = request.array
     if source != HDF5:
         model = _read_foreign(request, source)
+    elif read_attribute(request.source, "format") == IMAGE_FORMAT:
+        model, _ = read_image(request.source)
+        (name,) = model.arrays
     elif request.quantity == "velocity" and request.scale == 1.0:
-        model = read_model(request.source)
+        model = read_model(request.source, request.parameter and [request.parameter])
     else:
-        cells = read_cells(request.source, PARAMETER.name)
-        model = _make_model(cells[PARAMETER.name].astype(np.float64), cells.grid, request)
+        cells = read_cells(request.source, name)
+        model = _make_model(cells[name].astype(np.float64), cells.grid, request)
     if target == HDF5:
-        write_model(request.target, model)
+        write_model(request.target, _join(model, request.target))
     elif target == SEGY:
         line = None if request.line is None else segy.make_line(request.line)
-        write_columns(request.target, model[PARAMETER.name], model.grid, line, request.datum)
+        write_columns(request.target, model[name], model.grid, line, request.datum)
     elif target == VTK:
         write_image(request.target, model)
     else:
         axes = model.grid.axes
         order = _check_order(request.order or axes, axes)
-        array = model[PARAMETER.name].transpose([axes.index(axis) for axis in order])
+        array = model[name].transpose([axes.index(axis) for axis in order])
         with written_whole(request.target) as file:
             if target == NPY:
                 np.save(file, np.ascontiguousarray(array))
             else:
                 kind = (request.headers.endian or "<") + "f4"
                 file.write(np.ascontiguousarray(array, dtype=kind).tobytes())
+
+
+def _join(model: Model, path: Path) -> Model:
+    """Return a model with the arrays of a model file, if it exists; raises `InputError`."""
+    if not model.arrays.keys() <= PARAMETERS.keys():
+        raise InputError(
+            str(path), "an image is no model", "Write it as .sgy, .vti, .npy or raw floats."
+        )
+    if not is_there(path):
+        return model
+    with open_alone(path) as file:
+        first, *_ = PARAMETERS
+        names = [name for name in PARAMETERS if holds(file, name)]
+    there = read_model(path, names or [first])
+    if twice := sorted(model.arrays.keys() & there.arrays.keys()):
+        raise InputError(
+            f"{path}, /{twice[0]}", "the file has this array", "Choose another name, or remove it."
+        )
+    if not model.grid.agrees(there.grid):
+        raise InputError(
+            str(path),
+            f"its grid is {there.grid}, but that of the new array is {model.grid}",
+            "Give another name; all arrays of a model file lie on one grid.",
+        )
+    return Model(there.grid, {**there.arrays, **model.arrays})
 
 
 def read_npy(path: Path) -> NDArray[np.float64]:
@@ -211,8 +247,14 @@ def _read_foreign(request: Request, kind: str) -> Model:
 
 def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Model:
     """Make a model from velocities or from values of `request.quantity`; raises `InputError`."""
-    where = str(request.source)
+    where, parameter = str(request.source), PARAMETERS[request.array]
     if request.quantity != "velocity":
+        if parameter.unit != "m/s":
+            raise InputError(
+                f"--quantity {request.quantity}",
+                f"given for the {parameter.title}, which is not a velocity",
+                "Leave it out.",
+            )
         if not array.min() > 0.0:
             raise InputError(
                 f"--quantity {request.quantity}",
@@ -223,19 +265,20 @@ def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Mod
     array = array * request.scale
     _check_meaning(array, request)
     try:
-        check_values(array, where, PARAMETER)
+        check_values(array, where, parameter)
     except InputError as error:
         if error.remedy.startswith("Multiply"):
-            remedy = f"Give --scale {PARAMETER.figure_scale:g}."
+            remedy = f"Give --scale {parameter.figure_scale:g}."
             raise InputError(error.where, error.problem, remedy) from error
         raise
-    return Model(grid, {PARAMETER.name: np.ascontiguousarray(array, dtype=np.float32)})
+    return Model(grid, {parameter.name: np.ascontiguousarray(array, dtype=np.float32)})
 
 
 def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
     """Raise `InputError` if the values look like traces."""
     where = str(request.source)
-    if np.mean(array < 0.0) > OSCILLATING and array.max() > 0.0:
+    lowest = PARAMETERS[request.array].lowest
+    if lowest >= 0.0 and np.mean(array < 0.0) > OSCILLATING and array.max() > 0.0:
         raise InputError(
             where,
             f"{100.0 * np.mean(array < 0.0):.0f} % of the values are below 0, the others above: "
@@ -281,7 +324,8 @@ def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
     endian = request.headers.endian or "<"
     found = np.frombuffer(content, f"{endian}f{width}").astype(np.float64)
     swapped = np.frombuffer(content, f"{'<' if endian == '>' else '>'}f{width}")
-    if _is_plausible(swapped) and not _is_plausible(found * request.scale):
+    parameter = PARAMETERS[request.array]
+    if _is_plausible(swapped, parameter) and not _is_plausible(found * request.scale, parameter):
         other = "little" if endian == ">" else "big"
         raise InputError(
             str(path),
@@ -291,9 +335,9 @@ def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
     return order, found.reshape([shape[axes.index(axis)] for axis in order])
 
 
-def _is_plausible(values: NDArray) -> bool:
+def _is_plausible(values: NDArray, parameter: Parameter) -> bool:
     with np.errstate(invalid="ignore"):
-        return bool(((values >= PARAMETER.lowest) & (values <= PARAMETER.highest)).all())
+        return bool(((values >= parameter.lowest) & (values <= parameter.highest)).all())
 
 
 def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement | None]:

@@ -55,6 +55,10 @@ def convert(
         Text, typer.Option(help="positive-elevation if fields of elevations hold depths.")
     ] = None,
     model: Annotated[bool, typer.Option("--model", help="SEG-Y holds a model.")] = False,
+    parameter: Annotated[
+        Text,
+        typer.Option(help="Parameter of a model: vp (the default), vs, rho, epsilon, ..., qs."),
+    ] = None,
     shape: Annotated[Text, typer.Option(help="Shape of a model: NZ,NX or NZ,NY,NX.")] = None,
     spacing: Annotated[Text, typer.Option(help="Spacing, m: one number, or one per axis.")] = None,
     origin: Annotated[
@@ -81,6 +85,7 @@ def convert(
     def work(context: Context) -> None:
         from hpcfwi.convert import request
         from hpcfwi.convert.to_gathers import convert_file
+        from hpcfwi.model import PARAMETERS
         from hpcfwi.storage.models import POWERS
         from hpcfwi.survey import SOURCE_KINDS
 
@@ -95,7 +100,8 @@ def convert(
                 None if axes is None else request.choose("--axes", axes, ("zx", "zyx")),
                 request.parse_numbers("--line", line, [4]),
                 request.parse_size("--datum", datum),
-                model,
+                model or parameter is not None,
+                parameter and request.choose("--parameter", parameter, PARAMETERS),
                 request.parse_shape(shape),
                 request.parse_spacing(spacing),
                 request.parse_numbers("--origin", origin, (2, 3)),

@@ -14,8 +14,8 @@ from typing import Any
 
 from hpcfwi.convert.layout import FIELDS, TYPES, Field, Headers
 from hpcfwi.errors import InputError, quote
-from hpcfwi.model import AXES
-from hpcfwi.storage.hdf5 import open_alone, plain
+from hpcfwi.model import AXES, PARAMETERS
+from hpcfwi.storage.models import read_attribute
 from hpcfwi.storage.unfinished import FORMAT
 
 SEGY, UNIX, HDF5, NPY, RAW, VTK = "SEG-Y", "Seismic Unix", "HDF5", "NumPy", "raw", "VTK"
@@ -45,9 +45,7 @@ def kind_of(path: Path) -> str:
 
 def holds_gathers(path: Path) -> bool:
     """Return True if an HDF5 file holds gathers, and False for a model; raises `InputError`."""
-    with open_alone(path) as file:
-        found = plain(file.attrs.get("format"))
-    return bool(found == FORMAT)
+    return bool(read_attribute(path, "format") == FORMAT)
 
 
 KEEPS = ("time", "offset", "shots", "traces", "code", "repeat")
@@ -82,10 +80,11 @@ class Request:
     the data; axes: "zx", "zyx", or None to choose by the positions; line: x, y of two points of the
     line of a 2-D survey, m, the first at x = 0; datum: elevation of z = 0, m; depths:
     "positive-elevation" if fields of elevations hold depths; model: True if SEG-Y holds a model;
-    shape, spacing (m), origin (m): of a model, in the order (z, x) or (z, y, x); order: axes of the
-    array in a file, the slowest first; quantity: quantity of the values; scale: factor by which
-    the values, converted to velocities, are multiplied; variable: name of the array in a MATLAB
-    file; reciprocity: True to exchange sources and receivers; source_kind: of all sources.
+    parameter: of the values of the model, if it is named; shape, spacing (m), origin (m): of a
+    model, in the order (z, x) or (z, y, x); order: axes of the array in a file, the slowest first;
+    quantity: quantity of the values; scale: factor by which the values, converted to velocities,
+    are multiplied; variable: name of the array in a MATLAB file; reciprocity: True to exchange
+    sources and receivers; source_kind: of all sources.
     """
 
     sources: tuple[Path, ...]
@@ -98,6 +97,7 @@ class Request:
     line: tuple[float, ...] | None = None
     datum: float = 0.0
     model: bool = False
+    parameter: str | None = None
     shape: tuple[int, ...] | None = None
     spacing: tuple[float, ...] | None = None
     origin: tuple[float, ...] | None = None
@@ -113,6 +113,11 @@ class Request:
     def source(self) -> Path:
         """The file to read, the first one of several."""
         return self.sources[0]
+
+    @property
+    def array(self) -> str:
+        """The name of the model's array, that of P velocity if it is not given."""
+        return self.parameter or next(iter(PARAMETERS))
 
 
 def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str | None) -> Headers:

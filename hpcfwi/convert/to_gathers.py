@@ -404,7 +404,9 @@ def _look_at(request: Request) -> tuple[str, str, bool]:
             "several files can be read only if all are SEG-Y data",
             "Give one file to read, and one to write.",
         )
-    if is_there(request.target):
+    # The array of a parameter can be added to a model file
+    adds = request.parameter is not None and target == HDF5
+    if is_there(request.target) and not adds:
         raise InputError(
             str(request.target),
             "this file exists already",

@@ -20,7 +20,7 @@ from hpcfwi.config.survey import DataSection
 from hpcfwi.errors import Finding, InputError
 from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
 from hpcfwi.inversion.experiment import Experiment, equation_of
-from hpcfwi.model import PARAMETERS
+from hpcfwi.model import PARAMETERS, Grid
 from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import (
@@ -41,6 +41,8 @@ FEWEST_WAVELENGTHS = 1.0 / 3.0
 # Smallest extent of sources or receivers, as a share of the model's longest side. A line in km
 # instead of m has a share of at most a thousandth.
 SMALLEST_SPREAD = 1.0 / 500.0
+# Smallest share of a cell that is a depth in m; smaller ones are in km.
+LEAST_OF_CELL = 0.1
 # Smallest and largest sampling interval of the data, in longest stable steps. With a longer one,
 # the record's shortest wave is hundreds of cells long; with a shorter one, the change of the wave
 # in a step is lost in rounding.
@@ -107,13 +109,18 @@ def _check_positions(experiment: Experiment) -> Iterator[Finding]:
     for name, points in places.items():
         outside = ~grid.contains(points)
         if outside.any():
+            turned = Grid(grid.shape[::-1], grid.spacing[::-1], grid.origin[::-1])
+            remedy = "Move them, or give a larger model."
+            if turned.contains(points).all():
+                remedy = f"The arrays of the model seem to be ({', '.join(grid.axes[::-1])}): "
+                remedy += "transpose them."
             yield Finding(
                 "error",
                 f"{where}: {name}",
                 f"{outside.sum()} of {outside.size} lie outside the model, the first at "
                 f"{points[outside][0].tolist()} m; expected {list(grid.origin)} to "
                 f"{list(grid.last)} m, in the order {', '.join(grid.axes)}",
-                "Move them, or give a larger model.",
+                remedy,
             )
 
 
@@ -325,6 +332,14 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
                 f"{where}inversion.fixed_above",
                 f"found {section.fixed_above}, which fixes the whole model",
                 f"Give a depth above {grid.last[0]} m.",
+            )
+        above, cell = section.fixed_above or grid.origin[0], grid.spacing[0]
+        if 0.0 < above - grid.origin[0] < LEAST_OF_CELL * cell:
+            yield Finding(
+                "error",
+                f"{where}inversion.fixed_above",
+                f"found {above:g} m, which is no depth in a model with cells of {cell:g} m",
+                f"It seems to be in km: give {1e3 * above:g}. Leave it out to fix no cell.",
             )
         return
     if experiment.fixed.any() and not experiment.fixed.all():

@@ -308,7 +308,8 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
             raise InputError(
                 f"model.initial.{key}",
                 f"found {length:g}, but the model is {extent:g} m at its longest",
-                "Give the length over which to smooth, in m, or a starting model as a file.",
+                "Give the length over which to smooth, in m, or a starting model as a file. Check "
+                "that the spacing of the model is in m, too.",
             )
     if start.file is None and start.run is None:
         return given

@@ -549,12 +549,18 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         return [blanks[each] for each in _find_changing(stages, epoch)]
 
     if given.inversion.linear and exists(directory.image):
-        image, epoch = read_image(directory.image, initial.grid)
+        image, epoch = read_image(directory.image)
+        if not image.grid.agrees(initial.grid):
+            raise InputError(
+                f"{directory.image}, /image",
+                f"its grid is {image.grid}, expected that of initial.h5, {initial.grid}",
+                "Remove the file; the figure cannot be drawn from it.",
+            )
         drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
         seen = replace(blanks[name], epoch=epoch)
         if exists(drawn_of):
             seen, *_ = _read_pictures(drawn_of, find_blanks)
-        draw_image(draw, directory, image, initial, truth, seen)
+        draw_image(draw, directory, image["image"], initial, truth, seen)
     history = _read_history(directory.metrics)
     whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
     free = ~whole

@@ -76,6 +76,15 @@ def read_model(path: Path, names: Sequence[str] | None = None) -> Model:
         if names is None:
             first, *others = PARAMETERS
             names = [first, *(name for name in others if holds(file, name))]
+        for name in names:
+            if name in PARAMETERS and not holds(file, name):
+                found = ", ".join(f"/{each}" for each in PARAMETERS if holds(file, each))
+                raise InputError(
+                    f"{path}, /{name}",
+                    f"the file has no {PARAMETERS[name].title}; it holds {found or 'no parameter'}",
+                    f"Store it as /{name}, or add it with `hpcfwi convert FROM {path} --parameter "
+                    f"{name}`.",
+                )
         shapes = {name: real_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])
         arrays = {name: read_real(file, path, name) for name in names}
@@ -298,19 +307,22 @@ def write_image(path: Path, image: NDArray[np.floating], grid: Grid, epoch: int)
         )
 
 
-def read_image(path: Path, grid: Grid) -> tuple[NDArray[np.float32], int]:
-    """Read an image on a grid, and its number of iterations; raises `InputError`."""
+def read_image(path: Path) -> tuple[Model, int]:
+    """Read an image, as a model with the array "image", and its number of iterations.
+
+    Raises `InputError`.
+    """
     with open_alone(path) as file:
         check_format(file, path, IMAGE_FORMAT, IMAGE_VERSION)
         image = read_real(file, path, "image").astype(np.float32)
-        epoch = plain(file.attrs.get("epoch", 0))
-    if image.shape != grid.shape or not is_whole(epoch):
+        grid, epoch = _read_grid(file, path, "image"), plain(file.attrs.get("epoch", 0))
+    if not is_whole(epoch):
         raise InputError(
-            f"{path}, /image",
-            f"its shape is {image.shape}, expected {grid.shape}, as initial.h5, and an epoch",
-            "Remove the file; the figure cannot be drawn from it.",
+            f"{path}, attribute epoch",
+            f"found {quote(epoch)}, expected the number of iterations",
+            "Migrate again.",
         )
-    return image, int(epoch)
+    return Model(grid, {"image": image}), int(epoch)
 
 
 COLUMNS = {2: ("x", "depth"), 3: ("y", "x", "depth")}

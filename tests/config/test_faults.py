@@ -162,13 +162,19 @@ def test_all_missing_keys_of_a_survey_are_named_at_once(path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"[model\n", "not valid TOML"), (b"\xff\xfe", "it is not UTF-8 text"), (b"", "missing")],
+    [
+        (b"[model\n", "not valid TOML"),
+        (b"[model]\n[model]\n", "twice (at line 2, column 7)). Write the keys"),
+        (b"[stage]\n[stage]\n", "have two brackets: [[stage]]"),
+        (b"\xff\xfe", "it is not UTF-8 text"),
+        (b"", "missing"),
+    ],
 )
 def test_file_that_is_not_a_config_is_refused(path, content, words):
     path.write_bytes(content)
     error = refused(path)
     assert error.where.startswith(str(path))
-    assert words in error.problem
+    assert words in str(error)
 
 
 def test_missing_file_is_refused(tmp_path):

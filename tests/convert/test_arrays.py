@@ -14,7 +14,7 @@ import scipy.io
 import segyio
 
 from hpcfwi.model import Grid, Model
-from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.storage.models import read_model, write_image, write_model
 from tests.convert.examples import write_segy
 
 
@@ -63,6 +63,64 @@ def test_model_converted_to_a_format_and_back_is_the_same(
     back = (*options, *place(model), *(["--model"] if kind == ".sgy" else []))
     assert hpcfwi("convert", there, tmp_path / "b.h5", *back) == 0
     check_same(read_model(tmp_path / "b.h5"), model)
+
+
+def test_arrays_of_several_parameters_are_collected_in_one_file(hpcfwi, tmp_path):
+    grid = example(2).grid
+    arrays = {name: example(2)["vp"] * f for name, f in (("vp", 1.0), ("vs", 0.5), ("rho", 0.4))}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        options = ("--parameter", name, *place(example(2)))
+        assert hpcfwi("convert", tmp_path / f"{name}.npy", tmp_path / "all.h5", *options) == 0
+    whole = read_model(tmp_path / "all.h5")
+    assert whole.grid.agrees(grid)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(whole[name], array.astype(np.float32))
+        target = tmp_path / f"{name}_again.npy"
+        assert hpcfwi("convert", tmp_path / "all.h5", target, "--parameter", name) == 0
+        np.testing.assert_array_equal(np.load(target), whole[name])
+
+
+def test_negative_anisotropy_is_not_taken_for_traces(hpcfwi, tmp_path):
+    delta = np.random.default_rng(3).uniform(-0.1, 0.2, example(2).grid.shape)
+    np.save(tmp_path / "delta.npy", delta)
+    options = ("--parameter", "delta", *place(example(2)))
+    assert hpcfwi("convert", tmp_path / "delta.npy", tmp_path / "all.h5", *options) == 0
+    found = read_model(tmp_path / "all.h5", ["delta"])
+    np.testing.assert_array_equal(found["delta"], delta.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--parameter", "vp"), "all.h5, /vp: the file has this array"),
+        (("--parameter", "vs", "--spacing", "50"), "all arrays of a model file lie on one grid"),
+        (("--parameter", "rho", "--quantity", "slowness"), "density, which is not a velocity"),
+        (("--parameter", "vn"), "--parameter: found 'vn', expected one of vp, vs, rho"),
+        ((), "this file exists already"),
+    ],
+)
+def test_array_that_does_not_fit_into_the_file_is_refused(options, words, hpcfwi, tmp_path, capsys):
+    write_model(tmp_path / "all.h5", example(2))
+    np.save(tmp_path / "a.npy", example(2)["vp"] * 0.5)
+    before = (tmp_path / "all.h5").read_bytes()
+    given = (*place(example(2)), *options)
+    assert hpcfwi("convert", tmp_path / "a.npy", tmp_path / "all.h5", *given) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "all.h5").read_bytes() == before
+
+
+def test_image_of_a_migration_is_exported(hpcfwi, tmp_path, capsys):
+    grid, image = example(2).grid, example(2)["vp"] - 3000.0
+    write_image(tmp_path / "image.h5", image, grid, 3)
+    for kind in (".npy", ".sgy", ".vti"):
+        assert hpcfwi("convert", tmp_path / "image.h5", tmp_path / f"image{kind}") == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "image.npy"), image)
+    with segyio.open(tmp_path / "image.sgy", strict=False) as file:
+        np.testing.assert_array_equal(file.trace.raw[:], image.T)
+    assert 'Name="image"' in (tmp_path / "image.vti").read_text(errors="replace")
+    assert hpcfwi("convert", tmp_path / "image.h5", tmp_path / "b.h5") == 2
+    assert "an image is no model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ndim", [2, 3])

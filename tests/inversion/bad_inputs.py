@@ -35,6 +35,13 @@ FILE_INSTEAD = {
 }
 
 
+def transpose_model(folder: Path) -> None:
+    """Store the model as (x, z)."""
+    model = true_model()
+    grid = Grid(model.grid.shape[::-1], model.grid.spacing, model.grid.origin)
+    write_model(folder / "true.h5", Model(grid, {"vp": model["vp"].T}))
+
+
 RICKER = ricker(8.0, N_SAMPLES, 0.004, 0.12)
 
 
@@ -392,6 +399,22 @@ BAD_INPUTS = [
         "everything fixed",
         ("inversion.fixed_above", "900.0", "above 580.0 m"),
         {"inversion.fixed_above": 900.0},
+    ),
+    BadInput(
+        "fixed above a depth in km",
+        ("inversion.fixed_above", "0.06 m", "cells of 20 m", "in km: give 60"),
+        {"inversion.fixed_above": 0.06},
+    ),
+    BadInput(
+        "transposed model",
+        ("survey: receivers", "of 30 lie outside the model", "seem to be (x, z): transpose them"),
+        {"survey.receivers.last": 1180.0},
+        arrange=transpose_model,
+    ),
+    BadInput(
+        "model without S velocity",
+        ("true.h5, /vs", "has no S velocity; it holds /vp", "--parameter vs"),
+        {"wave.equation": "elastic"},
     ),
     BadInput(
         "everything fixed by a surface",
