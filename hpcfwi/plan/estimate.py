@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, inf
 from pathlib import Path
@@ -112,18 +111,20 @@ class Simulations:
 
     gradients: shots with a forward and a backward simulation; illuminated: the same with
     illuminations; products: shots in products with the Gauss-Newton matrix; forwards: forward
-    simulations for estimates of the wavelet.
+    simulations for estimates of the wavelet; per_shot: simulations that each shot counts as.
     """
 
     gradients: float
     illuminated: float
     products: float
     forwards: float
+    per_shot: int
 
     @property
     def count(self) -> float:
         """The number of simulations, as metrics.jsonl counts them."""
-        return self.gradients + self.illuminated + PRODUCT * self.products + self.forwards
+        gradients = self.per_shot * (self.gradients + self.illuminated)
+        return gradients + (self.per_shot + PRODUCT - 1) * self.products + self.forwards
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
     always = asked is not None and asked.illumination is not None
     # A line search cannot reuse the last result if the wavelet has changed.
     carries = not section.wavelet.bind()().takes_steps
-    counts = defaultdict[str, float](float)
+    counts = dict.fromkeys(("gradients", "illuminated", "products", "forwards"), 0.0)
     before: object = None
     for place, estimated in enumerate(estimates):
         number = draws.number(place)
@@ -184,7 +185,8 @@ def _count(experiment: Experiment, which: int) -> Simulations:
         counts["products"] += cost.products[which]
         counts["forwards"] += estimated
         before = sample
-    return Simulations(**{field.name: float(counts[field.name]) for field in fields(Simulations)})
+    per_shot = experiment.make_simulator().simulations_per_shot
+    return Simulations(**counts, per_shot=per_shot)
 
 
 def _count_estimates(section: InversionSection, n_shots: int) -> Iterator[int]:

@@ -74,6 +74,10 @@ class RunDirectory:
         self.checked, self.masks = path / "check.json", self.epochs / "fixed.h5"
         self.log = path / "log.txt"
 
+    def result(self, linear: bool) -> Path:
+        """Return the file of the result: the image of a linear inversion, otherwise the model."""
+        return self.image if linear else self.model
+
     def figure(self, name: str, label: int = 0) -> Path:
         """Return the path of the figure of this name; label: label of a stage, see `label`."""
         return self.path / (f"{name}_{label}.png" if label else f"{name}.png")

@@ -288,8 +288,7 @@ class Recorder:
                 _list(failed),
             )
         self._judge()
-        is_image = self.experiment.config.inversion.linear
-        log.info("Done: %s", self.directory.image if is_image else self.directory.model)
+        log.info("Done: %s", self.directory.result(self.experiment.config.inversion.linear))
 
     def _judge(self) -> None:
         """Log the model error and the epoch of the best model."""

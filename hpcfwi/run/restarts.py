@@ -40,11 +40,12 @@ log = logging.getLogger("hpcfwi")
 class Status:
     """The progress of a run.
 
-    wanted: number of epochs of the config; done, written: epochs of the newest complete checkpoint
-    and of the model, 0 for none.
+    result: file of the model or image; wanted: number of epochs of the config; done, written:
+    epochs of the newest complete checkpoint and of the model, 0 for none.
     """
 
     directory: RunDirectory
+    result: Path
     wanted: int
     done: int
     written: int
@@ -59,7 +60,7 @@ class Status:
         if self.done < self.wanted:
             return f"{self.done} of {self.wanted} epochs are done in {path}"
         if self.is_complete:
-            return f"All {self.wanted} epochs are done in {path}: the result is {model}"
+            return f"All {self.wanted} epochs are done in {path}: the result is {self.result}"
         found = f"is that of epoch {self.written}" if self.written else "is missing or damaged"
         return (
             f"All {self.wanted} epochs are done in {path}, but {model.name} {found}: "
@@ -75,7 +76,8 @@ def read_status(config: Config) -> Status:
     directory = RunDirectory(Path(config.output.directory))
     directory.check(config)
     done = latest_whole_epoch(directory.checkpoints)
-    return Status(directory, config.epochs, done, read_epoch(directory.model))
+    result = directory.result(config.inversion.linear)
+    return Status(directory, result, config.epochs, done, read_epoch(directory.model))
 
 
 def tell_status(path: Path, settings: Sequence[str], quiet: bool) -> int:

@@ -21,6 +21,7 @@ from hpcfwi.model import Model
 from hpcfwi.operators import Shots
 from hpcfwi.operators.vectors import solve_normal
 from hpcfwi.parallel.context import Context
+from hpcfwi.plan.estimate import count_work
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_model
@@ -70,6 +71,18 @@ def test_iterations_reduce_the_misfit_and_improve_the_image(whole):
     assert losses[-1] < 0.5 * losses[0]
     assert told[0]["correlation"] > 0.2
     assert told[-1]["correlation"] > 1.8 * told[0]["correlation"]
+
+
+def test_plan_counts_two_simulations_per_linearized_shot_and_three_per_product(whole):
+    planned = count_work(prepare(load_config(whole / "config.toml", (), True), Context.alone()))
+    assert planned.likely.count == 2 * N_SHOTS + 4 * 3 * N_SHOTS
+    # Exact sums take one more shot each
+    assert metrics(whole)[-1]["simulations"] == 2 * (N_SHOTS + 1) + 4 * 3 * (N_SHOTS + 1)
+
+
+def test_status_names_the_image(hpcfwi, whole, capsys):
+    assert hpcfwi("status", whole) == 0
+    assert f"the result is {whole / 'image.h5'}" in capsys.readouterr().out
 
 
 def test_image_is_zero_where_the_model_is_fixed(whole):
