@@ -324,6 +324,7 @@ def test_layers_of_first_order_equations_have_the_bits_of_the_whole_grid_in_3d(
     ("order", "history", "dtype"),
     [
         (2, Snapshots(1), torch.float64),
+        (4, Recompute(2, states=2), torch.float64),
         (6, Snapshots(3, format="float16"), torch.float64),
         (8, Snapshots(2, format="int8"), torch.float32),
     ],

@@ -18,7 +18,7 @@ from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, grown
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
 from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
 from hpcfwi.wave.equation import FirstOrderEquation
-from hpcfwi.wave.history import Boundary, Recompute, Snapshots, sampled_steps
+from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
 from hpcfwi.wave.layers import Layer
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import group_terms
@@ -113,7 +113,8 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     if isinstance(history, Recompute):
         stretch = SAMPLES_PER_STATE * history.states
         kept = _count_cells(problem, sampled[-stretch:]) * size
-        waiting += state * (1 + min(history.states, -(-len(sampled) // stretch)))
+        running += state
+        waiting += state * min(history.states, -(-len(sampled) // stretch))
     else:
         dtype = np.dtype(np.float32 if size == 4 else np.float64)
         numbers, entries = _count_cells(problem, sampled), len(sampled)
@@ -138,7 +139,7 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     """
     equation, history = problem.equation, problem.history
     assert isinstance(equation, FirstOrderEquation)
-    assert isinstance(history, Snapshots)
+    assert not isinstance(history, Boundary)
     system = equation.system(AXES[problem.like.ndim])
     terms = [term for stage in system.stages for each in stage.values() for term in each]
     rates, kept = system.count_rates(), count_kept(problem)
@@ -148,7 +149,8 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     derivatives = len({term.derivative for term in terms})
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
-    running = len(system.fields) + derivatives * (absorbing + 0.5 * min(planes, 1.0))
+    state = len(system.fields) + derivatives * absorbing
+    running = state + derivatives * 0.5 * min(planes, 1.0)
     if shots % threads:
         # Threads that share a shot use buffers of the size of the grid; rows are a power of two.
         running += (0.5 * derivatives + 1.0) * 2 ** ceil(log2(rows)) / rows
@@ -156,10 +158,17 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
         # The planes of neighbours, and the messages
         running += len(system.fields)
     waiting = rates + (2.0 if problem.illuminate else 0.0)
-    sampled = sampled_steps(steps, problem.interval)
+    sampled, format = sampled_steps(steps, problem.interval), "full"
+    if isinstance(history, Recompute):
+        stretch = SAMPLES_PER_STATE * history.states
+        running += state
+        waiting += state * min(history.states, -(-len(sampled) // stretch))
+        sampled = sampled[-stretch:]
+    else:
+        format = history.format
     dtype = np.dtype(np.float32 if size == 4 else np.float64)
-    samples = kept * _count_cells(problem, sampled) * count_bytes(history.format, dtype)
-    samples += kept * len(sampled) * count_scales(history.format, rows) * np.float32().itemsize
+    samples = kept * _count_cells(problem, sampled) * count_bytes(format, dtype)
+    samples += kept * len(sampled) * count_scales(format, rows) * np.float32().itemsize
     points = problem.receivers.shape[1] + problem.sources.shape[1]
     # Models on the padded grid and their graph, the rates, and the gradients of one shot
     fields = 6.0 * rates * layers + min(shots, threads) * running + shots * waiting

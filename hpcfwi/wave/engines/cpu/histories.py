@@ -7,7 +7,7 @@ which run the compiled `sweeps`. `engine` decides which shots run when, and on h
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,112 @@ from hpcfwi.wave.problem import Problem
 
 # Samples between two stored states, which take about as much memory as a state.
 SAMPLES_PER_STATE = 2
+
+
+Span = tuple[int, int]
+"""The first step of a segment, and the last one + 1."""
+
+
+class ForwardSweeps(Protocol):
+    """The forward simulation of a shot. state: the arrays that a step changes, at rest at first."""
+
+    state: list[NDArray]
+
+    def advance(self, span: Span, first: int | None, explores: bool) -> None:
+        """Simulate some steps, from the state at the first.
+
+        first: the number of the first sample in the store, None if none is stored; explores: True
+        if windows are found, False if they are known.
+        """
+
+
+def length_of_segments(steps: int, interval: int, states: int) -> int:
+    """Return the number of samples from one stored state to the next."""
+    return min(max(1, count_samples(steps, interval)), SAMPLES_PER_STATE * states)
+
+
+class Recomputation:
+    """The stored states of a shot, from which segments of its simulation are repeated.
+
+    A segment lies between two states that may be stored; its samples are stored together. With a
+    single segment, no state is stored and nothing is repeated.
+
+    steps: of the simulation; interval: of samples; length: number of samples of a segment; states:
+    largest number of stored states.
+    """
+
+    def __init__(self, steps: int, interval: int, length: int, states: int) -> None:
+        self._steps, self._length, self._states = steps, length, states
+        self._segments = max(1, -(-count_samples(steps, interval) // length))
+        self._stride = length * interval
+        self._kept: dict[int, list[NDArray]] = {}
+        # The segment at whose beginning the state is, and the one whose samples are stored
+        self._position, self._sampled = 0, -1
+
+    def simulate(self, sweeps: ForwardSweeps) -> None:
+        """Simulate all steps."""
+        self._kept, self._position, self._sampled = {}, 0, -1
+        for action in history.schedule(self._segments, self._states):
+            self._go_to(sweeps, action, explores=True)
+            if isinstance(action, history.Reverse):
+                self._sample(sweeps, action.segment, explores=True)
+                break
+
+    def reverse(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
+        """Go through the samples of all segments, the last one first.
+
+        follow: a function of a segment's span and of the number of its first sample, which is
+        called when these samples are stored.
+        """
+        self._position = -1
+        for action in history.schedule(self._segments, self._states):
+            if isinstance(action, history.Keep):
+                # The states that `simulate` has left can be used once
+                if action.segment not in self._kept:
+                    self._go_to(sweeps, action)
+                continue
+            if self._sampled != action.segment:
+                self._go_to(sweeps, action)
+                self._sample(sweeps, action.segment)
+            follow(self._span(action.segment), action.segment * self._length)
+            self._kept.pop(action.segment, None)
+
+    def repeat(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
+        """Do so with the first segment first."""
+        if self._sampled < 0 or self._segments > 1:
+            self._load(sweeps, 0)
+        for segment in range(self._segments):
+            if self._sampled != segment or self._segments > 1:
+                self._sample(sweeps, segment, explores=True)
+            follow(self._span(segment), segment * self._length)
+
+    def _go_to(self, sweeps: ForwardSweeps, action: history.Action, explores: bool = False) -> None:
+        """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
+        if self._position != action.origin:
+            self._load(sweeps, action.origin)
+        if action.segment > action.origin:
+            span = action.origin * self._stride, action.segment * self._stride
+            sweeps.advance(span, None, explores)
+            self._position = action.segment
+        if isinstance(action, history.Keep):
+            self._kept[action.segment] = [array.copy() for array in sweeps.state]
+
+    def _load(self, sweeps: ForwardSweeps, segment: int) -> None:
+        """Load the state at the beginning of a segment, or the initial state."""
+        kept = self._kept.get(segment)
+        for k, array in enumerate(sweeps.state):
+            array[...] = 0 if kept is None else kept[k]
+        self._position = segment
+
+    def _sample(self, sweeps: ForwardSweeps, segment: int, explores: bool = False) -> None:
+        """Simulate a segment and store its samples."""
+        sweeps.advance(self._span(segment), segment * self._length, explores)
+        self._position, self._sampled = segment + 1, segment
+
+    def _span(self, segment: int) -> Span:
+        last = segment == self._segments - 1
+        end = self._steps if last else (segment + 1) * self._stride
+        return segment * self._stride, end
 
 
 def make_history(problem: Problem, shot: Shot, keep: bool) -> ShotHistory:
@@ -165,113 +271,49 @@ class _Boundary(_Snapshots):
 
 
 class _Recompute:
-    """A history of a few whole states, from which segments are simulated again.
-
-    A segment lies between two states that may be stored; its samples are stored together.
-    """
+    """A history of a few whole states, see `Recomputation`."""
 
     def __init__(self, shot: Shot, interval: int, states: int) -> None:
-        self._shot, self._states = shot, states
-        count = count_samples(shot.steps - 1, interval)
-        self._length = min(max(1, count), SAMPLES_PER_STATE * states)
-        self._segments = max(1, -(-count // self._length))
-        self._stride = self._length * interval
-        self._samples = _Samples(shot, interval, self._length, "full")
-        self._replay: _Replay | None = None
+        self._shot, steps = shot, shot.steps - 1
+        length = length_of_segments(steps, interval, states)
+        self._samples = _Samples(shot, interval, length, "full")
+        self._replay = Recomputation(steps, interval, length, states)
 
     def simulate(self, records: Records, threads: int) -> None:
-        replay = _Replay(make_fields(self._shot.tables, threads))
-        self._replay = replay
-        for action in history.schedule(self._segments, self._states):
-            self._go_to(replay, action, records, threads, explores=True)
-            if isinstance(action, history.Reverse):
-                self._simulate_segment(replay, action.segment, records, threads, explores=True)
-                break
+        self._replay.simulate(_Sweeps(self._shot, self._samples, records, threads))
 
     def backpropagate(self, way_back: WayBack, threads: int) -> None:
-        shot, adjoint = self._shot, make_fields(self._shot.tables, threads)
-        # The states that the first pass has left can be used once.
-        replay, self._replay = self._replay or _Replay(make_fields(shot.tables, threads)), None
-        records = no_records(shot)
-        for action in history.schedule(self._segments, self._states):
-            if isinstance(action, history.Keep):
-                if action.segment not in replay.states:
-                    self._go_to(replay, action, records, threads)
-                continue
-            if replay.sampled != action.segment:
-                self._go_to(replay, action, records, threads)
-                self._simulate_segment(replay, action.segment, records, threads)
-            tape = self._samples.make_tape(action.segment * self._length, explores=False)
-            run(sweep_backward, shot, adjoint, self._span(action.segment), tape, way_back, threads)
-            replay.states.pop(action.segment, None)
+        sweeps = _Sweeps(self._shot, self._samples, no_records(self._shot), threads)
+        self._replay.reverse(sweeps, sweeps.make_follower(sweep_backward, way_back))
 
     def scatter(self, scattering: Scattering, threads: int) -> None:
-        shot = self._shot
-        replay, records = _Replay(make_fields(shot.tables, threads)), no_records(shot)
+        sweeps = _Sweeps(self._shot, self._samples, no_records(self._shot), threads)
+        self._replay.repeat(sweeps, sweeps.make_follower(sweep_scattered, scattering))
+
+
+class _Sweeps:
+    """The forward sweeps of a shot, for its `Recomputation`."""
+
+    def __init__(self, shot: Shot, samples: _Samples, records: Records, threads: int) -> None:
+        self._shot, self._samples, self._records = shot, samples, records
+        self._threads, self._fields = threads, make_fields(shot.tables, threads)
+        self.state = arrays_of(self._fields)
+
+    def advance(self, span: Span, first: int | None, explores: bool) -> None:
+        tape = self._samples.make_tape(first or 0, explores, keeps=first is not None)
+        run(sweep_forward, self._shot, self._fields, span, tape, self._records, self._threads)
+
+    def make_follower(
+        self, sweep: Callable[..., None], ends: WayBack | Scattering
+    ) -> Callable[[Span, int], None]:
+        """Return a function that runs another sweep over the samples of a segment."""
+        shot, threads = self._shot, self._threads
         fields = make_fields(shot.tables, threads)
-        # At the end, the stored samples are those of the last segment, as after `simulate`.
-        for segment in range(self._segments):
-            self._simulate_segment(replay, segment, records, threads, explores=True)
-            tape = self._samples.make_tape(segment * self._length)
-            run(sweep_scattered, shot, fields, self._span(segment), tape, scattering, threads)
 
-    def _go_to(
-        self,
-        replay: _Replay,
-        action: history.Action,
-        records: Records,
-        threads: int,
-        explores: bool = False,
-    ) -> None:
-        """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
-        if replay.position != action.origin:
-            replay.load(action.origin)
-        if action.segment > action.origin:
-            span = action.origin * self._stride, action.segment * self._stride
-            tape = self._samples.make_tape(explores=explores, keeps=False)
-            run(sweep_forward, self._shot, replay.fields, span, tape, records, threads)
-            replay.position = action.segment
-        if isinstance(action, history.Keep):
-            replay.states[action.segment] = deepcopy(replay.fields)
+        def follow(span: Span, first: int) -> None:
+            run(sweep, shot, fields, span, self._samples.make_tape(first), ends, threads)
 
-    def _simulate_segment(
-        self,
-        replay: _Replay,
-        segment: int,
-        records: Records,
-        threads: int,
-        explores: bool = False,
-    ) -> None:
-        tape = self._samples.make_tape(segment * self._length, explores=explores)
-        run(sweep_forward, self._shot, replay.fields, self._span(segment), tape, records, threads)
-        replay.position, replay.sampled = segment + 1, segment
-
-    def _span(self, segment: int) -> tuple[int, int]:
-        """Return the steps of a segment: first and last + 1."""
-        last = segment == self._segments - 1
-        end = self._shot.steps - 1 if last else (segment + 1) * self._stride
-        return segment * self._stride, end
-
-
-class _Replay:
-    """A simulation that is repeated in parts: its position, and the stored states.
-
-    position: the segment at whose beginning the fields are; sampled: the segment whose samples are
-    stored.
-    """
-
-    def __init__(self, fields: Fields) -> None:
-        self.fields = fields
-        self.position = 0
-        self.sampled = -1
-        self.states: dict[int, Fields] = {}
-
-    def load(self, segment: int) -> None:
-        """Load the state at the beginning of a segment, or the initial state."""
-        state = self.states.get(segment)
-        for k, array in enumerate(arrays_of(self.fields)):
-            array[...] = 0 if state is None else arrays_of(state)[k]
-        self.position = segment
+        return follow
 
 
 ShotHistory = _Nothing | _Snapshots | _Recompute

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
+from hpcfwi.wave.engines.cpu.histories import Recomputation, Span, length_of_segments
 from hpcfwi.wave.engines.cpu.layout import (
     MARGIN,
     NOWHERE,
@@ -63,7 +65,7 @@ from hpcfwi.wave.engines.cpu.windows import (
 from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
-from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
+from hpcfwi.wave.history import Boundary, Kind, Recompute, count_samples, sampling_offset
 from hpcfwi.wave.layers import (
     ALONE,
     HALO,
@@ -75,7 +77,7 @@ from hpcfwi.wave.layers import (
 )
 from hpcfwi.wave.problem import Problem
 
-HISTORIES: tuple[Kind, ...] = ("snapshots",)
+HISTORIES: tuple[Kind, ...] = ("snapshots", "recompute")
 
 
 def footprint(problem: Problem, steps: int, layers: int = 1) -> int:
@@ -117,7 +119,7 @@ class _Shots:
         self._recorders = [
             make_recorders(scheme, shot, self._dtype, self._tables.cut) for shot in shots
         ]
-        self._kept: list[tuple[StaggeredShot, StaggeredTape]] = []
+        self._kept: list[_Kept] = []
         self._divide()
 
     def _divide(self) -> None:
@@ -181,8 +183,13 @@ class _Shots:
                 select_recorders(recorders, here),
                 sent[number],
             )
-            self._kept.append((shot, self._make_tape(shot, emitters)))
-        return self._sweep(self._kept, None)
+            self._kept.append(self._keep_samples(shot, emitters))
+
+        def run(number: int, threads: int, traces: NDArray) -> None:
+            kept = self._kept[number]
+            kept.replay.simulate(self._sweeps(kept.shot, kept.tape, threads, traces))
+
+        return self._record(run)
 
     def scatter(
         self,
@@ -202,23 +209,37 @@ class _Shots:
             torch.zeros(e.points.weights.shape) if factor is None else factor
             for e, factor in zip(self._scheme.emissions, factors, strict=True)
         ]
-        shots = []
-        for number, (shot, tape) in enumerate(self._kept):
+
+        def run(number: int, threads: int, traces: NDArray) -> None:
+            kept, state = self._kept[number], self._make_state(threads, forward=True)
             emitters = self._weigh_emitters(number, varied)
             here = select_emitters(emitters, self._is_here(emitters.cells))
-            shots.append((shot._replace(emitters=here), tape))
-        found = self._sweep(shots, change)
-        if signal is not None:
-            sent = _by_time(signal)
-            again = [
-                (
-                    shot._replace(signal=sent[number]),
-                    NO_TAPE._replace(windows=tape.windows.copy()),
+            scattered = kept.shot._replace(emitters=here)
+
+            def follow(span: Span, first: int) -> None:
+                tape = kept.tape._replace(first=first, explores=False)
+                run_team(
+                    threads,
+                    lambda team: sweeps.sweep_staggered(
+                        scattered, state, span, tape, traces, change, team
+                    ),
                 )
-                for number, (shot, tape) in enumerate(self._kept)
-            ]
-            found += self._sweep(again, None)
-        return found
+
+            kept.replay.repeat(
+                self._sweeps(_unheard(kept.shot), kept.tape, threads, traces), follow
+            )
+
+        found = self._record(run)
+        if signal is None:
+            return found
+        sent = _by_time(signal)
+
+        def run_again(number: int, threads: int, traces: NDArray) -> None:
+            shot, tape = self._kept[number].shot, self._kept[number].tape
+            again = self._sweeps(shot._replace(signal=sent[number]), tape, threads, traces)
+            again.advance((0, len(sent[number])), None, explores=False)
+
+        return found + self._record(run_again)
 
     def _place_emitters(self, shot: int) -> Emitters:
         """Return the emitters of a shot in the whole grid, with weights of 0."""
@@ -270,28 +291,26 @@ class _Shots:
             ]
         )
 
-    def _sweep(
-        self, shots: Sequence[tuple[StaggeredShot, StaggeredTape]], change: NDArray | None
-    ) -> Tensor:
-        steps, count = shots[0][0].signal.shape[0], self._problem.receivers.shape[1]
-        most = max(shot.recorders.traces.size for shot, _ in shots)
-        traces = np.empty((len(shots), steps, most), self._dtype)
+    def _record(self, run: Callable[[int, int, NDArray], None]) -> Tensor:
+        """Return the recorded fields (shot, trace, time) of all layers on rank 0; collective.
 
-        def run(k: int, threads: int) -> None:
-            state = self._make_state(threads, forward=True)
-            shot, tape = shots[k]
-            tape = tape._replace(explores=change is None)
-            run_team(
-                threads,
-                lambda team: sweeps.sweep_staggered(shot, state, tape, traces[k], change, team),
-            )
-
-        self._each_shot(run, len(shots))
+        run: a function of a shot's number, a number of threads and the shot's traces (time, trace),
+        which it sets.
+        """
+        steps, count = self._kept[0].shot.signal.shape[0], self._problem.receivers.shape[1]
+        most = max(kept.shot.recorders.traces.size for kept in self._kept)
+        traces = np.empty((len(self._kept), steps, most), self._dtype)
+        self._each_shot(lambda k, threads: run(k, threads, traces[k]), len(self._kept))
         found = torch.from_numpy(traces[..., :count]).transpose(1, 2).contiguous()
         found = join_points(found, self._of_traces, self._crew)
         if (self._of_traces < 0).any():
             self._join_wide(found.numpy(), traces[..., count:])
         return found
+
+    def _sweeps(
+        self, shot: StaggeredShot, tape: StaggeredTape, threads: int, traces: NDArray
+    ) -> _Sweeps:
+        return _Sweeps(shot, tape, self._make_state(threads, forward=True), threads, traces)
 
     def _join_wide(self, traces: NDArray, alone: NDArray) -> None:
         """Set the traces (shot, trace, time) that no layer can record, on rank 0; collective.
@@ -345,20 +364,26 @@ class _Shots:
             make_zeros((count, ring + 1, columns), self._dtype),
         )
 
-    def _make_tape(self, shot: StaggeredShot, emitters: Emitters) -> StaggeredTape:
-        """Return an empty tape; emitters: those of the whole grid."""
+    def _keep_samples(self, shot: StaggeredShot, emitters: Emitters) -> _Kept:
+        """Return a shot with room for its samples; emitters: those of the whole grid."""
         tables, history = shot.tables, self._problem.history
-        assert isinstance(history, Snapshots), "chosen by `simulation.set_up`"
+        assert not isinstance(history, Boundary), "chosen by `simulation.set_up`"
         steps, interval = shot.signal.shape[0], self._problem.interval
         windows = np.zeros((steps // STEPS_PER_WINDOW + 1, 6), np.int64)
         windows[0] = _first_window(shot, emitters)
         samples = int(tables.stages["n_samples"].sum())
         if samples == 0:
-            return NO_TAPE._replace(windows=windows)
-        count = count_samples(steps, interval)
+            return _Kept(shot, NO_TAPE._replace(windows=windows), Recomputation(steps, 1, steps, 0))
+        length, states, format = max(1, count_samples(steps, interval)), 0, "full"
+        if isinstance(history, Recompute):
+            states = history.states
+            length = length_of_segments(steps, interval, states)
+        else:
+            format = history.format
         frame = Frame(whole_of.py_func(tables.grid), NOWHERE)
-        store = make_store(self, frame, history.format, tables.rates[0], count * samples)
-        return StaggeredTape(interval, sampling_offset(interval), store, windows, True)
+        store = make_store(self, frame, format, tables.rates[0], length * samples)
+        tape = StaggeredTape(interval, sampling_offset(interval), 0, store, windows, True)
+        return _Kept(shot, tape, Recomputation(steps, interval, length, states))
 
     def backpropagate(self, arriving: Tensor) -> Derivatives | None:
         """Return the gradients, given the one with respect to the recorded fields.
@@ -372,17 +397,24 @@ class _Shots:
         signal = np.zeros((shots, steps, sources), dtype)
         sums = make_zeros((shots, len(self._varying), *shape), dtype)
         energies = make_zeros((shots, 2 if problem.illuminate else 0, *shape), dtype)
-        by_weights = [np.zeros_like(shot.sources.weights) for shot, _ in self._kept]
+        by_weights = [np.zeros_like(kept.shot.sources.weights) for kept in self._kept]
+        nothing = np.zeros((steps, 0), dtype)
 
         def run(k: int, threads: int) -> None:
-            (shot, tape), state = self._kept[k], self._make_state(threads, forward=False)
+            kept, state = self._kept[k], self._make_state(threads, forward=False)
             gradients = StaggeredGradients(sums[k], energies[k], signal[k], by_weights[k])
-            run_team(
-                threads,
-                lambda team: sweeps.sweep_staggered_back(
-                    shot, state, tape, heard[k], gradients, team
-                ),
-            )
+
+            def follow(span: Span, first: int) -> None:
+                tape = kept.tape._replace(first=first)
+                run_team(
+                    threads,
+                    lambda team: sweeps.sweep_staggered_back(
+                        kept.shot, state, span, tape, heard[k], gradients, team
+                    ),
+                )
+
+            again = self._sweeps(_unheard(kept.shot), kept.tape, threads, nothing)
+            kept.replay.reverse(again, follow)
 
         self._each_shot(run, shots)
         rates: list[Tensor | None] = [None] * self._rates
@@ -413,7 +445,47 @@ class _Shots:
         return Derivatives(found[0], rates, found[1], [e for e in found[2] if e is not None])
 
 
-NO_TAPE = StaggeredTape(0, 0, NO_STORE, np.zeros((0, 6), np.int64), True)
+NO_TAPE = StaggeredTape(0, 0, 0, NO_STORE, np.zeros((0, 6), np.int64), True)
+
+
+class _Kept(NamedTuple):
+    """A shot, its samples, and the states from which they are simulated again."""
+
+    shot: StaggeredShot
+    tape: StaggeredTape
+    replay: Recomputation
+
+
+class _Sweeps:
+    """The forward sweeps of a shot, which set its traces (time, trace), for a `Recomputation`."""
+
+    def __init__(
+        self,
+        shot: StaggeredShot,
+        tape: StaggeredTape,
+        state: StaggeredState,
+        threads: int,
+        traces: NDArray,
+    ) -> None:
+        self._shot, self._tape, self._fields = shot, tape, state
+        self._threads, self._traces = threads, traces
+        self.state = [state.fields, state.memory]
+
+    def advance(self, span: Span, first: int | None, explores: bool) -> None:
+        tape = self._tape._replace(first=first or 0, explores=explores)
+        if first is None:
+            tape = NO_TAPE._replace(windows=tape.windows, explores=explores)
+        run_team(
+            self._threads,
+            lambda team: sweeps.sweep_staggered(
+                self._shot, self._fields, span, tape, self._traces, None, team
+            ),
+        )
+
+
+def _unheard(shot: StaggeredShot) -> StaggeredShot:
+    """Return a shot that records nothing."""
+    return shot._replace(recorders=shot.recorders._replace(stages=(0, 0, 0)))
 
 
 def _by_time(values: Tensor) -> NDArray:

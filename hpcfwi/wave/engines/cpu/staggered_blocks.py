@@ -237,7 +237,7 @@ def advance_block(shot, state, k, n, block, plane, window, tape, change):
             update_by_buffers(tables, stage, group, fields, buffers, cells, mask)
     absorb_block(tables, stage, state, block, plane, mask, sampled and change is None)
     if sampled:
-        entry = n // tape.interval
+        entry = n // tape.interval - tape.first
         for s in range(stage.n_samples):
             if change is None:
                 buffer = buffers[stage.samples[s]]
@@ -342,7 +342,7 @@ def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
             box = in_rows(block, block.bottom, block.bottom + reach)
             clear(out, box, grid, plane, mask)
     if stores_sample(tape, n):
-        entry, loaded = n // tape.interval, buffers[-1]
+        entry, loaded = n // tape.interval - tape.first, buffers[-1]
         for s in range(stage.n_samples):
             load_block(tables, tape, entry, k, s, block, plane, window, loaded, mask)
             for p in range(stage.n_products):

@@ -241,13 +241,14 @@ def widen_all(shot, window, fields, team):
 
 
 @lean_loop
-def sweep_staggered(shot, state, tape, traces, change, team):
-    """Simulate one shot, and fill the tape and the traces.
+def sweep_staggered(shot, state, span, tape, traces, change, team):
+    """Simulate one shot from step span[0] to step span[1], and fill the tape and the traces.
 
     traces: (time, trace); change: see `advance_block`.
     """
-    tables, window, n = shot.tables, window_at(tape, 0), 0
-    while n < len(shot.signal):
+    tables, (n, end) = shot.tables, span
+    window = window_at(tape, max(0, n - 1))
+    while n < end:
         if n % STEPS_PER_WINDOW == 0 and n > 0:
             if tape.explores:
                 window = widen_all(shot, window, state.fields, team)
@@ -258,7 +259,8 @@ def sweep_staggered(shot, state, tape, traces, change, team):
             else:
                 window = window_at(tape, n)
         part = in_layer(tables.cut, tables.grid, window)
-        steps = min(most_steps(shot, state, team), len(shot.signal) - n)
+        most = min(STEPS_PER_WINDOW - n % STEPS_PER_WINDOW, end - n)
+        steps = min(most_steps(shot, state, team), most)
         pass_forward(shot, state, n, steps, part, tape, traces, change, team)
         n += steps
 
@@ -376,14 +378,14 @@ def differentiate_sources(emitters, k, fields, signal, by_signal, by_weights):
 
 
 @lean_loop
-def sweep_staggered_back(shot, state, tape, arriving, gradients, team):
-    """Apply the transpose of `sweep_staggered`.
+def sweep_staggered_back(shot, state, span, tape, arriving, gradients, team):
+    """Apply the transpose of `sweep_staggered` for these steps, the last one first.
 
     Only the window of the forward wave is computed, see `sweeps.sweep_backward`. arriving: the
     gradient with respect to the traces, (time, trace).
     """
     tables = shot.tables
-    for n in range(len(shot.signal) - 1, -1, -1):
+    for n in range(span[1] - 1, span[0] - 1, -1):
         window = in_layer(tables.cut, tables.grid, window_at(tape, n))
         for k in (1, 0):
             numbers = tables.seams.sources[k]

@@ -181,6 +181,7 @@ class StaggeredTape(NamedTuple):
 
     interval: int
     offset: int
+    first: int
     samples: FieldStore
     windows: NDArray
     explores: bool

@@ -18,7 +18,8 @@ from hpcfwi.wave import Acquisition, Method, Simulation
 from hpcfwi.wave.engines.cpu import staggered
 from hpcfwi.wave.engines.cpu.estimates import count_kept
 from hpcfwi.wave.engines.cpu.windows import whole_of
-from hpcfwi.wave.history import Snapshots
+from hpcfwi.wave.history import Recompute, Snapshots, describe
+from hpcfwi.wave.problem import Gradients
 from hpcfwi.wave.simulation import set_up
 from tests.wave.examples import relative
 from tests.wave.media import (
@@ -209,14 +210,14 @@ def test_windows_do_not_change_traces_and_gradients(
     model = random_medium(equation, shape, water=3)
     survey = random_survey(shape, shots=1, samples=60, order=4)
     inside = traces_and_gradients(equation, model, survey, engine="cpu")
-    made = staggered._Shots._make_tape
+    made = staggered._Shots._keep_samples
 
     def everywhere(self: Any, shot: Any, *others: Any) -> Any:
-        tape = made(self, shot, *others)
-        tape.windows[:] = whole_of.py_func(shot.tables.grid)
-        return tape
+        kept = made(self, shot, *others)
+        kept.tape.windows[:] = whole_of.py_func(shot.tables.grid)
+        return kept
 
-    monkeypatch.setattr(staggered._Shots, "_make_tape", everywhere)
+    monkeypatch.setattr(staggered._Shots, "_keep_samples", everywhere)
     whole = traces_and_gradients(equation, model, survey, engine="cpu")
     assert torch.equal(inside[0], whole[0])
     assert all(relative(*pair) < 1e-13 for pair in zip(inside, whole, strict=True))
@@ -266,6 +267,58 @@ def test_sampled_and_shortened_histories_give_nearly_the_same_gradient(
     assert list(gradients) == ["vp", "vs"]
     for name, gradient in gradients.items():
         assert 0.0 < relative(gradient, expected[name]) < error
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        Recompute(interval=1, states=3),
+        Recompute(interval=3, states=1),
+        Recompute(interval=7, states=9),
+        Recompute(interval=500, states=2),
+    ],
+    ids=describe,
+)
+def test_recomputed_samples_give_the_same_bits_as_stored_ones(history: Recompute) -> None:
+    stored = elastic_simulation(Snapshots(interval=history.interval))
+    repeated = elastic_simulation(history)
+    assert torch.equal(stored.data, repeated.data)
+    generator = torch.Generator().manual_seed(5)
+    change = {name: torch.randn((60, 70), generator=generator) for name in ("vp", "vs")}
+    for _ in range(2):
+        for one, other in zip(
+            flatten(stored.backpropagate(stored.data)),
+            flatten(repeated.backpropagate(repeated.data)),
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+        assert torch.equal(stored.scatter(change), repeated.scatter(change))
+
+
+@equations
+@pytest.mark.parametrize("shape", [(26, 31), (14, 15, 16)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_equation_gives_the_same_bits_with_few_states(
+    equation: str, shape: tuple[int, ...], threads: int
+) -> None:
+    model = random_medium(equation, shape)
+    survey = random_survey(shape, shots=1, free_surface=True)
+    torch.set_num_threads(threads)
+    try:
+        stored, repeated = (
+            traces_and_gradients(equation, model, survey, engine="cpu", history=history)
+            for history in (Snapshots(interval=1), Recompute(interval=1, states=2))
+        )
+    finally:
+        torch.set_num_threads(1)
+    assert all(map(torch.equal, stored, repeated))
+
+
+def flatten(gradients: Gradients) -> list[torch.Tensor]:
+    """Return all tensors of some gradients."""
+    illuminations = gradients.source_illumination, gradients.receiver_illumination
+    assert None not in illuminations
+    return [*gradients.model.values(), gradients.wavelet, *illuminations]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("interval", [1, 3])
