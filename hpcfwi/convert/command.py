@@ -57,7 +57,7 @@ def convert(
     model: Annotated[bool, typer.Option("--model", help="SEG-Y holds a model.")] = False,
     parameter: Annotated[
         Text,
-        typer.Option(help="Parameter of a model: vp (the default), vs, rho, epsilon, ..., qs."),
+        typer.Option(help="Parameter of a model, such as vs, rho or qp; P velocity by default."),
     ] = None,
     shape: Annotated[Text, typer.Option(help="Shape of a model: NZ,NX or NZ,NY,NX.")] = None,
     spacing: Annotated[Text, typer.Option(help="Spacing, m: one number, or one per axis.")] = None,

@@ -145,11 +145,12 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     rates, kept = system.count_rates(), count_kept(problem)
     shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
     rows, columns = field_shape(problem.padded_shape)
-    absorbing = 1.0 - float(np.prod(np.divide(problem.like.shape, problem.padded_shape)))
-    derivatives = len({term.derivative for term in terms})
+    absorbing = 1.0 - np.divide(problem.like.shape, problem.padded_shape)
+    axes = [AXES[ndim].index(axis) for axis, _ in {term.derivative for term in terms}]
+    derivatives = len(axes)
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
-    state = len(system.fields) + derivatives * absorbing
+    state = len(system.fields) + float(absorbing[axes].sum())
     running = state + derivatives * 0.5 * min(planes, 1.0)
     if shots % threads:
         # Threads that share a shot use buffers of the size of the grid; rows are a power of two.

@@ -18,7 +18,7 @@ from hpcfwi.wave import Acquisition, Method, Simulation
 from hpcfwi.wave.engines.cpu import staggered
 from hpcfwi.wave.engines.cpu.estimates import count_kept
 from hpcfwi.wave.engines.cpu.windows import whole_of
-from hpcfwi.wave.history import Recompute, Snapshots, describe
+from hpcfwi.wave.history import History, Recompute, Snapshots, describe
 from hpcfwi.wave.problem import Gradients
 from hpcfwi.wave.simulation import set_up
 from tests.wave.examples import relative
@@ -355,7 +355,7 @@ def test_footprint_grows_with_samples_shots_and_stored_differences() -> None:
     shape = (80, 90)
     model = random_medium("elastic", shape)
 
-    def footprint(shots: int, wanted: list[str], history: Snapshots) -> int:
+    def footprint(shots: int, wanted: list[str], history: History) -> int:
         points = torch.full((shots, 2), 100.0)
         acquisition = Acquisition(1e-3, torch.ones(200), points, points[:1])
         method = Method(equation="elastic", order=4)
@@ -370,6 +370,10 @@ def test_footprint_grows_with_samples_shots_and_stored_differences() -> None:
         footprint(3, ["vp", "vs", "rho"], EXACT),
     ]
     assert all(smaller < larger for smaller, larger in pairwise(found))
+    few, several = (
+        footprint(1, ["vp", "vs"], Recompute(interval=1, states=states)) for states in (1, 4)
+    )
+    assert few < several < 0.5 * found[2], "states take less memory than all samples"
 
 
 def test_ranks_that_divide_a_shot_need_more_memory_together_than_one() -> None:
