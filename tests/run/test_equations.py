@@ -126,6 +126,22 @@ def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
         np.testing.assert_array_equal(array[water], true[name][water])
 
 
+def test_elastic_run_from_few_states_has_the_bits_of_one_from_snapshots(
+    hpcfwi: Any, tmp_path: Path
+) -> None:
+    path, models = write_elastic(tmp_path, "elastic"), []
+    for name, table in (
+        ("stored", '{kind = "snapshots", format = "full", interval = 2}'),
+        ("repeated", '{kind = "recompute", states = 2, interval = 2}'),
+    ):
+        run = tmp_path / name
+        setting = ("--set", f"wave.history={table}")
+        assert hpcfwi("run", path, "--quiet", "--output", run, *setting) == 0
+        models.append(read_model(run / "model.h5"))
+    for name in INVERTED["elastic"]:
+        np.testing.assert_array_equal(models[0][name], models[1][name])
+
+
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of inversions on one, two and three ranks; those on three are continued."""
