@@ -7,8 +7,8 @@ A history is the way in which u is found at these samples: it is stored, rebuilt
 from the perimeter of the field, or computed again from stored states.
 
 This module has the kinds of histories, the choice for the available memory, the sampled steps, and
-the order in which states are stored and simulated again (Griewank and Walther 2000, section 2). The
-arrays belong to the engines.
+the order in which states are stored and simulated again (Griewank and Walther 2000, section 2), by
+`Recomputation`. The arrays belong to the engines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import comb, floor
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -331,3 +331,114 @@ def _first_part(segments: int, free: int) -> int:
     while comb(free + 1 + r, r) < segments:
         r += 1
     return max(segments - comb(free + r, r), comb(free + r - 1, r - 2) if r > 1 else 1)
+
+
+# Samples between two stored states, which take about as much memory as a state.
+SAMPLES_PER_STATE = 2
+
+Span = tuple[int, int]
+"""The first step of a segment, and the last one + 1."""
+
+
+class ForwardSweeps(Protocol):
+    """The forward simulation of a shot or of several, which is at rest at first."""
+
+    def save(self) -> Any:
+        """Return a copy of the state."""
+
+    def load(self, saved: Any) -> None:
+        """Return to a state that `save` has returned, or for None to the state at rest."""
+
+    def advance(self, span: Span, first: int | None, explores: bool) -> None:
+        """Simulate some steps, from the state at the first.
+
+        first: the number of the first sample in the store, None if none is stored; explores: True
+        if windows are found, False if they are known.
+        """
+
+
+def length_of_segments(steps: int, interval: int, states: int) -> int:
+    """Return the number of samples from one stored state to the next."""
+    return min(max(1, count_samples(steps, interval)), SAMPLES_PER_STATE * states)
+
+
+class Recomputation:
+    """The stored states of a shot, from which segments of its simulation are repeated.
+
+    A segment lies between two states that may be stored; its samples are stored together. With a
+    single segment, no state is stored and nothing is repeated.
+
+    steps: of the simulation; interval: of samples; length: number of samples of a segment; states:
+    largest number of stored states.
+    """
+
+    def __init__(self, steps: int, interval: int, length: int, states: int) -> None:
+        self._steps, self._length, self._states = steps, length, states
+        self._segments = max(1, -(-count_samples(steps, interval) // length))
+        self._stride = length * interval
+        self._kept: dict[int, Any] = {}
+        # The segment at whose beginning the state is, and the one whose samples are stored
+        self._position, self._sampled = 0, -1
+
+    def simulate(self, sweeps: ForwardSweeps) -> None:
+        """Simulate all steps."""
+        self._kept, self._position, self._sampled = {}, 0, -1
+        for action in schedule(self._segments, self._states):
+            self._go_to(sweeps, action, explores=True)
+            if isinstance(action, Reverse):
+                self._sample(sweeps, action.segment, explores=True)
+                break
+
+    def reverse(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
+        """Go through the samples of all segments, the last one first.
+
+        follow: a function of a segment's span and of the number of its first sample, which is
+        called when these samples are stored.
+        """
+        self._position = -1
+        for action in schedule(self._segments, self._states):
+            if isinstance(action, Keep):
+                # The states that `simulate` has left can be used once
+                if action.segment not in self._kept:
+                    self._go_to(sweeps, action)
+                continue
+            if self._sampled != action.segment:
+                self._go_to(sweeps, action)
+                self._sample(sweeps, action.segment)
+            follow(self._span(action.segment), action.segment * self._length)
+            self._kept.pop(action.segment, None)
+
+    def repeat(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
+        """Do so with the first segment first."""
+        if self._sampled < 0 or self._segments > 1:
+            self._load(sweeps, 0)
+        for segment in range(self._segments):
+            if self._sampled != segment or self._segments > 1:
+                self._sample(sweeps, segment, explores=True)
+            follow(self._span(segment), segment * self._length)
+
+    def _go_to(self, sweeps: ForwardSweeps, action: Action, explores: bool = False) -> None:
+        """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
+        if self._position != action.origin:
+            self._load(sweeps, action.origin)
+        if action.segment > action.origin:
+            span = action.origin * self._stride, action.segment * self._stride
+            sweeps.advance(span, None, explores)
+            self._position = action.segment
+        if isinstance(action, Keep):
+            self._kept[action.segment] = sweeps.save()
+
+    def _load(self, sweeps: ForwardSweeps, segment: int) -> None:
+        """Load the state at the beginning of a segment, or the initial state."""
+        sweeps.load(self._kept.get(segment))
+        self._position = segment
+
+    def _sample(self, sweeps: ForwardSweeps, segment: int, explores: bool = False) -> None:
+        """Simulate a segment and store its samples."""
+        sweeps.advance(self._span(segment), segment * self._length, explores)
+        self._position, self._sampled = segment + 1, segment
+
+    def _span(self, segment: int) -> Span:
+        last = segment == self._segments - 1
+        end = self._steps if last else (segment + 1) * self._stride
+        return segment * self._stride, end

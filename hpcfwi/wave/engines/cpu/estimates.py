@@ -14,11 +14,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from hpcfwi.model import AXES
-from hpcfwi.wave.engines.cpu.histories import SAMPLES_PER_STATE, grown
+from hpcfwi.wave.engines.cpu.histories import grown
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
 from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
 from hpcfwi.wave.equation import FirstOrderEquation
-from hpcfwi.wave.history import Boundary, Recompute, sampled_steps
+from hpcfwi.wave.history import SAMPLES_PER_STATE, Boundary, Recompute, sampled_steps
 from hpcfwi.wave.layers import Layer
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import group_terms

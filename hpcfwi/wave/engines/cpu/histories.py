@@ -6,13 +6,11 @@ which run the compiled `sweeps`. `engine` decides which shots run when, and on h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.wave import history
 from hpcfwi.wave.engines.cpu.layout import NOWHERE, Box, make_zeros
 from hpcfwi.wave.engines.cpu.sweeps import (
     Fields,
@@ -38,117 +36,16 @@ from hpcfwi.wave.engines.cpu.windows import (
     make_windows,
     whole_of,
 )
-from hpcfwi.wave.history import Recompute, Snapshots, count_samples, sampling_offset
+from hpcfwi.wave.history import (
+    Recomputation,
+    Recompute,
+    Snapshots,
+    Span,
+    count_samples,
+    length_of_segments,
+    sampling_offset,
+)
 from hpcfwi.wave.problem import Problem
-
-# Samples between two stored states, which take about as much memory as a state.
-SAMPLES_PER_STATE = 2
-
-
-Span = tuple[int, int]
-"""The first step of a segment, and the last one + 1."""
-
-
-class ForwardSweeps(Protocol):
-    """The forward simulation of a shot. state: the arrays that a step changes, at rest at first."""
-
-    state: list[NDArray]
-
-    def advance(self, span: Span, first: int | None, explores: bool) -> None:
-        """Simulate some steps, from the state at the first.
-
-        first: the number of the first sample in the store, None if none is stored; explores: True
-        if windows are found, False if they are known.
-        """
-
-
-def length_of_segments(steps: int, interval: int, states: int) -> int:
-    """Return the number of samples from one stored state to the next."""
-    return min(max(1, count_samples(steps, interval)), SAMPLES_PER_STATE * states)
-
-
-class Recomputation:
-    """The stored states of a shot, from which segments of its simulation are repeated.
-
-    A segment lies between two states that may be stored; its samples are stored together. With a
-    single segment, no state is stored and nothing is repeated.
-
-    steps: of the simulation; interval: of samples; length: number of samples of a segment; states:
-    largest number of stored states.
-    """
-
-    def __init__(self, steps: int, interval: int, length: int, states: int) -> None:
-        self._steps, self._length, self._states = steps, length, states
-        self._segments = max(1, -(-count_samples(steps, interval) // length))
-        self._stride = length * interval
-        self._kept: dict[int, list[NDArray]] = {}
-        # The segment at whose beginning the state is, and the one whose samples are stored
-        self._position, self._sampled = 0, -1
-
-    def simulate(self, sweeps: ForwardSweeps) -> None:
-        """Simulate all steps."""
-        self._kept, self._position, self._sampled = {}, 0, -1
-        for action in history.schedule(self._segments, self._states):
-            self._go_to(sweeps, action, explores=True)
-            if isinstance(action, history.Reverse):
-                self._sample(sweeps, action.segment, explores=True)
-                break
-
-    def reverse(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
-        """Go through the samples of all segments, the last one first.
-
-        follow: a function of a segment's span and of the number of its first sample, which is
-        called when these samples are stored.
-        """
-        self._position = -1
-        for action in history.schedule(self._segments, self._states):
-            if isinstance(action, history.Keep):
-                # The states that `simulate` has left can be used once
-                if action.segment not in self._kept:
-                    self._go_to(sweeps, action)
-                continue
-            if self._sampled != action.segment:
-                self._go_to(sweeps, action)
-                self._sample(sweeps, action.segment)
-            follow(self._span(action.segment), action.segment * self._length)
-            self._kept.pop(action.segment, None)
-
-    def repeat(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
-        """Do so with the first segment first."""
-        if self._sampled < 0 or self._segments > 1:
-            self._load(sweeps, 0)
-        for segment in range(self._segments):
-            if self._sampled != segment or self._segments > 1:
-                self._sample(sweeps, segment, explores=True)
-            follow(self._span(segment), segment * self._length)
-
-    def _go_to(self, sweeps: ForwardSweeps, action: history.Action, explores: bool = False) -> None:
-        """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
-        if self._position != action.origin:
-            self._load(sweeps, action.origin)
-        if action.segment > action.origin:
-            span = action.origin * self._stride, action.segment * self._stride
-            sweeps.advance(span, None, explores)
-            self._position = action.segment
-        if isinstance(action, history.Keep):
-            self._kept[action.segment] = [array.copy() for array in sweeps.state]
-
-    def _load(self, sweeps: ForwardSweeps, segment: int) -> None:
-        """Load the state at the beginning of a segment, or the initial state."""
-        kept = self._kept.get(segment)
-        for k, array in enumerate(sweeps.state):
-            array[...] = 0 if kept is None else kept[k]
-        self._position = segment
-
-    def _sample(self, sweeps: ForwardSweeps, segment: int, explores: bool = False) -> None:
-        """Simulate a segment and store its samples."""
-        sweeps.advance(self._span(segment), segment * self._length, explores)
-        self._position, self._sampled = segment + 1, segment
-
-    def _span(self, segment: int) -> Span:
-        last = segment == self._segments - 1
-        end = self._steps if last else (segment + 1) * self._stride
-        return segment * self._stride, end
 
 
 def make_history(problem: Problem, shot: Shot, keep: bool) -> ShotHistory:
@@ -297,11 +194,16 @@ class _Sweeps:
     def __init__(self, shot: Shot, samples: _Samples, records: Records, threads: int) -> None:
         self._shot, self._samples, self._records = shot, samples, records
         self._threads, self._fields = threads, make_fields(shot.tables, threads)
-        self.state = arrays_of(self._fields)
 
     def advance(self, span: Span, first: int | None, explores: bool) -> None:
         tape = self._samples.make_tape(first or 0, explores, keeps=first is not None)
         run(sweep_forward, self._shot, self._fields, span, tape, self._records, self._threads)
+
+    def save(self) -> list[NDArray]:
+        return [array.copy() for array in arrays_of(self._fields)]
+
+    def load(self, saved: list[NDArray] | None) -> None:
+        load_arrays(arrays_of(self._fields), saved)
 
     def make_follower(
         self, sweep: Callable[..., None], ends: WayBack | Scattering
@@ -335,6 +237,12 @@ def run(
 def arrays_of(fields: Fields) -> list[NDArray]:
     """Return all arrays of these fields."""
     return [fields.waves, *fields.slabs, *fields.sides]
+
+
+def load_arrays(arrays: Sequence[NDArray], saved: Sequence[NDArray] | None) -> None:
+    """Copy saved arrays into others, or set these to 0."""
+    for k, array in enumerate(arrays):
+        array[...] = 0 if saved is None else saved[k]
 
 
 def grown(box: Box, radius: int, whole: Box) -> Box:

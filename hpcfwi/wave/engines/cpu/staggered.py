@@ -25,7 +25,7 @@ from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
-from hpcfwi.wave.engines.cpu.histories import Recomputation, Span, length_of_segments
+from hpcfwi.wave.engines.cpu.histories import load_arrays
 from hpcfwi.wave.engines.cpu.layout import (
     MARGIN,
     NOWHERE,
@@ -65,7 +65,16 @@ from hpcfwi.wave.engines.cpu.windows import (
 from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
-from hpcfwi.wave.history import Boundary, Kind, Recompute, count_samples, sampling_offset
+from hpcfwi.wave.history import (
+    Boundary,
+    Kind,
+    Recomputation,
+    Recompute,
+    Span,
+    count_samples,
+    length_of_segments,
+    sampling_offset,
+)
 from hpcfwi.wave.layers import (
     ALONE,
     HALO,
@@ -469,7 +478,12 @@ class _Sweeps:
     ) -> None:
         self._shot, self._tape, self._fields = shot, tape, state
         self._threads, self._traces = threads, traces
-        self.state = [state.fields, state.memory]
+
+    def save(self) -> tuple[NDArray, NDArray]:
+        return self._fields.fields.copy(), self._fields.memory.copy()
+
+    def load(self, saved: tuple[NDArray, NDArray] | None) -> None:
+        load_arrays([self._fields.fields, self._fields.memory], saved)
 
     def advance(self, span: Span, first: int | None, explores: bool) -> None:
         tape = self._tape._replace(first=first or 0, explores=explores)

@@ -32,11 +32,20 @@ from hpcfwi.wave.engines.gpu.engine import available as available
 from hpcfwi.wave.engines.gpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.gpu.engine import is_interpreted
 from hpcfwi.wave.equation import Derivative, FirstOrderEquation
-from hpcfwi.wave.history import Kind, Snapshots, count_samples, sampling_offset
+from hpcfwi.wave.history import (
+    Boundary,
+    Kind,
+    Recomputation,
+    Recompute,
+    Span,
+    count_samples,
+    length_of_segments,
+    sampling_offset,
+)
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import StaggeredScheme, staggered_difference
 
-HISTORIES: tuple[Kind, ...] = ("snapshots",)
+HISTORIES: tuple[Kind, ...] = ("snapshots", "recompute")
 
 # Cells of a program, and its warps: one cell for each thread. The time of an interpreted program
 # hardly depends on its cells.
@@ -55,17 +64,24 @@ def footprint(problem: Problem, steps: int) -> int:
     """Return an upper bound of the bytes that `forward` and `backward` take for so many steps."""
     equation, history = problem.equation, problem.history
     assert isinstance(equation, FirstOrderEquation)
-    assert isinstance(history, Snapshots)
+    assert not isinstance(history, Boundary)
     system = equation.system(AXES[problem.like.ndim])
     terms = [term for stage in system.stages for each in stage.values() for term in each]
     derivatives = len({term.derivative for term in terms})
     rates = len({(name, t.coefficient) for s in system.stages for name in s for t in s[name]})
-    kind, _ = FORMATS[history.format]
     size, shots = problem.like.element_size(), problem.n_shots
-    each = size if kind is None else min(size, kind.itemsize)
     # Fields, memory variables, buffers, samples, gradients and energies of a shot
-    fields = len(system.fields) + 3 * derivatives + rates + 2
-    kept = derivatives * count_samples(steps, problem.interval) * each
+    state = len(system.fields) + derivatives
+    fields = state + 2 * derivatives + rates + 2
+    samples = count_samples(steps, problem.interval)
+    if isinstance(history, Recompute):
+        each, length = size, length_of_segments(steps, problem.interval, history.states)
+        fields += state * (1 + min(history.states, -(-samples // length)))
+        samples = length
+    else:
+        kind, _ = FORMATS[history.format]
+        each = size if kind is None else min(size, kind.itemsize)
+    kept = derivatives * samples * each
     cells = Frame(problem.padded_shape, problem.order // 2).size
     points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
     # Models, rates and their graph exist once
@@ -262,7 +278,10 @@ class _Shots:
         self._weights = like.new_tensor(np.stack([weights[0], weights[-2], weights[-1]]))
         decays = [it.decay for it in scheme.relaxations]
         self._constants = like.new_tensor([0.5 * problem.dt, *decays])
+        # The samples of some steps, the first of which has this number
         self._history: list[list[tuple[Tensor, Tensor]]] = []
+        self._first = 0
+        self._replay: Recomputation
         self._sent: Tensor
         self._factors: Sequence[Tensor]
 
@@ -274,8 +293,15 @@ class _Shots:
     ) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
         self._sent, self._factors = signal.detach(), [f.detach() for f in factors]
-        self._history = []
-        return self._sweep(self._sent, self._factors, None, bool(self._varying))
+        steps, interval, history = signal.shape[-1], self._problem.interval, self._problem.history
+        length, states = max(1, count_samples(steps, interval)), 0
+        if isinstance(history, Recompute) and self._samples > 0:
+            states = history.states
+            length = length_of_segments(steps, interval, states)
+        self._history, self._replay = [], Recomputation(steps, interval, length, states)
+        sweep = _Sweep(self, self._sent, self._factors)
+        self._replay.simulate(sweep)
+        return sweep.recorded
 
     def scatter(
         self,
@@ -293,9 +319,13 @@ class _Shots:
             torch.zeros_like(known) if factor is None else factor.detach()
             for known, factor in zip(self._factors, factors, strict=True)
         ]
-        found = self._sweep(self._sent, varied, change, False)
+        scattered = _Sweep(self, self._sent, varied, change)
+        self._replay.repeat(_Sweep(self, self._sent, self._factors), scattered.follow)
+        found = scattered.recorded
         if signal is not None:
-            found = found + self._sweep(signal.detach(), self._factors, None, False)
+            again = _Sweep(self, signal.detach(), self._factors)
+            again.advance((0, signal.shape[-1]), None)
+            found = found + again.recorded
         return found
 
     def backpropagate(self, arriving: Tensor) -> Derivatives:
@@ -310,64 +340,40 @@ class _Shots:
         factors = [torch.zeros_like(f) for f in self._factors]
         additions = [_Additions(places.flatten()) for places, _ in self._heard]
         flat = fields.view(-1)
-        for n in range(self._sent.shape[-1] - 1, -1, -1):
-            for k in (1, 0):
-                stage = self._stages[k]
-                for number, places in self._emitted[k]:
-                    values, sent = flat[places], self._signal_of(self._sent, number, n)
-                    factors[number] += values * sent[..., None]
-                    self._signal_of(signal, number, n).add_(
-                        (values * self._factors[number]).sum(-1)
-                    )
-                is_sampled = self._stores(n) and bool(stage.samples)
-                if is_sampled:
-                    self._load(n, k, samples)
-                    if energies:
-                        energies[0] += samples[: stage.n_samples].square().sum(0)
-                        energies[1] += fields[stage.fields].square().sum(0)
-                self._weigh(stage, fields, memory, samples, gradients, buffers, is_sampled)
-                self._scatter(stage, fields, buffers, 0)
-                if problem.free_surface:
-                    self._scatter(stage, fields, buffers, -frame.radius)
-                    self._fold(fields, self._stages[1 - k])
-                places, weights = self._heard[k]
-                heard = weights * arriving[..., n, None]
-                additions[k].apply(flat, heard.flatten())
+
+        def follow(span: Span, first: int) -> None:
+            self._first = first
+            for n in range(span[1] - 1, span[0] - 1, -1):
+                for k in (1, 0):
+                    stage = self._stages[k]
+                    for number, places in self._emitted[k]:
+                        values, sent = flat[places], self._signal_of(self._sent, number, n)
+                        factors[number] += values * sent[..., None]
+                        self._signal_of(signal, number, n).add_(
+                            (values * self._factors[number]).sum(-1)
+                        )
+                    is_sampled = self._stores(n) and bool(stage.samples)
+                    if is_sampled:
+                        self._load(n, k, samples)
+                        if energies:
+                            energies[0] += samples[: stage.n_samples].square().sum(0)
+                            energies[1] += fields[stage.fields].square().sum(0)
+                    self._weigh(stage, fields, memory, samples, gradients, buffers, is_sampled)
+                    self._scatter(stage, fields, buffers, 0)
+                    if problem.free_surface:
+                        self._scatter(stage, fields, buffers, -frame.radius)
+                        self._fold(fields, self._stages[1 - k])
+                    places, weights = self._heard[k]
+                    heard = weights * arriving[..., n, None]
+                    additions[k].apply(flat, heard.flatten())
+
+        self._replay.reverse(_Sweep(self, self._sent, self._factors), follow)
         rates: list[Tensor | None] = [None] * len(self._rates)
         for place, number in enumerate(self._varying):
             rates[number] = problem.interval * frame.take_out(gradients[place])
         return Derivatives(
             signal, rates, factors, [problem.interval * frame.take_out(e) for e in energies]
         )
-
-    def _sweep(
-        self, signal: Tensor, factors: Sequence[Tensor], change: Tensor | None, keep: bool
-    ) -> Tensor:
-        shots, steps = self._count, signal.shape[-1]
-        fields, memory = self._zeros(self._fields, shots), self._zeros(self._memories, shots)
-        samples = self._zeros(self._samples, shots)
-        flat = fields.view(-1)
-        recorded = self._like.new_zeros((shots, self._problem.receivers.shape[1], steps))
-        emissions = [
-            [(number, _Additions(places.flatten())) for number, places in self._emitted[k]]
-            for k in range(2)
-        ]
-        for n in range(steps):
-            self._record(flat, recorded, 0, n)
-            for k, stage in enumerate(self._stages):
-                sampled = self._stores(n) and bool(stage.samples)
-                if sampled and change is not None:
-                    self._load(n, k, samples)
-                self._advance(stage, fields, memory, samples, change, sampled and keep, sampled)
-                if sampled and keep:
-                    self._store(k, samples)
-                for number, additions in emissions[k]:
-                    sent = self._signal_of(signal, number, n)
-                    additions.apply(flat, (factors[number] * sent[..., None]).flatten())
-                if self._problem.free_surface:
-                    self._reflect(fields, stage)
-            self._record(flat, recorded, 1, n)
-        return recorded
 
     @property
     def _fields(self) -> int:
@@ -442,9 +448,7 @@ class _Shots:
 
     def _store(self, stage: int, samples: Tensor) -> None:
         """Append the samples of a stage to the history."""
-        history = self._problem.history
-        assert isinstance(history, Snapshots), "chosen by `simulation.set_up`"
-        kind, largest = FORMATS[history.format]
+        kind, largest = FORMATS[getattr(self._problem.history, "format", "full")]
         values = samples[: self._stages[stage].n_samples]
         scale = values.new_ones((*values.shape[:2], 1))
         if largest:
@@ -458,7 +462,7 @@ class _Shots:
         self._history[-1].append((kept, scale))
 
     def _load(self, n: int, stage: int, samples: Tensor) -> None:
-        each = self._history[n // self._problem.interval]
+        each = self._history[n // self._problem.interval - self._first]
         kept, scale = each[-1] if stage else each[0]
         samples[: len(kept)] = kept.to(samples.dtype) * scale
 
@@ -557,6 +561,69 @@ class _Shots:
                 fields, buffers, self._weights, first=first, SOURCES=stage.sources,
                 TERMS=stage.source_terms, RADIUS=self._frame.radius, **self._size(first),
             )  # fmt: skip
+
+
+class _Sweep:
+    """A sweep through the steps of all shots, see `history.ForwardSweeps`.
+
+    change: None for the waves of the sources. The scattered field has the changes of the rates,
+    and reads the samples. recorded: the recorded fields (shot, trace, time).
+    """
+
+    def __init__(
+        self,
+        shots: _Shots,
+        signal: Tensor,
+        factors: Sequence[Tensor],
+        change: Tensor | None = None,
+    ) -> None:
+        self._shots, self._signal, self._factors, self._change = shots, signal, factors, change
+        count, receivers = shots._count, shots._problem.receivers.shape[1]
+        self._fields = shots._zeros(shots._fields, count)
+        self._memory = shots._zeros(shots._memories, count)
+        self._samples = shots._zeros(shots._samples, count)
+        self.recorded = shots._like.new_zeros((count, receivers, signal.shape[-1]))
+        self._emissions = [
+            [(number, _Additions(places.flatten())) for number, places in shots._emitted[k]]
+            for k in range(2)
+        ]
+
+    def save(self) -> tuple[Tensor, Tensor]:
+        return self._fields.clone(), self._memory.clone()
+
+    def load(self, saved: tuple[Tensor, Tensor] | None) -> None:
+        for k, array in enumerate((self._fields, self._memory)):
+            array.zero_() if saved is None else array.copy_(saved[k])
+
+    def advance(self, span: Span, first: int | None, explores: bool = True) -> None:  # noqa: ARG002
+        if first is not None:
+            self._shots._history, self._shots._first = [], first
+        self._run(span, first is not None)
+
+    def follow(self, span: Span, first: int) -> None:
+        """Simulate the scattered field where these samples are stored."""
+        self._shots._first = first
+        self._run(span, False)
+
+    def _run(self, span: Span, stores: bool) -> None:
+        shots, change = self._shots, self._change
+        fields, memory, samples = self._fields, self._memory, self._samples
+        flat = fields.view(-1)
+        for n in range(*span):
+            shots._record(flat, self.recorded, 0, n)
+            for k, stage in enumerate(shots._stages):
+                sampled = shots._stores(n) and bool(stage.samples)
+                if sampled and change is not None:
+                    shots._load(n, k, samples)
+                shots._advance(stage, fields, memory, samples, change, sampled and stores, sampled)
+                if sampled and stores:
+                    shots._store(k, samples)
+                for number, additions in self._emissions[k]:
+                    sent = shots._signal_of(self._signal, number, n)
+                    additions.apply(flat, (self._factors[number] * sent[..., None]).flatten())
+                if shots._problem.free_surface:
+                    shots._reflect(fields, stage)
+            shots._record(flat, self.recorded, 1, n)
 
 
 simulate = partial(first_order.simulate, _Shots)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave import Acquisition, Method, Simulation, simulate
-from hpcfwi.wave.history import Snapshots
+from hpcfwi.wave.history import History, Recompute, Snapshots
 from tests.wave.engines.gpu.test_engine import DEVICE
 from tests.wave.examples import relative
 from tests.wave.media import (
@@ -79,7 +79,7 @@ def test_forward_derivatives_are_those_of_autograd(equation: str) -> None:
     assert relative(found[1], found[0]) < 1e-12
 
 
-def simulation(engine: str, history: Snapshots, shots: slice = slice(0, 2)) -> Simulation:
+def simulation(engine: str, history: History, shots: slice = slice(0, 2)) -> Simulation:
     """Return a simulation of two elastic shots in single precision."""
     device = DEVICE if engine == "gpu" else torch.device("cpu")
     survey = random_survey(FLAT, samples=16)
@@ -123,6 +123,22 @@ def test_gradients_and_illuminations_are_those_of_the_cpu_engine(
         assert energy is not None
         assert expected is not None
         assert relative(energy.cpu(), expected) < max(bound, 1e-4)
+
+
+@pytest.mark.parametrize("states", [1, 2, 50])
+def test_recomputed_samples_give_the_same_bits_as_stored_ones(states: int) -> None:
+    stored = simulation("gpu", Snapshots(3))
+    repeated = simulation("gpu", Recompute(3, states=states))
+    assert torch.equal(stored.data, repeated.data)
+    for _ in range(2):
+        one, other = (each.backpropagate(each.data) for each in (stored, repeated))
+        for name, gradient in one.model.items():
+            assert torch.equal(gradient, other.model[name])
+        assert torch.equal(one.wavelet, other.wavelet)
+        assert torch.equal(one.source_illumination, other.source_illumination)
+        assert torch.equal(one.receiver_illumination, other.receiver_illumination)
+        change = {name: gradient[0] for name, gradient in one.model.items()}
+        assert torch.equal(stored.scatter(change), repeated.scatter(change))
 
 
 def test_scattering_is_the_transpose_of_the_gradient_of_sampled_steps() -> None:
