@@ -307,7 +307,7 @@ class WaveSection(Section):
     """The wave equation, which determines the parameters of the model (docs/equations.md).
 
     `"acoustic"` is the one with constant density. The others are solved by the engines `"cpu"`,
-    `"gpu"` and `"eager"`, with the histories `"snapshots"` and, except for `"eager"`, `"recompute"`.
+    `"gpu"` and `"eager"`, with the histories `"snapshots"` and, on the first two, `"recompute"`.
     """
     attenuation: AttenuationSection | None = None
     """Attenuation of the equations `"viscoacoustic"` and `"viscoelastic"`, if not the default."""
