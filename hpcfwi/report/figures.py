@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hpcfwi.model import PARAMETERS
 from hpcfwi.report import style
 from hpcfwi.report.epoch_figure import section_figure, slice_figure
+from hpcfwi.report.page import error_keys
 from hpcfwi.report.panels import (
     KM,
     MODEL_COLOURS,
@@ -427,9 +428,8 @@ def loss_figure(
     drawn relative to its first one.
     """
     epochs, losses = (_column(metrics, key) for key in ("epoch", "loss"))
-    before = [*(starts or {next(iter(PARAMETERS)): np.nan}).items()]
-    keys = ["model_error", *(f"model_error_{name}" for name, _ in before[1:])]
-    errors = [_column(metrics, key) for key in keys]
+    before = starts or {next(iter(PARAMETERS)): np.nan}
+    errors = [_column(metrics, key) for key in error_keys(before).values()]
     count = len(errors) if np.isfinite(errors[0]).any() else 0
     figure = style.new_figure(5.0 + 3.0 * count, 3.0)
     panels = figure.subplots(1, 1 + count, squeeze=False)[0]
@@ -442,7 +442,7 @@ def loss_figure(
     _scale_misfits(panels[0], losses)
     style.title(panels[0], "Misfit" if comparable else "Misfit, stage by stage")
     style.label(panels[0], "epoch", "misfit" if comparable else "misfit / first of its stage")
-    for axes, values, (name, start) in zip(panels[1:], errors, before, strict=False):
+    for axes, values, (name, start) in zip(panels[1:], errors, before.items(), strict=False):
         axes.plot(
             np.concatenate([[0.0], epochs]),
             np.concatenate([[start], values]),

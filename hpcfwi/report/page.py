@@ -11,7 +11,7 @@ import json
 import math
 import platform
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from hpcfwi import __version__
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.report.log import say_duration
 from hpcfwi.system import open_own, open_regular, written_whole
+
+
+def error_keys(names: Iterable[str]) -> dict[str, str]:
+    """Return the keys of the model errors in the metrics, by the names of the parameters."""
+    first, *others = names
+    return {first: "model_error", **{name: f"model_error_{name}" for name in others}}
 
 
 def append_metrics(path: Path, record: Mapping[str, Any]) -> None:

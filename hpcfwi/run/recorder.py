@@ -27,7 +27,7 @@ from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks
 from hpcfwi.report.log import Progress
-from hpcfwi.report.page import append_metrics, mend_metrics
+from hpcfwi.report.page import append_metrics, error_keys, mend_metrics
 from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
@@ -128,7 +128,6 @@ class Recorder:
         The score is the error of the stage's first parameter or, if the true model is not known,
         the misfit.
         """
-        first, *others = self.experiment.inverted.arrays
         errors, likeness = self._measure_errors(model), None
         if self.experiment.true is not None:  # otherwise the model is not copied from a GPU
             likeness = self._correlate(model)
@@ -138,8 +137,7 @@ class Recorder:
             "epoch": epoch,
             "stage": stage.name,
             "loss": evaluation.loss,
-            "model_error": errors.get(first),
-            **{f"model_error_{name}": errors.get(name) for name in others},
+            **{key: errors.get(name) for name, key in self._error_keys.items()},
             "shots": batch.shots.tolist(),
             "failed": list(evaluation.failed),
             "simulations": before + timings.simulations,
@@ -159,9 +157,13 @@ class Recorder:
 
     def _score(self, entry: Mapping[str, Any], stage: Stage) -> float:
         """Return the score of the metrics of an epoch, see `measure`."""
-        judged, (first, *_) = stage.section.parameters[0], self.experiment.inverted.arrays
-        error = entry["model_error" if judged == first else f"model_error_{judged}"]
+        error = entry[self._error_keys[stage.section.parameters[0]]]
         return float(entry["loss"] if error is None else error)
+
+    @property
+    def _error_keys(self) -> dict[str, str]:
+        """The keys of the model errors in the metrics, by parameter."""
+        return error_keys(self.experiment.inverted.arrays)
 
     def _measure_errors(self, model: Model[Any]) -> dict[str, float]:
         """Return the errors of the inverted parameters, none without a true model; collective."""
@@ -301,11 +303,9 @@ class Recorder:
                 last["correlation"],
                 self.directory.image,
             )
-        first, *others = self.experiment.inverted.arrays
-        at_end = {first: last["model_error"]}
-        at_end |= {name: last.get(f"model_error_{name}") for name in others}
-        at_end = {name: error for name, error in at_end.items() if error is not None}
-        start = self._first_errors
+        found = {name: last.get(key) for name, key in self._error_keys.items()}
+        at_end = {name: error for name, error in found.items() if error is not None}
+        first, start = next(iter(found)), self._first_errors
         if start and at_end.keys() == start.keys():
             log.log(
                 logging.INFO if at_end[first] <= start[first] else logging.WARNING,

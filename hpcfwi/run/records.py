@@ -383,16 +383,9 @@ def draw_epoch_figures(
 
 def are_comparable(configs: Sequence[Config]) -> bool:
     """Return True if stages of these configs have the same misfit of the same data."""
-    return all(
-        (one.data, one.inversion.misfit, one.inversion.encoding, one.inversion.regularize)
-        == (
-            other.data,
-            other.inversion.misfit,
-            other.inversion.encoding,
-            other.inversion.regularize,
-        )
-        for one, other in pairwise(configs)
-    )
+    sections = [(config.data, config.inversion) for config in configs]
+    compared = [(data, own.misfit, own.encoding, own.regularize) for data, own in sections]
+    return all(one == other for one, other in pairwise(compared))
 
 
 def draw_image(
