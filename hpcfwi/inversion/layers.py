@@ -155,6 +155,6 @@ def _choose_engine(experiment: Experiment, device: torch.device) -> str:
 
 def _first_problem(experiment: Experiment, device: torch.device) -> Problem:
     """Return the problem of the first shot on the grid of the waves."""
-    simulator = experiment.simulator(experiment.initial)
-    model = simulator.restrict(experiment.initial.as_tensors(device))
+    simulator = experiment.make_simulator()
+    model = simulator.restrict(experiment.inverted.as_tensors(device))
     return simulator.set_up(model, experiment.survey.select(np.arange(1)), None).problem

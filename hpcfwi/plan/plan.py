@@ -408,7 +408,7 @@ def make_plan(
     has_data: True if the observed data exist. Raises `InputError` if the engine does not have the
     history of the input.
     """
-    model = experiment.initial.as_tensors(machine.device)
+    model = experiment.inverted.as_tensors(machine.device)
     simulator, survey = experiment.make_simulator(), experiment.survey
     task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
     sharing = share_work(experiment, machine)

@@ -268,7 +268,7 @@ def _check_memory_of_data(experiment: Experiment, context: Context) -> None:
 
 def _check_memory(stages: Sequence[Stage], context: Context) -> None:
     """Raise `InputError` on all ranks if memory is not sufficient, before any simulation."""
-    model = stages[0].experiment.initial.as_tensors(context.device)
+    model = stages[0].experiment.inverted.as_tensors(context.device)
     for experiment in (stage.experiment for stage in stages):
         simulator, survey = experiment.make_simulator(), experiment.simulated_survey()
         plan_memory_of_ranks(simulator, model, survey, experiment, context, has_state=False)

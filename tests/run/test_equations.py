@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,17 @@ def test_elastic_run_from_few_states_has_the_bits_of_one_from_snapshots(
         models.append(read_model(run / "model.h5"))
     for name in INVERTED["elastic"]:
         np.testing.assert_array_equal(models[0][name], models[1][name])
+
+
+def test_plan_and_run_count_the_samples_of_inverted_parameters_only(
+    hpcfwi: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_elastic(tmp_path, "elastic", **{"inversion.epochs": 1})
+    assert hpcfwi("plan", path, "--quick") == 0
+    planned = re.search(r"at once: ([\d.]+ MB) of", capsys.readouterr().out)
+    assert planned is not None
+    assert hpcfwi("run", path) == 0
+    assert f", {planned[1]} per shot" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
