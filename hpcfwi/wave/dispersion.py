@@ -1,4 +1,4 @@
-"""The numerical dispersion of the schemes: the phase velocities of waves on the scheme.
+"""The numerical dispersion of the schemes: the phase velocities of waves on a grid.
 
 A plane wave of angular frequency w in a homogeneous medium solves a scheme if its wavenumbers k
 along the axes satisfy (2 / (velocity dt) sin(w dt / 2))^2 = sum of S(k). S is the symbol of minus

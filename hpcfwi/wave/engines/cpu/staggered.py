@@ -8,7 +8,7 @@ compute a layer of each shot; the functions of the interface that are the same a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -244,9 +244,11 @@ class _Shots:
         sent = _by_time(signal)
 
         def run_again(number: int, threads: int, traces: NDArray) -> None:
-            shot, tape = self._kept[number].shot, self._kept[number].tape
-            again = self._sweeps(shot._replace(signal=sent[number]), tape, threads, traces)
-            again.advance((0, len(sent[number])), None, explores=False)
+            shot, tape, _ = self._kept[number]
+            shot = shot._replace(signal=sent[number])
+            tape = tape._replace(windows=tape.windows.copy())
+            again = self._sweeps(shot, tape, threads, traces)
+            again.advance((0, len(sent[number])), None, explores=True)
 
         return found + self._record(run_again)
 
@@ -319,7 +321,8 @@ class _Shots:
     def _sweeps(
         self, shot: StaggeredShot, tape: StaggeredTape, threads: int, traces: NDArray
     ) -> _Sweeps:
-        return _Sweeps(shot, tape, self._make_state(threads, forward=True), threads, traces)
+        make_state = partial(self._make_state, threads, forward=True)
+        return _Sweeps(shot, tape, make_state, threads, traces)
 
     def _join_wide(self, traces: NDArray, alone: NDArray) -> None:
         """Set the traces (shot, trace, time) that no layer can record, on rank 0; collective.
@@ -472,18 +475,23 @@ class _Sweeps:
         self,
         shot: StaggeredShot,
         tape: StaggeredTape,
-        state: StaggeredState,
+        make_state: Callable[[], StaggeredState],
         threads: int,
         traces: NDArray,
     ) -> None:
-        self._shot, self._tape, self._fields = shot, tape, state
+        self._shot, self._tape, self._make_state = shot, tape, make_state
         self._threads, self._traces = threads, traces
 
+    @cached_property
+    def _state(self) -> StaggeredState:
+        # Stored samples need no state
+        return self._make_state()
+
     def save(self) -> tuple[NDArray, NDArray]:
-        return self._fields.fields.copy(), self._fields.memory.copy()
+        return self._state.fields.copy(), self._state.memory.copy()
 
     def load(self, saved: tuple[NDArray, NDArray] | None) -> None:
-        load_arrays([self._fields.fields, self._fields.memory], saved)
+        load_arrays([self._state.fields, self._state.memory], saved)
 
     def advance(self, span: Span, first: int | None, explores: bool) -> None:
         tape = self._tape._replace(first=first or 0, explores=explores)
@@ -492,7 +500,7 @@ class _Sweeps:
         run_team(
             self._threads,
             lambda team: sweeps.sweep_staggered(
-                self._shot, self._fields, span, tape, self._traces, None, team
+                self._shot, self._state, span, tape, self._traces, None, team
             ),
         )
 

@@ -578,15 +578,30 @@ class _Sweep:
         change: Tensor | None = None,
     ) -> None:
         self._shots, self._signal, self._factors, self._change = shots, signal, factors, change
-        count, receivers = shots._count, shots._problem.receivers.shape[1]
-        self._fields = shots._zeros(shots._fields, count)
-        self._memory = shots._zeros(shots._memories, count)
-        self._samples = shots._zeros(shots._samples, count)
-        self.recorded = shots._like.new_zeros((count, receivers, signal.shape[-1]))
         self._emissions = [
             [(number, _Additions(places.flatten())) for number, places in shots._emitted[k]]
             for k in range(2)
         ]
+
+    # Stored samples need none of the following arrays
+
+    @cached_property
+    def _fields(self) -> Tensor:
+        return self._shots._zeros(self._shots._fields, self._shots._count)
+
+    @cached_property
+    def _memory(self) -> Tensor:
+        return self._shots._zeros(self._shots._memories, self._shots._count)
+
+    @cached_property
+    def _samples(self) -> Tensor:
+        return self._shots._zeros(self._shots._samples, self._shots._count)
+
+    @cached_property
+    def recorded(self) -> Tensor:
+        receivers = self._shots._problem.receivers.shape[1]
+        shape = self._shots._count, receivers, self._signal.shape[-1]
+        return self._shots._like.new_zeros(shape)
 
     def save(self) -> tuple[Tensor, Tensor]:
         return self._fields.clone(), self._memory.clone()
