@@ -357,25 +357,24 @@ class ForwardSweeps(Protocol):
         """
 
 
-def length_of_segments(steps: int, interval: int, states: int) -> int:
-    """Return the number of samples from one stored state to the next."""
-    return min(max(1, count_samples(steps, interval)), SAMPLES_PER_STATE * states)
-
-
 class Recomputation:
     """The stored states of a shot, from which segments of its simulation are repeated.
 
     A segment lies between two states that may be stored; its samples are stored together. With a
-    single segment, no state is stored and nothing is repeated.
+    single segment, as for snapshots, no state is stored and nothing is repeated.
 
-    steps: of the simulation; interval: of samples; length: number of samples of a segment; states:
-    largest number of stored states.
+    steps: number of steps of the simulation; interval: steps from one sample to the next; length:
+    number of samples of a segment.
     """
 
-    def __init__(self, steps: int, interval: int, length: int, states: int) -> None:
-        self._steps, self._length, self._states = steps, length, states
-        self._segments = max(1, -(-count_samples(steps, interval) // length))
-        self._stride = length * interval
+    def __init__(self, history: History, steps: int, interval: int) -> None:
+        self._steps, self.length, self._states = steps, max(1, count_samples(steps, interval)), 0
+        self._segments = 1
+        if isinstance(history, Recompute):
+            count, self._states = self.length, history.states
+            self.length = min(count, SAMPLES_PER_STATE * history.states)
+            self._segments = -(-count // self.length)
+        self._stride = self.length * interval
         self._kept: dict[int, Any] = {}
         # The segment at whose beginning the state is, and the one whose samples are stored
         self._position, self._sampled = 0, -1
@@ -405,7 +404,7 @@ class Recomputation:
             if self._sampled != action.segment:
                 self._go_to(sweeps, action)
                 self._sample(sweeps, action.segment)
-            follow(self._span(action.segment), action.segment * self._length)
+            follow(self._span(action.segment), action.segment * self.length)
             self._kept.pop(action.segment, None)
 
     def repeat(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
@@ -415,7 +414,7 @@ class Recomputation:
         for segment in range(self._segments):
             if self._sampled != segment or self._segments > 1:
                 self._sample(sweeps, segment, explores=True)
-            follow(self._span(segment), segment * self._length)
+            follow(self._span(segment), segment * self.length)
 
     def _go_to(self, sweeps: ForwardSweeps, action: Action, explores: bool = False) -> None:
         """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
@@ -435,7 +434,7 @@ class Recomputation:
 
     def _sample(self, sweeps: ForwardSweeps, segment: int, explores: bool = False) -> None:
         """Simulate a segment and store its samples."""
-        sweeps.advance(self._span(segment), segment * self._length, explores)
+        sweeps.advance(self._span(segment), segment * self.length, explores)
         self._position, self._sampled = segment + 1, segment
 
     def _span(self, segment: int) -> Span:

@@ -42,7 +42,6 @@ from hpcfwi.wave.history import (
     Snapshots,
     Span,
     count_samples,
-    length_of_segments,
     sampling_offset,
 )
 from hpcfwi.wave.problem import Problem
@@ -171,10 +170,9 @@ class _Recompute:
     """A history of a few whole states, see `Recomputation`."""
 
     def __init__(self, shot: Shot, interval: int, states: int) -> None:
-        self._shot, steps = shot, shot.steps - 1
-        length = length_of_segments(steps, interval, states)
-        self._samples = _Samples(shot, interval, length, "full")
-        self._replay = Recomputation(steps, interval, length, states)
+        self._shot = shot
+        self._replay = Recomputation(Recompute(states=states), shot.steps - 1, interval)
+        self._samples = _Samples(shot, interval, self._replay.length, "full")
 
     def simulate(self, records: Records, threads: int) -> None:
         self._replay.simulate(_Sweeps(self._shot, self._samples, records, threads))

@@ -70,9 +70,8 @@ from hpcfwi.wave.history import (
     Kind,
     Recomputation,
     Recompute,
+    Snapshots,
     Span,
-    count_samples,
-    length_of_segments,
     sampling_offset,
 )
 from hpcfwi.wave.layers import (
@@ -385,17 +384,14 @@ class _Shots:
         windows[0] = _first_window(shot, emitters)
         samples = int(tables.stages["n_samples"].sum())
         if samples == 0:
-            return _Kept(shot, NO_TAPE._replace(windows=windows), Recomputation(steps, 1, steps, 0))
-        length, states, format = max(1, count_samples(steps, interval)), 0, "full"
-        if isinstance(history, Recompute):
-            states = history.states
-            length = length_of_segments(steps, interval, states)
-        else:
-            format = history.format
+            nothing = NO_TAPE._replace(windows=windows)
+            return _Kept(shot, nothing, Recomputation(Snapshots(), steps, interval))
+        replay = Recomputation(history, steps, interval)
+        format = "full" if isinstance(history, Recompute) else history.format
         frame = Frame(whole_of.py_func(tables.grid), NOWHERE)
-        store = make_store(self, frame, format, tables.rates[0], length * samples)
+        store = make_store(self, frame, format, tables.rates[0], replay.length * samples)
         tape = StaggeredTape(interval, sampling_offset(interval), 0, store, windows, True)
-        return _Kept(shot, tape, Recomputation(steps, interval, length, states))
+        return _Kept(shot, tape, replay)
 
     def backpropagate(self, arriving: Tensor) -> Derivatives | None:
         """Return the gradients, given the one with respect to the recorded fields.

@@ -37,9 +37,9 @@ from hpcfwi.wave.history import (
     Kind,
     Recomputation,
     Recompute,
+    Snapshots,
     Span,
     count_samples,
-    length_of_segments,
     sampling_offset,
 )
 from hpcfwi.wave.problem import Problem
@@ -75,7 +75,7 @@ def footprint(problem: Problem, steps: int) -> int:
     fields = state + 2 * derivatives + rates + 2
     samples = count_samples(steps, problem.interval)
     if isinstance(history, Recompute):
-        each, length = size, length_of_segments(steps, problem.interval, history.states)
+        each, length = size, Recomputation(history, steps, problem.interval).length
         fields += state * (1 + min(history.states, -(-samples // length)))
         samples = length
     else:
@@ -293,12 +293,9 @@ class _Shots:
     ) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
         self._sent, self._factors = signal.detach(), [f.detach() for f in factors]
-        steps, interval, history = signal.shape[-1], self._problem.interval, self._problem.history
-        length, states = max(1, count_samples(steps, interval)), 0
-        if isinstance(history, Recompute) and self._samples > 0:
-            states = history.states
-            length = length_of_segments(steps, interval, states)
-        self._history, self._replay = [], Recomputation(steps, interval, length, states)
+        history = self._problem.history if self._samples > 0 else Snapshots()
+        self._history = []
+        self._replay = Recomputation(history, signal.shape[-1], self._problem.interval)
         sweep = _Sweep(self, self._sent, self._factors)
         self._replay.simulate(sweep)
         return sweep.recorded
@@ -448,7 +445,10 @@ class _Shots:
 
     def _store(self, stage: int, samples: Tensor) -> None:
         """Append the samples of a stage to the history."""
-        kind, largest = FORMATS[getattr(self._problem.history, "format", "full")]
+        history = self._problem.history
+        assert not isinstance(history, Boundary), "chosen by `simulation.set_up`"
+        format = "full" if isinstance(history, Recompute) else history.format
+        kind, largest = FORMATS[format]
         values = samples[: self._stages[stage].n_samples]
         scale = values.new_ones((*values.shape[:2], 1))
         if largest:
