@@ -153,12 +153,8 @@ class Recorder:
                 note = f"{timings.simulations} simulations, {note}"
             shown = _say_errors(errors) if errors else None
             self.progress.advance(misfit=evaluation.loss, errors=shown, note=note)
-        return self._score(entry, stage), entry
-
-    def _score(self, entry: Mapping[str, Any], stage: Stage) -> float:
-        """Return the score of the metrics of an epoch, see `measure`."""
-        error = entry[self._error_keys[stage.section.parameters[0]]]
-        return float(entry["loss"] if error is None else error)
+        judged = entry[self._error_keys[stage.section.parameters[0]]]
+        return float(entry["loss"] if judged is None else judged), entry
 
     @property
     def _error_keys(self) -> dict[str, str]:
@@ -374,9 +370,7 @@ class Recorder:
     def _save(self, state: State) -> None:
         with self._saving:
             if state.epoch > self._saved:
-                checkpoints, entry = self.directory.checkpoints, state.metrics[-1]
-                score = self._score(entry, self.stages[state.stage])
-                save_checkpoint(checkpoints, state.epoch, state.to_table(), score=score)
+                save_checkpoint(self.directory.checkpoints, state.epoch, state.to_table())
                 self._saved = state.epoch
 
 

@@ -1,14 +1,13 @@
 """Checkpoints: the state of an inversion on disk, from which the next epoch can be computed.
 
-A file consists of a header (magic, version, score, SHA-256 of the body, epoch, SHA-256 of the
-preceding header fields) and a body, which torch writes and reads without a second copy in memory.
+A file consists of a header (magic, version, SHA-256 of the body, epoch, SHA-256 of the preceding
+header fields) and a body, which torch writes and reads without a second copy in memory.
 The header can be read without the body, which may be as large as memory.
 
-A checkpoint is written to a temporary file, which is then renamed. The last few checkpoints and the
-best one are kept. If a checkpoint is damaged, that is, if its bytes are wrong, the previous one is
-used. A file that the system cannot read may be intact, so that it is tried again and never skipped
-or removed. `inversion` decides the contents of the state and its score. One process calls these
-functions, in one thread at a time.
+A checkpoint is written to a temporary file, which is then renamed. The last few checkpoints are
+kept. If a checkpoint is damaged, that is, if its bytes are wrong, the previous one is used. A file
+that the system cannot read may be intact, so that it is tried again and never skipped. `inversion`
+decides the contents of the state. One process calls these functions, in one thread at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import math
 import os
 import re
 import struct
@@ -142,9 +140,9 @@ class _Reader(io.RawIOBase):
 
 T = TypeVar("T")
 
-VERSION = 5
+VERSION = 6
 _MAGIC = b"hpcfwi-checkpoint\n"
-_HEADER = struct.Struct(f"<{len(_MAGIC)}sId32sQ")
+_HEADER = struct.Struct(f"<{len(_MAGIC)}sI32sQ")
 _DIGEST_SIZE = 32  # bytes
 _NAME = re.compile(r"epoch_(\d+)\.ckpt", re.ASCII)
 
@@ -157,23 +155,18 @@ class _DamageError(Exception):
 class _Header:
     """The header of a file.
 
-    score, digest: score and SHA-256 of the body; begin: position of its first byte in the file.
+    digest: SHA-256 of the body; begin: position of its first byte in the file.
     """
 
-    score: float
     digest: bytes
     begin: int
     epoch: int
 
 
-def save_checkpoint(
-    directory: Path, epoch: int, payload: dict[str, Any], keep: int = 3, score: float = math.inf
-) -> Path:
-    """Write the state after `epoch`; keep the last `keep` files, including this one, and the best.
+def save_checkpoint(directory: Path, epoch: int, payload: dict[str, Any], keep: int = 3) -> Path:
+    """Write the state after `epoch`; keep the last `keep` files, including this one.
 
-    payload: tensors and plain Python values, nested in dicts, lists and tuples. score: measure of
-    the state, less is better; the file with the best score is kept whatever its age. A score that
-    is not finite is never the best.
+    payload: tensors and plain Python values, nested in dicts, lists and tuples.
 
     Files of later epochs are removed, because the run was continued from an earlier one. Raises
     `TypeError` for another kind of payload, `WriteFailure`, and `InputError` if the directory is
@@ -186,7 +179,7 @@ def save_checkpoint(
     with written_whole(path) as file:
         file.seek(_HEADER.size + _DIGEST_SIZE)
         digest = write_body(content, file)
-        header = _HEADER.pack(_MAGIC, VERSION, score, digest, epoch)
+        header = _HEADER.pack(_MAGIC, VERSION, digest, epoch)
         file.seek(0)
         file.write(header + hashlib.sha256(header).digest())
     _prune(directory, epoch, keep)
@@ -288,43 +281,20 @@ def _try_from_newest(
 
 
 def _prune(directory: Path, epoch: int, keep: int) -> None:
-    """Remove the files of later epochs, and all but the last `keep` and the best of the others.
-
-    Files that cannot be read are kept, because one of them may be the best, or the only one.
-    """
+    """Remove the files of later epochs, and all but the last `keep` of the others."""
     try:
         there = _checkpoints(directory)
     except UnreadableError as error:
         log.warning("%s: no checkpoint is removed.", error)
         return
-    scores: dict[Path, float] = {}
+    kept = [path for e, path in there if e <= epoch][-keep:]
     for _, path in there:
-        try:
-            scores[path] = _score(path)
-        except UnreadableError as error:
-            log.warning("%s and is kept.", error)
-    now_or_before = [path for e, path in there if e <= epoch]
-    kept = set(now_or_before[-keep:])
-    finite = [path for path in now_or_before if math.isfinite(scores.get(path, math.inf))]
-    if finite:
-        kept.add(min(finite, key=scores.__getitem__))
-    for path in scores:
         if path in kept:
             continue
         try:
             path.unlink()
         except OSError as error:
             log.warning("%s is not needed and cannot be removed (%s).", path, error.strerror)
-
-
-def _score(path: Path) -> float:
-    """Return the score in a file's header; infinite if there is none."""
-    try:
-        with _opened(path) as file:
-            score = _read_header(file, path).score
-    except (_DamageError, InputError):
-        return math.inf
-    return score if math.isfinite(score) else math.inf
 
 
 def _verify(path: Path, epoch: int) -> None:
@@ -366,7 +336,7 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
     content = file.read(_HEADER.size)
     if len(content) < _HEADER.size:
         raise _DamageError("it is truncated")
-    magic, version, score, digest, epoch = _HEADER.unpack(content)
+    magic, version, digest, epoch = _HEADER.unpack(content)
     if magic != _MAGIC:
         raise _DamageError("it does not start like a checkpoint")
     if hashlib.sha256(content).digest() != file.read(_DIGEST_SIZE):
@@ -377,7 +347,7 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
             f"found checkpoint version {version}, but this program reads version {VERSION}",
             "Continue with the hpcfwi that wrote it, or choose another output directory.",
         )
-    return _Header(score, digest, file.tell(), epoch)
+    return _Header(digest, file.tell(), epoch)
 
 
 def _unpack(file: BinaryIO, begin: int, epoch: int) -> dict[str, Any]:

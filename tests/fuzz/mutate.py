@@ -109,7 +109,7 @@ def change_checkpoint(chance: random.Random, good: bytes) -> bytes:
     """Change the body of a checkpoint and adapt its checksums."""
     header = checkpoint._HEADER
     begin = header.size + checkpoint._DIGEST_SIZE
-    magic, version, score, _, epoch = header.unpack(good[: header.size])
+    magic, version, _, epoch = header.unpack(good[: header.size])
     # The pickle is at the beginning; most other bytes are values
     first, rest = good[begin : begin + 4096], good[begin + 4096 :]
     body = (
@@ -117,7 +117,7 @@ def change_checkpoint(chance: random.Random, good: bytes) -> bytes:
         if chance.random() < 0.7
         else change_bytes(chance, first + rest)
     )
-    begins = header.pack(magic, version, score, hashlib.sha256(body).digest(), epoch)
+    begins = header.pack(magic, version, hashlib.sha256(body).digest(), epoch)
     return begins + hashlib.sha256(begins).digest() + body
 
 

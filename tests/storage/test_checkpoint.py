@@ -8,14 +8,12 @@ import logging
 import os
 import resource
 import signal
-import struct
-from math import inf, isfinite, nan
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfwi.errors import InputError, WriteFailure
@@ -82,34 +80,6 @@ def test_last_checkpoints_are_kept(tmp_path):
     assert names(tmp_path) == ["epoch_000010.ckpt", "epoch_000015.ckpt", "epoch_000020.ckpt"]
 
 
-def save_scores(directory, scores):
-    """Save checkpoints of epochs 1, 2, ... with these scores, and keep the last two."""
-    for epoch, score in enumerate(scores, start=1):
-        save_checkpoint(directory, epoch, {"epoch": epoch}, keep=2, score=score)
-
-
-@example([nan, 2.0, nan, -1.0, inf])
-@given(st.lists(st.floats(), min_size=1, max_size=7))
-def test_best_checkpoint_is_kept_in_addition_to_the_last(tmp_path_factory, scores):
-    directory = tmp_path_factory.mktemp("checkpoints")
-    save_scores(directory, scores)
-    n = len(scores)
-    finite = [(score, epoch) for epoch, score in enumerate(scores, start=1) if isfinite(score)]
-    best = {min(finite)[1]} if finite else set()
-    assert epochs(directory) == sorted(best | set(range(max(1, n - 1), n + 1)))
-
-
-def test_checkpoint_with_a_damaged_header_is_not_the_best(tmp_path):
-    save_scores(tmp_path, [1.0, 3.0, 2.0])
-    path = tmp_path / "epoch_000003.ckpt"
-    content = bytearray(path.read_bytes())
-    content[22:30] = struct.pack("<d", -7.0)
-    path.write_bytes(content)
-    for epoch in (4, 5):
-        save_checkpoint(tmp_path, epoch, {}, keep=2, score=4.0)
-    assert epochs(tmp_path) == [1, 4, 5]
-
-
 def test_checkpoint_that_cannot_be_removed_gives_a_warning(tmp_path, caplog):
     (tmp_path / "epoch_000001.ckpt").mkdir()
     for epoch in (2, 3):
@@ -131,14 +101,13 @@ def test_epochs_are_compared_as_numbers(tmp_path):
     assert load_latest_checkpoint(tmp_path)[0] == 1_000_000
 
 
-HEADER = 18 + 4 + 8 + 32 + 8 + 32
+HEADER = 18 + 4 + 32 + 8 + 32
 REGIONS = {
     "magic": (0, 18),
     "version": (18, 22),
-    "score": (22, 30),
-    "digest of the body": (30, 62),
-    "epoch": (62, 70),
-    "digest of the header": (70, HEADER),
+    "digest of the body": (22, 54),
+    "epoch": (54, 62),
+    "digest of the header": (62, HEADER),
     "beginning of the body": (HEADER, HEADER + 300),
     "end of the body": (-300, None),
 }
@@ -236,10 +205,10 @@ def test_unfinished_file_of_a_killed_save_is_not_a_checkpoint(tmp_path):
 
 def test_checkpoint_of_a_newer_version_is_an_input_error(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, {})
-    monkeypatch.setattr(checkpoint, "VERSION", 6)
+    monkeypatch.setattr(checkpoint, "VERSION", 7)
     save_checkpoint(tmp_path, 2, {})
     monkeypatch.undo()
-    with pytest.raises(InputError, match="version 6, but this program reads version 5"):
+    with pytest.raises(InputError, match="version 7, but this program reads version 6"):
         load_latest_checkpoint(tmp_path)
 
 

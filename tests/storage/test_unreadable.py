@@ -19,7 +19,7 @@ from hpcfwi.storage.checkpoint import (
     naming_checkpoint,
     save_checkpoint,
 )
-from tests.storage.examples import epochs, names
+from tests.storage.examples import epochs
 
 
 @contextmanager
@@ -124,27 +124,11 @@ def test_damage_is_reported_once_while_another_file_is_retried(folder, pauses, c
     assert caplog.text.count("epoch_000003.ckpt is damaged") == 1
 
 
-def test_unreadable_old_checkpoint_is_not_removed(folder, caplog):
-    with failing(FILE, errno.EIO):
-        for epoch in (3, 4, 5):
-            save_checkpoint(folder, epoch, {}, keep=1)
-    assert names(folder) == [FILE, "epoch_000005.ckpt"]
-    assert f"{FILE} cannot be read (Input/output error) and is kept" in caplog.text
-    save_checkpoint(folder, 6, {}, keep=1)
-    assert names(folder) == ["epoch_000006.ckpt"]
-
-
 def test_no_checkpoint_is_removed_from_a_folder_that_cannot_be_listed(folder, caplog):
     with failing(FOLDER, errno.EACCES):
         save_checkpoint(folder, 3, {}, keep=1)
     assert epochs(folder) == [1, 2, 3]
     assert "no checkpoint is removed" in caplog.text
-
-
-def test_unreadable_checkpoint_of_a_later_epoch_is_not_removed(folder):
-    with failing(FILE, errno.EACCES):
-        save_checkpoint(folder, 1, {}, keep=1)
-    assert epochs(folder) == [1, 2]
 
 
 def test_latest_epoch_of_an_unreadable_folder_is_an_input_error(folder, pauses):
