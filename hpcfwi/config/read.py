@@ -251,7 +251,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         tables = tomllib.loads(content)
     except _NO_TOML as error:
         remedy = "Correct this line."
-        if "'stage'" in str(error):
+        if "('stage',)" in str(error):
             remedy = "Several tables of one name, such as stages, have two brackets: [[stage]]."
         elif "twice" in str(error):
             remedy = "Write the keys of both under one of them."

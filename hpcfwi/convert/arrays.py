@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -23,9 +24,11 @@ from hpcfwi.convert.segy import Columns, TraceReader, find_layout, read_headers
 from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
-from hpcfwi.storage.hdf5 import find_dataset, holds, open_alone, read_values
+from hpcfwi.storage.hdf5 import check_format, find_dataset, holds, open_alone, read_values
 from hpcfwi.storage.models import (
     IMAGE_FORMAT,
+    MODEL_FORMAT,
+    MODEL_VERSION,
     POWERS,
     check_values,
     read_attribute,
@@ -41,6 +44,9 @@ Placement = tuple[tuple[float, ...], tuple[float, ...]]
 
 # If more than this share of the values is negative, they are taken for traces.
 OSCILLATING = 0.01
+
+# Values with smaller magnitudes are bytes in the wrong order.
+TINY = 1e-30
 
 # MATLAB classes of numbers
 _MATLAB_NUMBERS = ("double", "single", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
@@ -60,19 +66,28 @@ def convert_model(request: Request) -> None:
             "MATLAB files are read, not written",
             "Write .npy, .h5 or raw floats.",
         )
-    name = request.array
+    name, is_scaled = request.array, request.quantity != "velocity" or request.scale != 1.0
     if source != HDF5:
         model = _read_foreign(request, source)
     elif read_attribute(request.source, "format") == IMAGE_FORMAT:
+        if request.parameter is not None or is_scaled:
+            raise InputError(
+                str(request.source),
+                "it holds the image of a migration, which is no parameter of a model",
+                "Leave out --parameter, --quantity and --scale.",
+            )
         model, _ = read_image(request.source)
         (name,) = model.arrays
-    elif request.quantity == "velocity" and request.scale == 1.0:
-        model = read_model(request.source, request.parameter and [request.parameter])
+    elif not is_scaled:
+        names = [name]
+        if request.parameter is None and target in (HDF5, VTK):
+            names = _find_arrays(request.source) or names
+        model = read_model(request.source, names)
     else:
         cells = read_cells(request.source, name)
         model = _make_model(cells[name].astype(np.float64), cells.grid, request)
     if target == HDF5:
-        write_model(request.target, _join(model, request.target))
+        write_model(request.target, *_join(model, request.target))
     elif target == SEGY:
         line = None if request.line is None else segy.make_line(request.line)
         write_columns(request.target, model[name], model.grid, line, request.datum)
@@ -90,29 +105,57 @@ def convert_model(request: Request) -> None:
                 file.write(np.ascontiguousarray(array, dtype=kind).tobytes())
 
 
-def _join(model: Model, path: Path) -> Model:
-    """Return a model with the arrays of a model file, if it exists; raises `InputError`."""
+def _find_arrays(path: Path) -> list[str]:
+    """Return the parameters of a model file; raises `InputError` for another file."""
+    with open_alone(path) as file:
+        check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
+        return [name for name in PARAMETERS if holds(file, name)]
+
+
+def _join(model: Model, path: Path) -> tuple[Model, dict[str, Any]]:
+    """Return a model with the arrays of a model file, if it exists, and its other attributes.
+
+    Raises `InputError` if the model cannot be added to the file.
+    """
     if not model.arrays.keys() <= PARAMETERS.keys():
         raise InputError(
             str(path), "an image is no model", "Write it as .sgy, .vti, .npy or raw floats."
         )
     if not is_there(path):
-        return model
+        return model, {}
+    if read_attribute(path, "format") != MODEL_FORMAT:
+        raise InputError(str(path), "it exists, and is no model file", "Choose another name.")
+    names = _find_arrays(path)
     with open_alone(path) as file:
-        first, *_ = PARAMETERS
-        names = [name for name in PARAMETERS if holds(file, name)]
-    there = read_model(path, names or [first])
+        others = sorted(set(file) - set(names))
+        attributes = dict(file.attrs)
+    if others or not names:
+        raise InputError(
+            f"{path}, /{others[0]}" if others else str(path),
+            "this is no parameter, and would be lost" if others else "it has no parameter",
+            "Choose another name.",
+        )
+    there = read_model(path, names)
     if twice := sorted(model.arrays.keys() & there.arrays.keys()):
         raise InputError(
-            f"{path}, /{twice[0]}", "the file has this array", "Choose another name, or remove it."
+            f"{path}, /{twice[0]}",
+            "the file has this array already",
+            "Choose another file, or remove the array from this one.",
         )
     if not model.grid.agrees(there.grid):
         raise InputError(
             str(path),
-            f"its grid is {there.grid}, but that of the new array is {model.grid}",
-            "Give another name; all arrays of a model file lie on one grid.",
+            f"its arrays have {_say_grid(there.grid)}, but the new one has {_say_grid(model.grid)}",
+            "Choose another file; all arrays of a model file lie on one grid.",
         )
-    return Model(there.grid, {**there.arrays, **model.arrays})
+    return Model(there.grid, {**there.arrays, **model.arrays}), attributes
+
+
+def _say_grid(grid: Grid) -> str:
+    shape, spacing, origin = (
+        " x ".join(f"{v:g}" for v in values) for values in (grid.shape, grid.spacing, grid.origin)
+    )
+    return f"{shape} points, {spacing} m apart, from {origin} m"
 
 
 def read_npy(path: Path) -> NDArray[np.float64]:
@@ -322,7 +365,8 @@ def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
         with open(path, "rb", opener=open_regular) as file:
             content = file.read()
     endian = request.headers.endian or "<"
-    found = np.frombuffer(content, f"{endian}f{width}").astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        found = np.frombuffer(content, f"{endian}f{width}").astype(np.float64)
     swapped = np.frombuffer(content, f"{'<' if endian == '>' else '>'}f{width}")
     parameter = PARAMETERS[request.array]
     if _is_plausible(swapped, parameter) and not _is_plausible(found * request.scale, parameter):
@@ -336,8 +380,10 @@ def _read_raw(request: Request) -> tuple[str, NDArray[np.float64]]:
 
 
 def _is_plausible(values: NDArray, parameter: Parameter) -> bool:
+    # Whole numbers in the other byte order are tiny
     with np.errstate(invalid="ignore"):
-        return bool(((values >= parameter.lowest) & (values <= parameter.highest)).all())
+        tiny = (values != 0.0) & (np.abs(values) < TINY)
+        return bool((~tiny & (values >= parameter.lowest) & (values <= parameter.highest)).all())
 
 
 def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement | None]:

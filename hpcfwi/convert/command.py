@@ -101,7 +101,7 @@ def convert(
                 request.parse_numbers("--line", line, [4]),
                 request.parse_size("--datum", datum),
                 model or parameter is not None,
-                parameter and request.choose("--parameter", parameter, PARAMETERS),
+                None if parameter is None else request.choose("--parameter", parameter, PARAMETERS),
                 request.parse_shape(shape),
                 request.parse_spacing(spacing),
                 request.parse_numbers("--origin", origin, (2, 3)),

@@ -52,15 +52,18 @@ STEPS_A_SAMPLE = (1e-4, 1e3)
 MOST_PASSAGES = 50.0
 
 
-def check_units(experiment: Experiment) -> Iterator[Finding]:
-    """Yield the errors of the survey and the model, such as numbers in another unit."""
+def check_units(experiment: Experiment, device: torch.device) -> Iterator[Finding]:
+    """Yield the errors of the survey and the model, such as numbers in another unit.
+
+    device: that of the simulations.
+    """
     yield from _check_kinds(experiment)
     yield from _check_positions(experiment)
     yield from _check_step(experiment)
     yield from _check_wavelength(experiment)
     yield from _check_duration(experiment)
     yield from _check_spread(experiment)
-    yield from _check_free_surface(experiment)
+    yield from _check_free_surface(experiment, device)
     yield from _check_silence(experiment.config, experiment.survey)
 
 
@@ -106,14 +109,13 @@ def _check_positions(experiment: Experiment) -> Iterator[Finding]:
         half = 0.5 * components.gauge * components.directions
         places["first ends of gauges"] = survey.receivers - half
         places["last ends of gauges"] = survey.receivers + half
+    turned = Grid(grid.shape[::-1], grid.spacing[::-1], grid.origin[::-1])
+    remedy = "Move them, or give a larger model."
+    if all(turned.contains(points).all() for points in places.values()):
+        remedy += f" If its arrays are ({', '.join(grid.axes[::-1])}), transpose them."
     for name, points in places.items():
         outside = ~grid.contains(points)
         if outside.any():
-            turned = Grid(grid.shape[::-1], grid.spacing[::-1], grid.origin[::-1])
-            remedy = "Move them, or give a larger model."
-            if turned.contains(points).all():
-                remedy = f"The arrays of the model seem to be ({', '.join(grid.axes[::-1])}): "
-                remedy += "transpose them."
             yield Finding(
                 "error",
                 f"{where}: {name}",
@@ -237,7 +239,7 @@ def _check_spread(experiment: Experiment) -> Iterator[Finding]:
             )
 
 
-def _check_free_surface(experiment: Experiment) -> Iterator[Finding]:
+def _check_free_surface(experiment: Experiment, device: torch.device) -> Iterator[Finding]:
     """Yield an error for sources and receivers on a free surface that emit or record nothing."""
     if not experiment.config.wave.free_surface:
         return
@@ -266,7 +268,7 @@ def _check_free_surface(experiment: Experiment) -> Iterator[Finding]:
     shots = np.flatnonzero(_on_surface(survey.sources, top, spacing))
     if shots.size and equation is not ACOUSTIC:
         simulator = experiment.simulator(experiment.initial)
-        model = experiment.initial.as_tensors(torch.device("cpu"))
+        model = experiment.initial.as_tensors(device)
         try:
             simulator.set_up(simulator.restrict(model), survey.select(shots), None)
         except ValueError as error:
@@ -333,13 +335,13 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
                 f"found {section.fixed_above}, which fixes the whole model",
                 f"Give a depth above {grid.last[0]} m.",
             )
-        above, cell = section.fixed_above or grid.origin[0], grid.spacing[0]
-        if 0.0 < above - grid.origin[0] < LEAST_OF_CELL * cell:
+        above, cell, top = section.fixed_above or 0.0, grid.spacing[0], grid.origin[0]
+        if top < above < top + LEAST_OF_CELL * cell and 1e3 * above <= grid.last[0]:
             yield Finding(
                 "error",
                 f"{where}inversion.fixed_above",
                 f"found {above:g} m, which is no depth in a model with cells of {cell:g} m",
-                f"It seems to be in km: give {1e3 * above:g}. Leave it out to fix no cell.",
+                f"Give {1e3 * above:g} if it is in km, or {top + cell:g} to fix the first rows.",
             )
         return
     if experiment.fixed.any() and not experiment.fixed.all():

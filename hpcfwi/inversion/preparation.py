@@ -673,7 +673,7 @@ def _check(experiment: Experiment, context: Context) -> None:
             "Give a model and a survey of the same dimension.",
         )
     # Only one rank checks the positions, because there are many.
-    context.from_root(lambda: refuse(check_units(experiment)))
+    context.from_root(lambda: refuse(check_units(experiment, context.device)))
     _check_traces(experiment, context)
 
 

@@ -18,7 +18,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.shot_qc import knows_amplitudes
 from hpcfwi.plan.arrivals import Scan, Tally
 from hpcfwi.plan.comparison import Comparison, Convention, DataComparison
-from hpcfwi.plan.estimate import Memory, Sharing, discretize_slowest, find_slowest
+from hpcfwi.plan.estimate import Memory, Sharing, discretize, find_slowest
 from hpcfwi.wave.dispersion import carried_frequency
 
 # The grid resolves waves whose relative error of phase velocity is at most this.
@@ -46,7 +46,8 @@ def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
     grid, survey = experiment.initial.grid, experiment.survey
     speeds = find_slowest(experiment)
     slowest = min(float(speed.min()) for speed in speeds)
-    carried = carried_frequency(discretize_slowest(experiment, grid.spacing, dt), VELOCITY_ERROR)
+    scheme = discretize(experiment, slowest, grid.spacing, dt)
+    carried = carried_frequency(scheme, VELOCITY_ERROR)
     lost = survey.spectrum.energy_above(carried)
     if lost <= LOST_ENERGY:
         return []

@@ -543,8 +543,8 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
     model, survey, problem = experiment.initial, experiment.survey, task.problem
     fastest_in_model = float(experiment.equation.fastest(model.arrays).max())
     fastest = max(fastest_in_model, problem.max_velocity)
-    scheme = discretize_slowest(experiment, problem.spacing, problem.dt)
-    slowest, path = scheme.velocity, longest_path(experiment)
+    slowest, path = slowest_velocity(experiment), longest_path(experiment)
+    scheme = discretize(experiment, slowest, problem.spacing, problem.dt)
     bands = []
     for name, frequency in (
         ("peak", survey.spectrum.peak),
@@ -589,10 +589,10 @@ def find_slowest(experiment: Experiment) -> list[NDArray[np.float64]]:
     return [np.asarray(slowest(model.arrays)) for model in models if model is not None]
 
 
-def discretize_slowest(
-    experiment: Experiment, spacing: tuple[float, ...], dt: float
+def discretize(
+    experiment: Experiment, velocity: float, spacing: tuple[float, ...], dt: float
 ) -> Discretization:
-    """Return the scheme for the slowest waves; spacing: m, of each axis; dt: s, of a step."""
+    """Return the scheme for waves of a velocity (m/s); spacing: of each axis, m; dt: step, s."""
     staggered = isinstance(experiment.equation, FirstOrderEquation)
     order = experiment.config.wave.order
-    return Discretization(order, spacing, dt, slowest_velocity(experiment), staggered)
+    return Discretization(order, spacing, dt, velocity, staggered)

@@ -93,12 +93,12 @@ def _check(load: Callable[[], Config], path: Path, quiet: bool, context: Context
     refuse(findings)
 
 
-def look_before_simulating(experiments: Sequence[Experiment]) -> None:
+def look_before_simulating(experiments: Sequence[Experiment], device: torch.device) -> None:
     """Log the warnings and errors of a plan about models, survey and scheme; rank 0 only."""
     told: list[Finding] = []
     for experiment in experiments:
         seen = experiment.seen_by_waves()
-        model, shot = seen.initial.as_tensors(torch.device("cpu")), seen.survey.select(np.arange(1))
+        model, shot = seen.initial.as_tensors(device), seen.survey.select(np.arange(1))
         dt = seen.make_simulator().set_up(model, shot, window=None).problem.dt
         for finding in check_experiment(seen, dt):
             if finding.severity != "note" and finding not in told:

@@ -160,7 +160,7 @@ def _begin(
         state = restore(experiment, stages, directory, context) if stages else None
         if state is None or state.epoch == 0:
             experiments = [stage.experiment for stage in stages] or [experiment]
-            context.from_root(partial(look_before_simulating, experiments))
+            context.from_root(partial(look_before_simulating, experiments, context.device))
         context.from_root(lambda: directory.begin(config))
         _prepare_engine(experiment, context)
     simulate_observed(experiment, context, stop, quiet)
@@ -225,7 +225,7 @@ def simulate_into(
                 check_observed(experiment, context)
                 _check_memory_of_data(experiment, context)
                 _introduce(f"Input {path}, target {target}", experiment, context)
-                context.from_root(partial(look_before_simulating, [experiment]))
+                context.from_root(partial(look_before_simulating, [experiment], context.device))
                 _prepare_engine(experiment, context)
             simulate_observed(experiment, context, stop, quiet)
             if is_segy:
@@ -268,8 +268,8 @@ def _check_memory_of_data(experiment: Experiment, context: Context) -> None:
 
 def _check_memory(stages: Sequence[Stage], context: Context) -> None:
     """Raise `InputError` on all ranks if memory is not sufficient, before any simulation."""
-    model = stages[0].experiment.inverted.as_tensors(context.device)
     for experiment in (stage.experiment for stage in stages):
+        model = experiment.inverted.as_tensors(context.device)
         simulator, survey = experiment.make_simulator(), experiment.simulated_survey()
         plan_memory_of_ranks(simulator, model, survey, experiment, context, has_state=False)
 

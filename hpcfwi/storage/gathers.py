@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import h5py
 import numpy as np
@@ -74,12 +74,14 @@ if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
 
+T = TypeVar("T")
+
 NUMBERS = ("records", "shot_points", "channels")
 MAPS = ("source_map", "receiver_map")
 _ATTRIBUTES = ("datum", "start")
 _LARGEST = 2**31 - 1
 # Errors of disks and file servers that may be over when a file is read again
-MOMENTARY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
+MOMENTARY = (errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO)
 
 
 def read_labels(path: Path) -> dict[str, Any]:
@@ -361,14 +363,7 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         other thread uses the reader. Raises `InputError` if the file is damaged, or if the system
         cannot read it for half a minute.
         """
-        try:
-            return read_patiently(partial(self._read, shots))
-        except UnreadableError as error:
-            raise InputError(
-                str(self._path),
-                f"it cannot be read ({error.reason})",
-                "Check its file system, and run the same command again.",
-            ) from error
+        return _read_patiently(partial(self._read, shots))
 
     def _read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
@@ -410,21 +405,42 @@ def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
         return shape, {k: plain(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
 
 
+def _read_patiently(read: Callable[[], T]) -> T:
+    """Return the result of `read`; raise `InputError` if the system cannot read it for long."""
+    try:
+        return read_patiently(read)
+    except UnreadableError as error:
+        raise InputError(
+            str(error.path),
+            f"it cannot be read ({error.reason})",
+            "Check its file system, and run the same command again.",
+        ) from error
+
+
 SAMPLED = 8  # shots whose traces a digest covers
+_OF_KINDS = ("kinds", "directions", "source_kinds", "source_moments")
+_OF_SURVEY = ("sources", "receivers", "wavelet", "mask", *_OF_KINDS)
 
 
 def digest_data(path: Path) -> str:
     """Return a digest of the survey of a gathers file and of the traces of some of its shots.
 
-    For one process. The file has been checked.
+    For one process. The file has been checked. Raises `InputError` as `GatherReader.read` does.
     """
-    with open_alone(path) as file:
-        digest = hashlib.sha256(repr(plain(file.attrs.get("dt"))).encode())
-        for name in ("sources", "receivers", "wavelet", "mask"):
-            digest.update(file[name][...].tobytes() if name in file else b"")
+    return _read_patiently(partial(_digest, path))
+
+
+def _digest(path: Path) -> str:
+    with open_alone(path) as file, reading(path, MOMENTARY):
+        facts = [repr(plain(file.attrs.get(name))) for name in _OWN_ATTRIBUTES]
+        digest = hashlib.sha256(" ".join(facts).encode())
         traces = file["data"]
-        for shot in np.unique(np.linspace(0, len(traces) - 1, SAMPLED).round()):
-            digest.update(traces[int(shot)].tobytes())
+        some = np.unique(np.linspace(0, len(traces) - 1, SAMPLED).round().astype(int))
+        for array in (
+            *(file[name][...] for name in _OF_SURVEY if name in file),
+            *(traces[int(shot)] for shot in some),
+        ):
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 

@@ -82,8 +82,7 @@ def read_model(path: Path, names: Sequence[str] | None = None) -> Model:
                 raise InputError(
                     f"{path}, /{name}",
                     f"the file has no {PARAMETERS[name].title}; it holds {found or 'no parameter'}",
-                    f"Store it as /{name}, or add it with `hpcfwi convert FROM {path} --parameter "
-                    f"{name}`.",
+                    f"Store it as /{name}, for example by `hpcfwi convert --parameter {name}`.",
                 )
         shapes = {name: real_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])

@@ -434,6 +434,7 @@ class Recomputation:
 
     def _sample(self, sweeps: ForwardSweeps, segment: int, explores: bool = False) -> None:
         """Simulate a segment and store its samples."""
+        self._sampled = -1  # until all of them are stored
         sweeps.advance(self._span(segment), segment * self.length, explores)
         self._position, self._sampled = segment + 1, segment
 

@@ -81,6 +81,34 @@ def test_arrays_of_several_parameters_are_collected_in_one_file(hpcfwi, tmp_path
         np.testing.assert_array_equal(np.load(target), whole[name])
 
 
+def test_file_with_more_than_parameters_is_refused_and_attributes_are_kept(
+    hpcfwi, tmp_path, capsys
+):
+    write_model(tmp_path / "all.h5", example(2), {"epoch": 7})
+    np.save(tmp_path / "vs.npy", example(2)["vp"] * 0.5)
+    options = ("--parameter", "vs", *place(example(2)))
+    with h5py.File(tmp_path / "all.h5", "r+") as file:
+        file["water"] = np.zeros(3)
+    before = (tmp_path / "all.h5").read_bytes()
+    assert hpcfwi("convert", tmp_path / "vs.npy", tmp_path / "all.h5", *options) == 2
+    assert "all.h5, /water: this is no parameter" in capsys.readouterr().err
+    assert (tmp_path / "all.h5").read_bytes() == before
+    with h5py.File(tmp_path / "all.h5", "r+") as file:
+        del file["water"]
+    assert hpcfwi("convert", tmp_path / "vs.npy", tmp_path / "all.h5", *options) == 0
+    with h5py.File(tmp_path / "all.h5") as file:
+        assert file.attrs["epoch"] == 7
+
+
+def test_byte_order_of_whole_numbers_in_m_per_second_is_found(hpcfwi, tmp_path, capsys):
+    """Swapped whole numbers are tiny numbers above 0, the lowest S velocity."""
+    speeds = np.rint(example(2)["vp"] * 0.5)
+    speeds.astype(">f4").tofile(tmp_path / "vs.bin")
+    options = ("--parameter", "vs", *place(example(2)))
+    assert hpcfwi("convert", tmp_path / "vs.bin", tmp_path / "vs.h5", *options) == 2
+    assert "Give --endian big" in capsys.readouterr().err
+
+
 def test_negative_anisotropy_is_not_taken_for_traces(hpcfwi, tmp_path):
     delta = np.random.default_rng(3).uniform(-0.1, 0.2, example(2).grid.shape)
     np.save(tmp_path / "delta.npy", delta)
@@ -93,7 +121,7 @@ def test_negative_anisotropy_is_not_taken_for_traces(hpcfwi, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--parameter", "vp"), "all.h5, /vp: the file has this array"),
+        (("--parameter", "vp"), "all.h5, /vp: the file has this array already"),
         (("--parameter", "vs", "--spacing", "50"), "all arrays of a model file lie on one grid"),
         (("--parameter", "rho", "--quantity", "slowness"), "density, which is not a velocity"),
         (("--parameter", "vn"), "--parameter: found 'vn', expected one of vp, vs, rho"),
@@ -119,6 +147,9 @@ def test_image_of_a_migration_is_exported(hpcfwi, tmp_path, capsys):
     with segyio.open(tmp_path / "image.sgy", strict=False) as file:
         np.testing.assert_array_equal(file.trace.raw[:], image.T)
     assert 'Name="image"' in (tmp_path / "image.vti").read_text(errors="replace")
+    for options in (("--parameter", "vs"), ("--scale", "1000"), ("--quantity", "slowness")):
+        assert hpcfwi("convert", tmp_path / "image.h5", tmp_path / "c.npy", *options) == 2
+        assert "Leave out --parameter" in capsys.readouterr().err
     assert hpcfwi("convert", tmp_path / "image.h5", tmp_path / "b.h5") == 2
     assert "an image is no model" in capsys.readouterr().err
 

@@ -402,12 +402,16 @@ BAD_INPUTS = [
     ),
     BadInput(
         "fixed above a depth in km",
-        ("inversion.fixed_above", "0.06 m", "cells of 20 m", "in km: give 60"),
+        ("inversion.fixed_above", "0.06 m", "cells of 20 m", "Give 60 if it is in km"),
         {"inversion.fixed_above": 0.06},
     ),
     BadInput(
         "transposed model",
-        ("survey: receivers", "of 30 lie outside the model", "seem to be (x, z): transpose them"),
+        (
+            "survey: receivers",
+            "of 30 lie outside the model",
+            "If its arrays are (x, z), transpose them",
+        ),
         {"survey.receivers.last": 1180.0},
         arrange=transpose_model,
     ),

@@ -146,7 +146,7 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
     rows, columns = field_shape(problem.padded_shape)
     absorbing = 1.0 - np.divide(problem.like.shape, problem.padded_shape)
-    axes = [AXES[ndim].index(axis) for axis, _ in {term.derivative for term in terms}]
+    axes = [AXES[ndim].index(axis) for axis, _ in dict.fromkeys(t.derivative for t in terms)]
     derivatives = len(axes)
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1

@@ -7,6 +7,7 @@ which run the compiled `sweeps`. `engine` decides which shots run when, and on h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,7 +192,12 @@ class _Sweeps:
 
     def __init__(self, shot: Shot, samples: _Samples, records: Records, threads: int) -> None:
         self._shot, self._samples, self._records = shot, samples, records
-        self._threads, self._fields = threads, make_fields(shot.tables, threads)
+        self._threads = threads
+
+    @cached_property
+    def _fields(self) -> Fields:
+        # Stored samples need no fields
+        return make_fields(self._shot.tables, self._threads)
 
     def advance(self, span: Span, first: int | None, explores: bool) -> None:
         tape = self._samples.make_tape(first or 0, explores, keeps=first is not None)

@@ -317,7 +317,8 @@ class _Shots:
             for known, factor in zip(self._factors, factors, strict=True)
         ]
         scattered = _Sweep(self, self._sent, varied, change)
-        self._replay.repeat(_Sweep(self, self._sent, self._factors), scattered.follow)
+        again = _Sweep(self, self._sent, self._factors, records=False)
+        self._replay.repeat(again, scattered.follow)
         found = scattered.recorded
         if signal is not None:
             again = _Sweep(self, signal.detach(), self._factors)
@@ -364,7 +365,7 @@ class _Shots:
                     heard = weights * arriving[..., n, None]
                     additions[k].apply(flat, heard.flatten())
 
-        self._replay.reverse(_Sweep(self, self._sent, self._factors), follow)
+        self._replay.reverse(_Sweep(self, self._sent, self._factors, records=False), follow)
         rates: list[Tensor | None] = [None] * len(self._rates)
         for place, number in enumerate(self._varying):
             rates[number] = problem.interval * frame.take_out(gradients[place])
@@ -567,7 +568,7 @@ class _Sweep:
     """A sweep through the steps of all shots, see `history.ForwardSweeps`.
 
     change: None for the waves of the sources. The scattered field has the changes of the rates,
-    and reads the samples. recorded: the recorded fields (shot, trace, time).
+    and reads the samples. recorded: the recorded fields (shot, trace, time), if it records.
     """
 
     def __init__(
@@ -576,14 +577,19 @@ class _Sweep:
         signal: Tensor,
         factors: Sequence[Tensor],
         change: Tensor | None = None,
+        records: bool = True,
     ) -> None:
         self._shots, self._signal, self._factors, self._change = shots, signal, factors, change
-        self._emissions = [
-            [(number, _Additions(places.flatten())) for number, places in shots._emitted[k]]
-            for k in range(2)
-        ]
+        self._records = records
 
-    # Stored samples need none of the following arrays
+    # If all samples are stored, nothing is repeated, and none of the following arrays is needed
+
+    @cached_property
+    def _emissions(self) -> list[list[tuple[int, _Additions]]]:
+        return [
+            [(number, _Additions(places.flatten())) for number, places in emitted]
+            for emitted in self._shots._emitted
+        ]
 
     @cached_property
     def _fields(self) -> Tensor:
@@ -625,7 +631,8 @@ class _Sweep:
         fields, memory, samples = self._fields, self._memory, self._samples
         flat = fields.view(-1)
         for n in range(*span):
-            shots._record(flat, self.recorded, 0, n)
+            if self._records:
+                shots._record(flat, self.recorded, 0, n)
             for k, stage in enumerate(shots._stages):
                 sampled = shots._stores(n) and bool(stage.samples)
                 if sampled and change is not None:
@@ -638,7 +645,8 @@ class _Sweep:
                     additions.apply(flat, (self._factors[number] * sent[..., None]).flatten())
                 if shots._problem.free_surface:
                     shots._reflect(fields, stage)
-            shots._record(flat, self.recorded, 1, n)
+            if self._records:
+                shots._record(flat, self.recorded, 1, n)
 
 
 simulate = partial(first_order.simulate, _Shots)
