@@ -255,5 +255,5 @@ def test_user_without_a_home_can_simulate_with_one_warning(
     assert (done.returncode, done.stderr) == (0, "")
     assert (run / "observed.h5").exists()
     for text in (done.stdout, (run / "log.txt").read_text()):
-        assert text.count("WARNING") == 1
+        assert text.count(NOT_KEPT) == 1
         assert text.count(f"{NOT_KEPT}/nonexistent/.cache/hpcfwi/numba cannot be written") == 1
