@@ -71,7 +71,7 @@ def reading(path: Path, numbers: Container[int | None] | None = None) -> Iterato
 def read_patiently(read: Callable[[], T]) -> T:
     """Return the result of `read`, which is tried again while it raises `UnreadableError`.
 
-    The error of the last attempt, after half a minute, is raised.
+    Raises `InputError` if it still does so after half a minute.
     """
     for pause in PAUSES:
         try:
@@ -80,7 +80,14 @@ def read_patiently(read: Callable[[], T]) -> T:
             if pause == PAUSES[0]:
                 log.warning("%s: trying again for %.0f s.", error, sum(PAUSES))
         time.sleep(pause)
-    return read()
+    try:
+        return read()
+    except UnreadableError as error:
+        raise InputError(
+            str(error.path),
+            f"it cannot be read ({error.reason})",
+            "Check its permissions and its file system, and run the same command again.",
+        ) from error
 
 
 @contextmanager

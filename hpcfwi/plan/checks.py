@@ -26,7 +26,7 @@ VELOCITY_ERROR = 0.02
 # Largest share of the wavelet's energy at frequencies that the grid does not resolve.
 LOST_ENERGY = 0.02
 # Largest share of cells that may be too slow for the peak frequency of the wavelet.
-FEW_CELLS = 0.5
+SLOW_CELLS = 0.5
 # Largest first or last sample of a wavelet, relative to its peak.
 CUT = 1e-2
 
@@ -59,7 +59,7 @@ def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
     share = max(float((speed * carried < peak * slowest).mean()) for speed in speeds)
     return [
         Finding(
-            "error" if share > FEW_CELLS else "warning",
+            "error" if share > SLOW_CELLS else "warning",
             "model.spacing",
             f"a spacing of {h:g} m is fine enough for waves of {slowest:.0f} m/s up to "
             f"{carried:.3g} Hz, {slowest / carried / h:.1f} points per wavelength; "

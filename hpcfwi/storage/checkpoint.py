@@ -210,7 +210,7 @@ def latest_epoch(directory: Path) -> int:
 
     Raises `InputError` if the system cannot list the directory for half a minute.
     """
-    listed = _patiently(partial(_checkpoints, directory))
+    listed = read_patiently(partial(_checkpoints, directory))
     return max((epoch for epoch, _ in listed), default=0)
 
 
@@ -234,18 +234,6 @@ def _name_last(directory: Path) -> str:
     return f"The checkpoint of epoch {found[0]} is complete."
 
 
-def _patiently(read: Callable[[], T]) -> T:
-    """Return the result of `read`; raise `InputError` if the system cannot read a file for long."""
-    try:
-        return read_patiently(read)
-    except UnreadableError as error:
-        raise InputError(
-            str(error.path),
-            f"it cannot be read ({error.reason}), and without it the run would lose its contents",
-            "Check its permissions and its file system, and run the same command again.",
-        ) from error
-
-
 def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
     """Return (epoch, file) in order of epochs; empty if there is no directory."""
     # Path.glob would treat an unreadable directory as empty.
@@ -261,7 +249,7 @@ def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
 
 def _find_newest(directory: Path, read: Callable[[Path, int], T]) -> tuple[int, T] | None:
     """Return epoch and contents of the newest complete checkpoint; log warnings of damaged ones."""
-    found, damaged = _patiently(partial(_try_from_newest, directory, read))
+    found, damaged = read_patiently(partial(_try_from_newest, directory, read))
     for path, damage in damaged:
         log.warning("%s is damaged (%s) and is skipped.", path, damage)
     return found

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -62,7 +62,6 @@ from hpcfwi.storage.unfinished import (
 )
 from hpcfwi.survey import Survey
 from hpcfwi.system import (
-    UnreadableError,
     beside,
     check_room,
     put_in_place,
@@ -73,8 +72,6 @@ from hpcfwi.system import (
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
-
-T = TypeVar("T")
 
 NUMBERS = ("records", "shot_points", "channels")
 MAPS = ("source_map", "receiver_map")
@@ -363,7 +360,7 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         other thread uses the reader. Raises `InputError` if the file is damaged, or if the system
         cannot read it for half a minute.
         """
-        return _read_patiently(partial(self._read, shots))
+        return read_patiently(partial(self._read, shots))
 
     def _read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
@@ -405,18 +402,6 @@ def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
         return shape, {k: plain(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
 
 
-def _read_patiently(read: Callable[[], T]) -> T:
-    """Return the result of `read`; raise `InputError` if the system cannot read it for long."""
-    try:
-        return read_patiently(read)
-    except UnreadableError as error:
-        raise InputError(
-            str(error.path),
-            f"it cannot be read ({error.reason})",
-            "Check its file system, and run the same command again.",
-        ) from error
-
-
 SAMPLED = 8  # shots whose traces a digest covers
 _OF_KINDS = ("kinds", "directions", "source_kinds", "source_moments")
 _OF_SURVEY = ("sources", "receivers", "wavelet", "mask", *_OF_KINDS)
@@ -427,7 +412,7 @@ def digest_data(path: Path) -> str:
 
     For one process. The file has been checked. Raises `InputError` as `GatherReader.read` does.
     """
-    return _read_patiently(partial(_digest, path))
+    return read_patiently(partial(_digest, path))
 
 
 def _digest(path: Path) -> str:
