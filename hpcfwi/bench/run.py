@@ -39,7 +39,6 @@ from hpcfwi.bench.waves import (
     median_ratio,
 )
 from hpcfwi.errors import refusing
-from hpcfwi.parallel.rendezvous import usable_cores
 from hpcfwi.report.log import terminal_width
 from hpcfwi.system import written_whole
 
@@ -225,7 +224,7 @@ def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, A
     launcher = find_launcher(os.environ)
     if launcher is None:
         return []
-    most = most or len(usable_cores())
+    most = most or len(os.sched_getaffinity(0))
     found = _compare(launcher, "200x400", 2 * most, repetitions, most)
     return [{**row, "shots": 2 * most} for row in found]
 
@@ -240,7 +239,7 @@ def compare_layers(repetitions: int, most: int | None = None) -> list[dict[str, 
     launcher = find_launcher(os.environ)
     if launcher is None:
         return []
-    most = most or len(usable_cores())
+    most = most or len(os.sched_getaffinity(0))
     return [
         row
         for case in CASES

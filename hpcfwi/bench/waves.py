@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfwi.parallel.rendezvous import usable_cores
 from hpcfwi.registry import ENGINES
 from hpcfwi.system import peak_resident_bytes, resident_bytes
 from hpcfwi.wave import Acquisition, Auto, Method, Recompute, Simulation, Snapshots, simulate
@@ -85,7 +84,7 @@ def describe_machine(threads: int) -> dict[str, Any]:
     return {
         "machine": platform.node(),
         "cpu": models[0] if models else platform.processor(),
-        "cores": len(usable_cores()),
+        "cores": len(os.sched_getaffinity(0)),
         "threads": threads,
         "load": [round(load, 2) for load in os.getloadavg()],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

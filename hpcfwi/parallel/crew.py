@@ -328,17 +328,8 @@ def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
     context.close()
     if crew.number > 0:
         return context, crew
-    this = find_rank(leaders, fault_tolerant=False)
-    leading = replace(
-        context,
-        rank=this.rank,
-        size=this.size,
-        local_rank=this.local_rank,
-        comm=this.comm,
-        store=connect(this) if this.size > 1 else None,
-        hosts=context.hosts[::size],
-    )
-    return leading, crew
+    leading = replace(find_rank(context, leaders), hosts=context.hosts[::size])
+    return replace(leading, store=connect(leading) if leading.size > 1 else None), crew
 
 
 def _check(context: Context, size: int) -> None:

@@ -42,7 +42,6 @@ from hpcfwi.parallel.launchers import (
 )
 from hpcfwi.parallel.rendezvous import (
     EnvironmentExchange,
-    MpiExchange,
     check_shares,
     count_sharers,
     count_threads,
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 STORE_TIMEOUT = timedelta(minutes=5)
 # Time limit to connect if ranks may die meanwhile, which torch does not notice.
 RANKS_CONNECT_WAIT = timedelta(seconds=15)
-# Time limit for all ranks to connect and prove their identity, see `_greet`.
+# Time limit for all ranks to connect and prove their identity.
 GREETING_WAIT = timedelta(minutes=2)
 # With these variables gloo's ranks exchange all addresses at once, one for each rank. Otherwise n
 # ranks make 2 n^2 requests for n^3 numbers of connections, which takes 512 ranks a minute.
@@ -67,23 +66,6 @@ _GLOO = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER":
 # Time that a rank may wait in a collective for a rank that computes longer. A death is noticed much
 # earlier by other means.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-
-
-@dataclass(frozen=True)
-class UnconnectedRank:
-    """A rank before it is connected and has a device.
-
-    comm: MPI's communicator, None if MPI does not know the ranks; local_rank: number among the
-    ranks of the host, -1 if it is not known yet; fault_tolerant: as in `Context`; share_gpus: True
-    if several ranks may share a GPU.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    comm: MPI.Comm | None
-    fault_tolerant: bool = False
-    share_gpus: bool = False
 
 
 def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
@@ -98,31 +80,21 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
     message.
     """
     allow_many_files()
-    this = replace(_find_this_rank(), share_gpus=share_gpus)
-    if this.size == 1:
-        return _take_device(replace(Context.alone(), comm=this.comm), gpus, share_gpus)
+    context = _find_this_rank()
+    if context.size == 1:
+        return _take_device(context, gpus, share_gpus)
     try:
-        context = Context(
-            this.rank,
-            this.size,
-            this.local_rank,
-            socket.gethostname(),
-            torch.device("cpu"),
-            1,
-            this.comm,
-            connect(this),
-            fault_tolerant=this.fault_tolerant,
-        )
-        if this.local_rank < 0:
+        context = replace(context, store=connect(context, share_gpus))
+        if context.local_rank < 0:
             hosts = context.all_gather(context.host)
-            context = replace(context, local_rank=hosts[: this.rank].count(context.host))
+            context = replace(context, local_rank=hosts[: context.rank].count(context.host))
             os.environ["LOCAL_RANK"] = str(context.local_rank)
         return _take_device(context, gpus, share_gpus)
     except InputError:
         raise
     except Exception as error:
-        tell(error, f"rank {this.rank} on {socket.gethostname()}")
-        abort(this.comm, 1)
+        tell(error, f"rank {context.rank} on {context.host}")
+        abort(context.comm, 1)
 
 
 def launch_if_asked(gpus: bool = True, share_gpus: bool = False) -> Context:
@@ -163,24 +135,31 @@ def _keep_off_mpi() -> None:
         mpi4py.rc(initialize=False)
 
 
-def _find_this_rank() -> UnconnectedRank:
-    launcher = find_launcher(os.environ)
+def _find_this_rank() -> Context:
+    """Return the context of this rank before it is connected and has a device.
+
+    Its local rank is -1 if it is not known yet.
+    """
+    alone, launcher = Context.alone(), find_launcher(os.environ)
     if launcher is not None and launcher.name in ("torchrun", ENVIRONMENT):
         if launcher.name == ENVIRONMENT:
             check_operator(os.environ)
-        return UnconnectedRank(
-            launcher.rank, launcher.size, int(os.environ.get("LOCAL_RANK") or -1), None
-        )
+        local_rank = int(os.environ.get("LOCAL_RANK") or -1)
+        return replace(alone, rank=launcher.rank, size=launcher.size, local_rank=local_rank)
     comm = join_mpi(launcher, os.environ)
     if comm.size == 1:
-        return UnconnectedRank(0, 1, 0, comm)
+        return replace(alone, comm=comm)
     from mpi4py import MPI
 
-    return find_rank(comm, is_fault_tolerant(MPI.Get_library_version(), os.environ))
+    tolerant = is_fault_tolerant(MPI.Get_library_version(), os.environ)
+    return find_rank(replace(alone, fault_tolerant=tolerant), comm)
 
 
-def find_rank(comm: MPI.Comm, fault_tolerant: bool) -> UnconnectedRank:
-    """Return this rank of a communicator; ranks of a host get successive numbers; collective."""
+def find_rank(context: Context, comm: MPI.Comm) -> Context:
+    """Return the context of this rank of a communicator, which is not connected; collective.
+
+    The ranks of a host get consecutive numbers.
+    """
     from mpi4py import MPI
 
     neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
@@ -191,20 +170,20 @@ def find_rank(comm: MPI.Comm, fault_tolerant: bool) -> UnconnectedRank:
     hosts = comm.allgather(first)
     if hosts != sorted(hosts):
         comm = comm.Split(key=first)
-    return UnconnectedRank(comm.rank, comm.size, local_rank, comm, fault_tolerant)
+    return replace(
+        context, rank=comm.rank, size=comm.size, local_rank=local_rank, comm=comm, store=None
+    )
 
 
-def connect(this: UnconnectedRank) -> Store:
+def connect(this: Context, share_gpus: bool = False) -> Store:
     """Start torch.distributed for tensors on CPUs and, if torch has NCCL, on GPUs; collective.
 
-    Returns the store of the ranks. Raises RuntimeError if the ranks do not connect in time, for
-    example because one of them has died, and `InputError` on all of them if one may not open enough
-    files.
+    this: the context of this rank, without a store; share_gpus: see `launch`. Returns the store of
+    the ranks. Raises RuntimeError if the ranks do not connect in time, for example because one of
+    them has died, and `InputError` on all of them if one may not open enough files.
     """
-    exchange = (
-        EnvironmentExchange(COLLECTIVE_TIMEOUT) if this.comm is None else MpiExchange(this.comm)
-    )
-    check_files(exchange.all_gather(count_files_allowed()))
+    exchange = this.comm or EnvironmentExchange(COLLECTIVE_TIMEOUT)
+    check_files(exchange.allgather(count_files_allowed()))
     store = open_store(exchange, RANKS_CONNECT_WAIT if this.fault_tolerant else STORE_TIMEOUT)
     os.environ.update(
         RANK=str(this.rank),
@@ -215,7 +194,7 @@ def connect(this: UnconnectedRank) -> Store:
     backend = "gloo"
     # NCCL would wait for a rank that has died, and supports only one rank for each GPU. Gloo
     # reports a death, and supports tensors on GPUs too.
-    by_nccl = not (this.fault_tolerant or this.share_gpus)
+    by_nccl = not (this.fault_tolerant or share_gpus)
     if torch.cuda.device_count() > 0 and dist.is_nccl_available() and by_nccl:
         backend = "cpu:gloo,cuda:nccl"
     try:
@@ -227,7 +206,10 @@ def connect(this: UnconnectedRank) -> Store:
                 world_size=this.size,
                 timeout=RANKS_CONNECT_WAIT if this.fault_tolerant else GREETING_WAIT,
             )
-        _greet(this, store)
+        # gloo takes the first process that connects for a rank.
+        objects = SignedObjects(this.rank, this.size, store)
+        if objects.all_gather(this.rank) != list(range(this.size)):
+            raise RuntimeError("the ranks are not connected to each other")
     except BaseException:
         store.close()
         raise
@@ -241,7 +223,7 @@ def connect_crew(comm: MPI.Intracomm) -> dist.ProcessGroup:
     The group is made directly, because torch has one default group in a process, which is that of
     the leaders, and `new_group` only makes parts of it.
     """
-    store, kinds = open_store(MpiExchange(comm), STORE_TIMEOUT), dist.ProcessGroup.BackendType
+    store, kinds = open_store(comm, STORE_TIMEOUT), dist.ProcessGroup.BackendType
     group = dist.ProcessGroup(store, comm.rank, comm.size)
     with shut_afterwards():
         gloo = dist.ProcessGroupGloo(
@@ -263,16 +245,6 @@ def disconnect_crew(group: dist.ProcessGroup) -> None:
     """End a group of `connect_crew`, on this rank only."""
     _world.pg_group_ranks.pop(group, None)
     group.abort()
-
-
-def _greet(this: UnconnectedRank, store: Store) -> None:
-    """Check that the connected processes are the ranks of this job; collective.
-
-    gloo takes the first process that connects for a rank. Raises RuntimeError if another process
-    has connected.
-    """
-    if SignedObjects(this.rank, this.size, store).all_gather(this.rank) != list(range(this.size)):
-        raise RuntimeError("the ranks are not connected to each other")
 
 
 def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Context:

@@ -120,8 +120,8 @@ def _regroup(context: Context) -> None:
         fewer = comm.Shrink()
         error: Exception | None = None
         try:
-            this = find_rank(fewer, fault_tolerant=True)
-            store = connect(this) if this.size > 1 else None
+            this = find_rank(context, fewer)
+            this.store = connect(this) if this.size > 1 else None
             left = fewer.allgather(context.rank)
         except Exception as raised:
             error = raised
@@ -135,7 +135,7 @@ def _regroup(context: Context) -> None:
     if context.store is not None:
         context.store.close()
     context.rank, context.size, context.local_rank = this.rank, this.size, this.local_rank
-    context.comm, context.store = fewer, store
+    context.comm, context.store = fewer, this.store
     context.hosts = tuple(hosts[rank] for rank in left)
     if context.is_root:
         dead = [f"{rank} on {hosts[rank]}" for rank in range(size) if rank not in left]

@@ -11,14 +11,11 @@ authenticates and stays open.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
-import secrets
 import socket
 import struct
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,40 +31,25 @@ from torch.distributed.distributed_c10d import Store as TorchStore
 from torch.distributed.rendezvous import rendezvous
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.store import Address, Server, Store, local_address, make_secret
+from hpcfwi.parallel.store import Address, Server, Store, StoreError, local_address, make_secret
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
 LOOPBACK = "127.0.0.1"
-CONNECT_TIMEOUT = 2.0  # s, to an address of rank 0
+CONNECT_TIMEOUT = timedelta(seconds=2)  # to an address of rank 0
 # Processes that are started by hand or by an operator may begin at very different times.
 MEETING_WAIT = timedelta(minutes=10)
 SECRET = "HPCFWI_SECRET"
-_WORD = 32  # letters
-
-
-class MpiExchange:
-    """The exchange of values between ranks over MPI before they have a store; collective."""
-
-    def __init__(self, comm: MPI.Comm) -> None:
-        self.rank, self.size, self._comm = comm.rank, comm.size, comm
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank; any values that JSON can represent."""
-        return self._comm.allgather(value)
-
-    def forget(self) -> None:
-        """Remove the exchanged values; MPI keeps none."""
 
 
 class EnvironmentExchange:
     """The exchange of values through the store of torchrun, or through one that rank 0 serves.
 
-    Torch's variables have its address. A store of rank 0 exists as long as this object. timeout:
-    time that a rank waits for a value of another one. Raises `InputError` if the ranks do not
-    connect within `MEETING_WAIT`.
+    It replaces MPI's communicator. Torch's variables have the address of the store. A store of rank
+    0 exists as long as this object. timeout: time that a rank waits for a value of another one.
+    Raises `InputError` if the ranks do not connect within `MEETING_WAIT`.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -87,14 +69,16 @@ class EnvironmentExchange:
         self._store: TorchStore = store
         self._rounds = 0
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank; any values that JSON can represent."""
         self._rounds += 1
         self._store.set(self._key(self._rounds, self.rank), json.dumps(value))
         keys = [self._key(self._rounds, rank) for rank in range(self.size)]
         return [json.loads(self._store.get(key)) for key in keys]
 
     def forget(self) -> None:
-        self.all_gather(None)  # after this, all ranks have read all earlier values
+        """Remove the exchanged values."""
+        self.allgather(None)  # after this, all ranks have read all earlier values
         for number in range(1, self._rounds):
             self._store.delete_key(self._key(number, self.rank))
 
@@ -102,115 +86,83 @@ class EnvironmentExchange:
         return f"hpcfwi/{number}/{rank}"
 
 
-Exchange = MpiExchange | EnvironmentExchange
-
-
-def open_store(exchange: Exchange, timeout: timedelta) -> Store:
+def open_store(exchange: MPI.Comm | EnvironmentExchange, timeout: timedelta) -> Store:
     """Return the store of the ranks, which rank 0 serves; collective.
 
     If all ranks are on one host, no port is opened. Otherwise there is one port, on the first
     address of rank 0 that all ranks can reach. The secret of the job is the variable HPCFWI_SECRET
-    of all ranks, or rank 0 makes one. The variables MASTER_ADDR and MASTER_PORT are set. Raises
-    `InputError` on all ranks if there is no such address.
+    of all ranks, or rank 0 makes one. The variables MASTER_ADDR and MASTER_PORT are set for other
+    programs. Raises `InputError` on all ranks if there is no such address.
     """
-    master = _find_master(exchange)
-    _choose_interface(master)
+    hosts = exchange.allgather(socket.gethostname())
     given = os.environ.get(SECRET)
-    server, message = None, None
+    servers: dict[Address, Server] = {}
+    message = None
     if exchange.rank == 0:
         secret = given.encode() if given else make_secret()
-        server = Server(local_address() if master == LOOPBACK else master, secret)
-        message = [*server.place, None if given else secret.hex()]
-    address, port, known = exchange.all_gather(message)[0]
-    # The value `known` is not used if a secret is given, as any process can write to torchrun's
-    # store
-    secret = given.encode() if given else bytes.fromhex(known or "")
-    store = Store(Address(address, port), secret, timeout, server)
-    exchange.forget()
-    os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(port or _free_port()))
+        own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
+        for address in [local_address()] if len(set(hosts)) == 1 else own:
+            server = Server(address, secret)
+            servers[server.place] = server
+        with socket.create_server((LOOPBACK, 0)) as probe:
+            message = [*servers], None if given else secret.hex(), probe.getsockname()[1]
+    try:
+        places, known, free_port = exchange.allgather(message)[0]
+        # The value `known` is not used if a secret is given, as any process can write to torchrun's
+        # store
+        secret = given.encode() if given else bytes.fromhex(known or "")
+        place = _choose_place([Address(*place) for place in places], secret, hosts, exchange)
+        store = Store(place, secret, timeout, servers.pop(place, None))
+    finally:
+        for server in servers.values():
+            server.close()
+    if isinstance(exchange, EnvironmentExchange):
+        exchange.forget()
+    master = LOOPBACK if place.is_local else place.address
+    os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(free_port))
+    # By default gloo takes the address to which the name of the host resolves. On some systems this
+    # is 127.0.1.1, to which nothing is bound.
+    interface = interface_towards(master)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return store
 
 
-def _find_master(exchange: Exchange) -> str:
-    """Return an address of rank 0 that every rank can connect to.
+def _choose_place(
+    places: list[Address],
+    secret: bytes,
+    hosts: list[str],
+    exchange: MPI.Comm | EnvironmentExchange,
+) -> Address:
+    """Return the first of these places of a store at which every rank can connect; collective.
 
-    Ranks try the addresses, because the name of a host may resolve to its loopback address, and a
-    host may have interfaces that the others cannot reach. Rank 0 sends a random word from each,
-    because two hosts may have the same address, so that another process may answer.
+    Ranks try them, because a host may have interfaces that the others cannot reach, or an address
+    that another host has too.
     """
-    hosts = exchange.all_gather(socket.gethostname())
-    if len(set(hosts)) == 1:
-        return LOOPBACK
-    with contextlib.ExitStack() as held:
-        own: list[tuple[str, int]] = []
-        word = secrets.token_hex(_WORD // 2)
-        if exchange.rank == 0:
-            for _, ip in list_interfaces():
-                if not ip.startswith("127."):
-                    door = held.enter_context(socket.create_server((ip, 0), backlog=1024))
-                    threading.Thread(target=_say, args=(door, word), daemon=True).start()
-                    own.append(door.getsockname()[:2])
-        doors, word = exchange.all_gather((own, word))[0]
-        reached = exchange.all_gather([ip for ip, port in doors if _hears(ip, port, word)])
-        for ip, port in own:  # wakes the threads, which wait for connections
-            with contextlib.suppress(OSError):
-                socket.create_connection((ip, port), CONNECT_TIMEOUT).close()
-    for ip, _ in doors:
-        if all(ip in found for found in reached):
-            return str(ip)
+    if any(place.is_local for place in places):
+        return places[0]
+    reached = exchange.allgather([_can_connect(place, secret) for place in places])
+    for place, *results in zip(places, *reached, strict=True):
+        if all(results):
+            return place
     raise InputError(
         f"network of {hosts[0]}",
-        f"none of its addresses ({', '.join(ip for ip, _ in doors) or 'no IPv4'}) "
+        f"none of its addresses ({', '.join(place.address for place in places) or 'no IPv4'}) "
         "can be reached by all ranks",
         "Check the network and the firewall between the hosts.",
     )
 
 
-def _say(door: socket.socket, word: str) -> None:
-    """Send the word to every connection until the socket is closed."""
-    with contextlib.suppress(OSError):
-        while True:
-            guest, _ = door.accept()
-            with guest, contextlib.suppress(OSError):
-                guest.sendall(word.encode())
-
-
-def _hears(address: str, port: int, word: str) -> bool:
-    """Return True if the server at an address sends this word."""
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection((address, port), CONNECT_TIMEOUT) as connection,
-    ):
-        return connection.recv(_WORD, socket.MSG_WAITALL) == word.encode()
-    return False
-
-
-def _free_port() -> int:
-    """Return a free port, for programs that read MASTER_PORT."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def _choose_interface(master: str) -> None:
-    """Bind gloo to the interface that leads to the master, unless the user has chosen one.
-
-    By default gloo takes the address to which the name of the host resolves. On some systems this
-    is 127.0.1.1, to which nothing is bound.
-    """
-    interface = interface_towards(master)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+def _can_connect(place: Address, secret: bytes) -> bool:
+    try:
+        Store(place, secret, CONNECT_TIMEOUT).close()
+    except StoreError:
+        return False
+    return True
 
 
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux
-_DROP = bytes(
-    [0x06, 0, 0, 0, 0, 0, 0, 0]
-)  # the classic BPF program "return 0", which drops every packet
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+_DROP = bytes([6, 0, 0, 0, 0, 0, 0, 0])  # the classic BPF program "return 0": drop every packet
 
 
 @contextmanager
@@ -244,9 +196,9 @@ def _listening() -> dict[int, int]:
 
 def _shut(number: int) -> None:
     code = ctypes.create_string_buffer(_DROP, len(_DROP))
-    program = _Program(1, ctypes.cast(code, ctypes.c_void_p))
+    program = struct.pack("HP", 1, ctypes.addressof(code))  # the length and the address
     with suppress(OSError), socket.socket(fileno=os.dup(number)) as known:
-        known.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, bytes(program))
+        known.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 # Variables of the GPUs of a job (Slurm) and of those that a process sees; values that mean none.
@@ -271,11 +223,16 @@ class DeviceShare:
 
 
 def find_share(host: str, local_rank: int, gpus: bool) -> DeviceShare:
-    """Return the share of this rank; gpus: True if it takes a GPU if there are any."""
-    device = choose_device(torch.cuda.device_count() if gpus else 0, local_rank)
-    cores = frozenset(usable_cores())
-    if device == "cpu":
-        return DeviceShare(host, cores, device, unseen=find_given(os.environ) if gpus else None)
+    """Return the share of this rank; gpus: True if it takes a GPU if there are any.
+
+    If the process sees one GPU, the scheduler has given it this one. If it sees several, it takes
+    that of its local rank. Ranks beyond the last GPU start again with the first, which
+    `check_shares` then reports.
+    """
+    cores, visible = frozenset(os.sched_getaffinity(0)), torch.cuda.device_count() if gpus else 0
+    if not visible:
+        return DeviceShare(host, cores, "cpu", unseen=find_given(os.environ) if gpus else None)
+    device = f"cuda:{local_rank % visible}"
     return DeviceShare(host, cores, device, str(torch.cuda.get_device_properties(device).uuid))
 
 
@@ -292,16 +249,6 @@ def find_given(env: Mapping[str, str]) -> str | None:
         if value not in NO_GPUS and (name, value) != ("SLURM_GPUS_ON_NODE", "0"):
             return f"{name}={value}"
     return None
-
-
-def choose_device(visible: int, local_rank: int) -> str:
-    """Return the device of a rank: "cpu" or "cuda:i", where i numbers the visible GPUs.
-
-    visible: number of GPUs that the process sees. If it sees one, the scheduler has given it this
-    one, whatever its local rank. If it sees several, it takes that of its local rank. Ranks beyond
-    the last GPU start again with the first, which `check_shares` then reports.
-    """
-    return f"cuda:{local_rank % visible}" if visible else "cpu"
 
 
 def check_shares(shares: Sequence[DeviceShare], share_gpus: bool = False) -> None:
@@ -400,13 +347,6 @@ def list_interfaces() -> list[tuple[str, str]]:
                 continue
             found.append((name, socket.inet_ntoa(answer[20:24])))
     return found
-
-
-def usable_cores() -> set[int]:
-    """Return the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _parse_threads(text: str) -> int:

@@ -20,7 +20,7 @@ from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel import failure, recovery
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import COMPANY_WAIT, end_launch, run_guarded
-from hpcfwi.parallel.launch import UnconnectedRank, connect, launch
+from hpcfwi.parallel.launch import connect, launch
 from hpcfwi.parallel.recovery import raise_if_rank_failed, retry_after_death
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.store import Store
@@ -232,9 +232,9 @@ def connect_too_late(context: Context) -> int:
     """Rank 3 dies, and at the first try rank 1 connects to the others too late."""
     calls = []
 
-    def late(world: UnconnectedRank) -> Store:
-        store = connect(world)
-        calls.append(world)
+    def late(connecting: Context) -> Store:
+        store = connect(connecting)
+        calls.append(connecting)
         if began_as == 1 and len(calls) == 1:
             raise RuntimeError("no connection in time")
         return store

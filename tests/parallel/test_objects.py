@@ -23,10 +23,10 @@ from datetime import timedelta
 import numpy as np, torch.distributed as dist
 from mpi4py import MPI
 from hpcfwi.parallel import transport
-from hpcfwi.parallel.rendezvous import MpiExchange, open_store
+from hpcfwi.parallel.rendezvous import open_store
 
 comm = MPI.COMM_WORLD
-store = open_store(MpiExchange(comm), timedelta(seconds=60))
+store = open_store(comm, timedelta(seconds=60))
 dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
 transport.LARGEST, transport.SMALL = 1000, 700
 for way in (transport.MpiObjects(comm), transport.SignedObjects(comm.rank, comm.size, store)):

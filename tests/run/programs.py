@@ -35,7 +35,7 @@ from hpcfwi.inversion.optimizers.first_order import Adam
 from hpcfwi.operators import simulator
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.rendezvous import MpiExchange, open_store
+from hpcfwi.parallel.rendezvous import open_store
 from hpcfwi.parallel.store import Store
 from hpcfwi.report import fit, style
 from hpcfwi.run import records, session
@@ -73,7 +73,7 @@ def ranks(size: int) -> Iterator[Context]:
 
 def join(context: Context) -> Store:
     """Start torch.distributed among the ranks of a context and return its store."""
-    store = open_store(MpiExchange(context.comm), timedelta(minutes=1))
+    store = open_store(context.comm, timedelta(minutes=1))
     dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.size)
     return store
 

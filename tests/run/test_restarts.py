@@ -149,10 +149,10 @@ import os, signal
 from hpcfwi.cli import main
 from hpcfwi.parallel import launch
 
-def find_rank(comm, fault_tolerant):
+def find_rank(context, comm):
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    return found(comm, fault_tolerant)
+    return found(context, comm)
 
 found, launch.find_rank = launch.find_rank, find_rank
 main()

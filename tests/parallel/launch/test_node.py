@@ -1,6 +1,7 @@
 """Tests of the devices, threads and network interfaces of a rank; they need no GPU."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,6 @@ from hpcfwi.errors import InputError
 from hpcfwi.parallel.rendezvous import (
     DeviceShare,
     check_shares,
-    choose_device,
     count_sharers,
     count_threads,
     find_given,
@@ -31,19 +31,18 @@ def on_gpu(gpu, host="a", device="cuda:0"):
 core_sets = st.frozensets(st.integers(0, 7), min_size=1)
 
 
-@given(st.integers(0, 63))
-def test_process_that_sees_one_gpu_uses_it(local_rank):
-    assert choose_device(1, local_rank) == "cuda:0"
-
-
-@given(st.integers(1, 16))
-def test_ranks_that_see_as_many_gpus_as_ranks_use_one_each(n):
-    devices = {choose_device(n, local_rank) for local_rank in range(n)}
-    assert devices == {f"cuda:{i}" for i in range(n)}
-
-
-def test_rank_without_gpus_uses_the_cpu():
-    assert choose_device(0, 3) == "cpu"
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [
+        (1, ["cuda:0", "cuda:0", "cuda:0"]),
+        (3, ["cuda:0", "cuda:1", "cuda:2"]),
+        (0, ["cpu", "cpu", "cpu"]),
+    ],
+)
+def test_rank_takes_the_gpu_of_its_local_rank_or_the_only_one(visible, devices, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(uuid=1))
+    assert [find_share("here", rank, gpus=True).device for rank in range(3)] == devices
 
 
 def test_two_ranks_on_one_gpu_are_an_input_error_that_names_both():

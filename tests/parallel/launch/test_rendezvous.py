@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hpcfwi.errors import InputError
 from hpcfwi.parallel import rendezvous
 from hpcfwi.parallel.rendezvous import EnvironmentExchange, list_interfaces, open_store
-from hpcfwi.parallel.store import Server, Store, StoreError, make_secret
+from hpcfwi.parallel.store import Server, Store, StoreError, local_address, make_secret
 from tests.parallel.store.test_server import listening
 
 SOON = timedelta(seconds=10)
@@ -27,21 +27,18 @@ HOSTS = threading.local()
 
 
 class Together:
-    """An `Exchange` of threads that represent ranks on several hosts."""
+    """A communicator of threads that represent ranks on several hosts."""
 
     def __init__(self, rank: int, hosts: list[str], said: list[Any], all_here: Any) -> None:
         self.rank, self.size = rank, len(hosts)
         self._said, self._all_here, self._host = said, all_here, hosts[rank]
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any) -> list[Any]:
         self._said[self.rank] = json.loads(json.dumps(value))
         self._all_here.wait()
         values = list(self._said)
         self._all_here.wait()
         return values
-
-    def forget(self) -> None:
-        """Do nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,16 +102,13 @@ def test_given_secret_is_used_by_all_ranks(open_stores, monkeypatch):
 def test_secret_is_not_accepted_from_the_rendezvous(monkeypatch):
     """Anyone can write to torchrun's store, which has no secret."""
     monkeypatch.setenv("HPCFWI_SECRET", "of this job")
-    foreign = Server("127.0.0.1", make_secret())
+    foreign = Server(local_address(), make_secret())
 
     class ForgedExchange:
         rank, size = 1, 2
 
-        def all_gather(self, value: Any) -> list[Any]:
-            return ["a", "a"] if value else [[*foreign.place, foreign._secret.hex()], None]
-
-        def forget(self) -> None:
-            """Do nothing."""
+        def allgather(self, value: Any) -> list[Any]:
+            return ["a", "a"] if value else [[[foreign.place], foreign._secret.hex(), 1], None]
 
     with pytest.raises(StoreError, match="no connection to rank 0"):
         open_store(ForgedExchange(), timedelta(seconds=0.3))
@@ -125,16 +119,17 @@ def test_address_at_which_another_program_answers_is_not_used(open_stores, monke
     own = [ip for _, ip in list_interfaces() if not ip.startswith("127.")]
     if not own:
         pytest.skip("this machine has no network but its loopback")
-    say, words = rendezvous._say, iter(["of somebody else"])
-    monkeypatch.setattr(rendezvous, "_say", lambda door, word: say(door, next(words, word)))
+    others, servers = iter([make_secret()]), []
+
+    def serve(address: str, secret: bytes) -> Server:
+        servers.append(Server(address, next(others, secret)))
+        return servers[-1]
+
+    monkeypatch.setattr(rendezvous, "Server", serve)
     monkeypatch.setattr(rendezvous, "list_interfaces", lambda: [("one", own[0]), ("two", own[0])])
-    doors = []
-    hears = rendezvous._hears
-    monkeypatch.setattr(
-        rendezvous, "_hears", lambda *door: doors.append((door, hears(*door))) or doors[-1][1]
-    )
-    with closing(open_stores(["a", "b"])):
-        assert sorted(heard for _, heard in doors) == [False, False, True, True]
+    stores = open_stores(["a", "b"])
+    with closing(stores):
+        assert {store._place for store in stores} == {servers[1].place}
 
 
 def test_ranks_of_several_hosts_connect_at_an_address_that_all_reach(open_stores):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from unittest.mock import Mock
 
@@ -55,15 +56,17 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("world", "cards", "expected"),
+    ("tolerant", "share_gpus", "cards", "expected"),
     [
-        ({}, 2, "cpu:gloo,cuda:nccl"),
-        ({"share_gpus": True}, 2, "gloo"),
-        ({"fault_tolerant": True}, 2, "gloo"),
-        ({}, 0, "gloo"),
+        (False, False, 2, "cpu:gloo,cuda:nccl"),
+        (False, True, 2, "gloo"),
+        (True, False, 2, "gloo"),
+        (False, False, 0, "gloo"),
     ],
 )
-def test_nccl_is_used_only_if_each_rank_has_its_own_gpu(world, cards, expected, monkeypatch):
+def test_nccl_is_used_only_if_each_rank_has_its_own_gpu(
+    tolerant, share_gpus, cards, expected, monkeypatch
+):
     asked = []
 
     def init_process_group(backend, **_):
@@ -72,14 +75,14 @@ def test_nccl_is_used_only_if_each_rank_has_its_own_gpu(world, cards, expected, 
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(start_of_ranks, "MpiExchange", lambda _: Mock())
     monkeypatch.setattr(start_of_ranks, "check_files", lambda _: None)
     monkeypatch.setattr(start_of_ranks, "open_store", lambda *_: Mock())
     monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     monkeypatch.setattr("torch.distributed.init_process_group", init_process_group)
+    context = replace(Context.alone(), comm=Mock(), fault_tolerant=tolerant)
     with pytest.raises(KeyboardInterrupt):
-        start_of_ranks.connect(start_of_ranks.UnconnectedRank(0, 1, 0, Mock(), **world))
+        start_of_ranks.connect(context, share_gpus)
     assert asked == [expected]
 
 
@@ -124,6 +127,7 @@ def test_store_requests_per_rank_do_not_grow_with_the_number_of_ranks():
 # Ranks that are distributed cyclically over two hosts, as by `mpirun --map-by node`
 CYCLIC = """
 from mpi4py import MPI
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch import find_rank
 
 class Dealt(MPI.Intracomm):
@@ -132,7 +136,7 @@ class Dealt(MPI.Intracomm):
 
 world = MPI.COMM_WORLD
 for comm in (world, Dealt(world)):
-    found = find_rank(comm, fault_tolerant=False)
+    found = find_rank(Context.alone(), comm)
     assert (found.comm.rank, found.comm.size) == (found.rank, found.size)
     ranks = world.gather((found.rank, found.local_rank))
     if world.rank == 0:
