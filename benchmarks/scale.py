@@ -100,9 +100,9 @@ class Counted(Context):
         self._count(tensor.nbytes)
         return super().sum(tensor)
 
-    def reduce_scatter_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        self._count(sum(piece.nbytes for piece in pieces))
-        return super().reduce_scatter_pieces(pieces)
+    def reduce_scatter(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        self._count(tensor.nbytes)
+        return super().reduce_scatter(tensor, size)
 
     def all_gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
         self._count(self.size * piece.nbytes)

@@ -15,7 +15,6 @@ import socket
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BLOCK = 2**22  # cells that `reduce_scatter_pieces` adds up at a time: 32 MB of 64-bit integers
+BLOCK = 2**22  # cells that `reduce_scatter` adds up at a time: 32 MB of 64-bit integers
 
 
 @dataclass
@@ -94,30 +93,29 @@ class Context:
                 _wait_for_gpu(tensor)
         return tensor
 
-    def reduce_scatter_pieces(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """Return this rank's piece of the sum of the ranks' tensors (a reduce-scatter).
+    def reduce_scatter(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        """Return this rank's cells of the sum of the ranks' tensors, (cell,).
 
-        pieces: one for each rank. Each has the same shape on all ranks and is contiguous, on the
-        CPU or on `device`. They are not changed.
+        These are `size` cells from the cell `rank * size` on, or fewer at the end. The tensors are
+        contiguous, on the CPU or on `device`, and are not changed.
         """
-        # Blocks of all pieces are all-reduced, and each rank takes its part. This is twice the
+        # Blocks of the tensors are all-reduced, and each rank takes its part. This is twice the
         # traffic of a reduce-scatter, which gloo lacks. Torch's reduce-scatter for gloo does not
-        # report a death, and with one reduce for each piece each of n ranks would send n (n - 1)
+        # report a death, and with one reduce for each rank each of n ranks would send n (n - 1)
         # messages.
+        mine = tensor[self.rank * size : (self.rank + 1) * size].clone()
         if self.size == 1:
-            return pieces[0].clone()
-        flat = [piece.reshape(-1) for piece in pieces]
-        begins = [0, *accumulate(map(torch.Tensor.numel, flat))]
-        mine, begin = torch.empty_like(flat[self.rank]), begins[self.rank]
+            return mine
+        begin, end = self.rank * size, self.rank * size + mine.numel()
         with self.heartbeat.waiting():
-            for first in range(0, begins[-1], BLOCK):
-                block = _take_block(flat, begins, first)
+            for first in range(0, tensor.numel(), BLOCK):
+                block = tensor[first : first + BLOCK].clone()
                 run_collective(dist.all_reduce, block, comm=self._comm_reporting_deaths)
-                lowest, end = max(first, begin), min(first + BLOCK, begin + mine.numel())
-                if lowest < end:
-                    mine[lowest - begin : end - begin] = block[lowest - first : end - first]
+                lowest, highest = max(first, begin), min(first + BLOCK, end)
+                if lowest < highest:
+                    mine[lowest - begin : highest - begin] = block[lowest - first : highest - first]
             _wait_for_gpu(mine)
-        return mine.view(pieces[self.rank].shape)
+        return mine
 
     def all_gather_pieces(self, piece: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, (rank, ...).
@@ -229,18 +227,6 @@ class Context:
             dist.destroy_process_group()
             if group() is not None:
                 gc.collect()  # frames of errors still refer to it, and keep its connections open
-
-
-def _take_block(flat: list[torch.Tensor], begins: list[int], first: int) -> torch.Tensor:
-    """Return a copy of the cells from `first` to before `first + BLOCK` of concatenated arrays.
-
-    flat: the arrays, (cell,); begins: the first cell of each in the concatenation.
-    """
-    parts = (
-        piece[max(0, first - begin) : max(0, first + BLOCK - begin)]
-        for piece, begin in zip(flat, begins, strict=False)
-    )
-    return torch.cat([part for part in parts if part.numel()])
 
 
 def _wait_for_gpu(tensor: torch.Tensor) -> None:

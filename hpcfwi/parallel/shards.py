@@ -57,7 +57,8 @@ class Shards:
         """Return a view of this rank's shard, (cell,); the array itself if it is not divided."""
         if self.context is None or self.count == 1 or not whole.ndim:
             return whole
-        return self._pieces(whole)[self.context.rank]
+        rank, size = self.context.rank, size_shards(whole.numel(), self.count)
+        return whole.reshape(-1)[rank * size : (rank + 1) * size]
 
     def all_gather(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the whole array of this shape on every rank; collective."""
@@ -70,7 +71,8 @@ class Shards:
     def reduce_scatter(self, whole: Tensor) -> Tensor:
         """Return this rank's shard of the sum of the ranks' integer arrays; collective."""
         assert self.context is not None, "arrays that are not divided are summed by their context"
-        return self.context.reduce_scatter_pieces(self._pieces(whole))
+        size = size_shards(whole.numel(), self.count)
+        return self.context.reduce_scatter(whole.reshape(-1), size)
 
     def wrap(self, shard: Tensor, shape: tuple[int, ...]) -> Tensor | Shard:
         """Return a shard as it is kept in a state: a `Shard`, or an array that is not divided."""
@@ -89,10 +91,6 @@ class Shards:
             return self.wrap(self.cut(leaf).clone(), leaf.shape)
 
         return replace_leaves(tree, wrap)
-
-    def _pieces(self, whole: Tensor) -> list[Tensor]:
-        flat, size = whole.reshape(-1), size_shards(whole.numel(), self.count)
-        return [flat[first * size : (first + 1) * size] for first in range(self.count)]
 
 
 WHOLE = Shards()

@@ -49,18 +49,17 @@ def collectives(context: Context) -> int:
         total = context.sum(parts[context.rank].clone())
         assert torch.equal(total, parts.sum(0)), dtype
         pieces = torch.randint(-1000, 1000, (size, size, 4), generator=generator).to(dtype)
-        mine = [*pieces[context.rank].clone()]
-        assert torch.equal(context.reduce_scatter_pieces(mine), pieces.sum(0)[context.rank]), dtype
-        assert torch.equal(torch.stack(mine), pieces[context.rank]), "the input is not changed"
+        mine = pieces[context.rank].clone().reshape(-1)
+        assert torch.equal(context.reduce_scatter(mine, 4), pieces.sum(0)[context.rank]), dtype
+        assert torch.equal(mine, pieces[context.rank].reshape(-1)), "the input is not changed"
         assert torch.equal(context.all_gather_pieces(parts[context.rank].clone()), parts), dtype
     assert context.sum(torch.empty(0)).shape == (0,)
-    uneven = context.reduce_scatter_pieces([torch.ones(rank) for rank in ranks])
-    assert uneven.tolist() == context.rank * [float(size)]
     with mock.patch("hpcfwi.parallel.context.BLOCK", 3):
-        whole = [100 * rank + torch.arange(rank) for rank in (*ranks, size + 4)][1:]
-        assert torch.equal(context.reduce_scatter_pieces(whole), size * whole[context.rank])
+        for cells in range(5 * size + 1):
+            mine = torch.arange(cells)[5 * context.rank : 5 * context.rank + 5]
+            assert torch.equal(context.reduce_scatter(torch.arange(cells), 5), size * mine)
     with mock.patch("torch.distributed.all_reduce", wraps=torch.distributed.all_reduce) as call:
-        context.reduce_scatter_pieces([torch.ones(9) for _ in ranks])
+        context.reduce_scatter(torch.ones(9 * size), 9)
     assert call.call_count == (size > 1), "not one collective for each rank"
     assert context.broadcast({"rank": context.rank}) == {"rank": 0}
     assert context.all_gather("r" * context.rank) == ["r" * rank for rank in ranks]

@@ -34,8 +34,8 @@ class Thread(Context):
         tensor[...] = sum(self._exchange(tensor.clone()))
         return tensor
 
-    def reduce_scatter_pieces(self, pieces):
-        return sum(other[self.rank] for other in self._exchange(pieces))
+    def reduce_scatter(self, tensor, size):
+        return sum(self._exchange(tensor))[self.rank * size : (self.rank + 1) * size]
 
     def all_gather_pieces(self, piece):
         return torch.stack(self._exchange(piece))
