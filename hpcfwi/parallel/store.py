@@ -70,35 +70,18 @@ def sign(secret: bytes, *parts: bytes) -> bytes:
     return code.digest()
 
 
-class Handshake:
-    """The proofs of both sides that they know the secret.
+class Handshake(NamedTuple):
+    """The proofs of both sides that they know the secret, and the key of the following messages."""
 
-    of_server, of_client: random numbers of NONCE bytes.
-    """
+    proof_of_client: bytes
+    proof_of_server: bytes
+    key: bytes
 
-    def __init__(self, secret: bytes, of_server: bytes, of_client: bytes) -> None:
-        self._secret, self._numbers = secret, (of_server, of_client)
-
-    @property
-    def proof_of_client(self) -> bytes:
-        """The proof that a client knows the secret."""
-        return self._sign(b"client")
-
-    @property
-    def proof_of_server(self) -> bytes:
-        """The proof that a server knows the secret."""
-        return self._sign(b"server")
-
-    def channel_of_client(self) -> Channel:
-        """Return the client's end of the channel for the following messages."""
-        return Channel(self._sign(b"line"), _TO_SERVER, _TO_CLIENT)
-
-    def channel_of_server(self) -> Channel:
-        """Return the server's end of the channel for the following messages."""
-        return Channel(self._sign(b"line"), _TO_CLIENT, _TO_SERVER)
-
-    def _sign(self, what: bytes) -> bytes:
-        return sign(self._secret, what, *self._numbers)
+    @classmethod
+    def of(cls, secret: bytes, of_server: bytes, of_client: bytes) -> Handshake:
+        """Return the handshake for random numbers of both sides, of NONCE bytes."""
+        names = (b"client", b"server", b"line")
+        return cls(*(sign(secret, name, of_server, of_client) for name in names))
 
 
 class Channel:
@@ -255,7 +238,7 @@ class Store(TorchStore):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(PROOF_WAIT)
             theirs, mine = _receive(connection, NONCE), secrets.token_bytes(NONCE)
-            handshake = Handshake(self._secret, theirs, mine)
+            handshake = Handshake.of(self._secret, theirs, mine)
             connection.sendall(mine + handshake.proof_of_client)
             proof = _receive(connection, DIGEST)
             if not hmac.compare_digest(proof, handshake.proof_of_server):
@@ -263,7 +246,7 @@ class Store(TorchStore):
         except BaseException:
             connection.close()
             raise
-        return connection, handshake.channel_of_client()
+        return connection, Channel(handshake.key, _TO_SERVER, _TO_CLIENT)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -420,11 +403,11 @@ class Server:
         writer.write(mine)
         answer = await asyncio.wait_for(reader.readexactly(NONCE + DIGEST), HANDSHAKE_WAIT)
         theirs, proof = answer[:NONCE], answer[NONCE:]
-        handshake = Handshake(self._secret, mine, theirs)
+        handshake = Handshake.of(self._secret, mine, theirs)
         if not hmac.compare_digest(proof, handshake.proof_of_client):
             return None
         writer.write(handshake.proof_of_server)
-        return handshake.channel_of_server()
+        return Channel(handshake.key, _TO_CLIENT, _TO_SERVER)
 
     async def _answer(self, operation: str, arguments: list[Any]) -> Any:
         known = self._values
