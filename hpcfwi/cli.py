@@ -426,8 +426,8 @@ def _on_ranks(
     while `launch` can explain a failure of MPI.
     """
     with _keeping_all():
-        from hpcfwi.parallel.failure import end_launch, run_guarded
-        from hpcfwi.parallel.launch import launch, launch_if_asked
+        from hpcfwi.parallel.failure import run_guarded
+        from hpcfwi.parallel.launch import end_launch, launch, launch_if_asked
         from hpcfwi.parallel.watch import SIGNALS
         from hpcfwi.system import refuse_settings_of_others
 

@@ -1,12 +1,11 @@
 """Ranks: start, communication, division of work, and failures.
 
-`launch` makes a `Context` for a started process: its rank, its device and the collectives
-(`context`). `launchers` detects the program that started the process. `rendezvous` connects the
-ranks, `transport` exchanges objects that are not tensors, and `store` is a dictionary for
-communication outside of collectives. `exact` has sums whose bits do not depend on the order of the
-terms, `replicas` compares arrays that every rank has and shares arrays between the ranks of a host,
-and `shards` divides arrays and shots between ranks. `watch` handles signals and, with `liveness`,
-hangs. Nothing here depends on waves or data files.
+`launch` detects the program that started the process and makes its `Context`: its rank, its device
+and the collectives (`context`). `rendezvous` connects the ranks, `transport` exchanges objects that
+are not tensors, and `store` is a dictionary for communication outside of collectives. `exact` has
+sums whose bits do not depend on the order of the terms, `replicas` compares arrays that every rank
+has and shares arrays between the ranks of a host, and `shards` divides arrays and shots between
+ranks. `watch` handles signals and hangs. Nothing here depends on waves or data files.
 
 What happens, and where:
 

@@ -13,7 +13,8 @@ import gc
 import pickle
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -21,7 +22,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hpcfwi.parallel.liveness import Heartbeat
 from hpcfwi.parallel.store import Store
 from hpcfwi.parallel.transport import MpiObjects, SignedObjects, hand_to_root, run_collective
 
@@ -30,7 +30,41 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BEGINNING = "its start"  # the work of a rank that has not reported any
 BLOCK = 2**22  # cells that `reduce_scatter` adds up at a time: 32 MB of 64-bit integers
+
+
+class Heartbeat:
+    """The signs of life of a rank's main thread; other threads may read them at any time.
+
+    work: description of the current work; signs: number of signs of life; pieces: number of
+    completed pieces of work; waits: number of nested waits that the thread is in.
+    """
+
+    def __init__(self) -> None:
+        self.work = BEGINNING
+        self.signs, self.pieces, self.waits = 0, 0, 0
+
+    def begin(self, work: str) -> None:
+        """Begin some work, such as "epoch 7"."""
+        self.work = work
+        self.signs += 1
+
+    def beat(self) -> None:
+        """Note that a piece of work is done, such as a chunk of shots."""
+        self.pieces += 1
+        self.signs += 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark a wait for other ranks or for a disk, during which this rank is not late."""
+        self.waits += 1
+        self.signs += 1
+        try:
+            yield
+        finally:
+            self.waits -= 1
+            self.signs += 1
 
 
 @dataclass

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpcfwi.errors import InputError, InversionFailure, StepFailure, Stopped, WriteFailure
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.launchers import find_launcher
 from hpcfwi.parallel.store import Store
 from hpcfwi.parallel.transport import hears_of_death
 
@@ -117,21 +116,6 @@ def end_job(context: Context, error: BaseException) -> int:
     abort(context.comm, code)
 
 
-def end_launch(error: InputError) -> int:
-    """Print once for the job why the ranks could not start, and return the exit code.
-
-    `launch` raises the error on every process, and processes whose MPI failed cannot communicate.
-    The process that is rank 0 according to the launcher prints the error.
-    """
-    launcher = find_launcher(os.environ)
-    if launcher is None or launcher.rank == 0:
-        tell(error)
-    else:
-        # Some launchers end a job as soon as one process exits, so that rank 0 must report first.
-        time.sleep(COMPANY_WAIT)
-    return exit_code(error)
-
-
 def follows_death(error: Exception, context: Context) -> bool:
     """Return True if a rank has died, and the error may be a consequence.
 
@@ -141,12 +125,8 @@ def follows_death(error: Exception, context: Context) -> bool:
     if not context.fault_tolerant or not isinstance(error, RuntimeError):
         return False
     assert context.comm is not None, "ranks that survive are MPI's"
-    deadline = time.monotonic() + DEATH_WAIT
-    while not hears_of_death(context.comm):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(DEATH_POLL)
-    return True
+    comm = context.comm
+    return _wait_for(lambda: hears_of_death(comm), DEATH_WAIT, DEATH_POLL)
 
 
 def _name_dead(context: Context) -> InversionFailure:
@@ -186,12 +166,8 @@ def _compare(context: Context, error: BaseException) -> tuple[bool, bool]:
         if store.compare_set("failure", "", note) == note.encode():
             store.add("alike", 1)
         is_first = store.add("failed", 1) == 1
-        deadline = time.monotonic() + COMPANY_WAIT
-        while store.add("failed", 0) < context.size:
-            if time.monotonic() > deadline:
-                return is_first, False
-            time.sleep(POLL)
-        return is_first, store.add("alike", 0) == context.size
+        all_failed = _wait_for(lambda: store.add("failed", 0) == context.size, COMPANY_WAIT)
+        return is_first, all_failed and store.add("alike", 0) == context.size
     except RuntimeError:  # the rank with the store has ended
         return False, False
 
@@ -207,16 +183,18 @@ def _tell_from_root(context: Context, error: BaseException) -> None:
         store = _store(context)
         if context.is_root:
             store.set("told", "")
-            _wait_for(lambda: store.add("heard", 0) == context.size - 1)
+            _wait_for(lambda: store.add("heard", 0) == context.size - 1, LATE)
         else:
-            _wait_for(lambda: store.check(["told"]))
+            _wait_for(lambda: store.check(["told"]), LATE)
             store.add("heard", 1)
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LATE
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(POLL)
+def _wait_for(condition: Callable[[], bool], seconds: float, poll: float = POLL) -> bool:
+    """Return True as soon as a condition is met, False if it is not within some time."""
+    deadline = time.monotonic() + seconds
+    while not (is_met := condition()) and time.monotonic() < deadline:
+        time.sleep(poll)
+    return is_met
 
 
 def _store(context: Context) -> Store:

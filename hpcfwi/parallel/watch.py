@@ -5,13 +5,14 @@ stop between two steps, so that all stop at the same one.
 
 `Watch` is a thread of each rank. It communicates with the others through a separate connection to
 the store of the context, so that it works during a long computation or a collective that never
-ends. `liveness` determines from the reports of other ranks which one is missing. `failure` handles
-ranks that raise an exception.
+ends. A rank sends reports of its `Heartbeat` to others, whose `Monitor` determines from them which
+rank is missing. `failure` handles ranks that raise an exception.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import secrets
@@ -21,17 +22,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Self
 
 import torch
 
 from hpcfwi.errors import InversionFailure, Stopped
-from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.context import BEGINNING, Context, Heartbeat
 from hpcfwi.parallel.failure import abort, tell
-from hpcfwi.parallel.liveness import MissingRank, Monitor, Report, Reporter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -121,6 +122,115 @@ class StopRequest:
         self._wakeup_writer.close()
 
 
+LENIENCE = 10  # factor of the longest piece of work of any rank
+
+
+@dataclass(frozen=True)
+class Report:
+    """The state of a rank as it reports it.
+
+    number: increases with each report; work: description of the current work; waiting: True if the
+    rank waits for others; since: time since the last sign of life, s; longest: duration of its
+    longest piece of work, s, None before the first one is done.
+    """
+
+    number: int = 0
+    work: str = BEGINNING
+    waiting: bool = False
+    since: float = 0.0
+    longest: float | None = None
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: bytes) -> Report:
+        return cls(**json.loads(text))
+
+
+class Reporter:
+    """Reads a heartbeat from time to time and makes reports of it.
+
+    The duration of a piece of work is measured between readings. If it begins and ends between two
+    readings, it is at most the time between them.
+    """
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._signs, self._pieces, self._number = -1, heartbeat.pieces, 0
+        self._since = self._began = 0.0
+        self._longest: float | None = None
+
+    def look(self, now: float) -> Report:
+        """Return the report at a time in seconds."""
+        signs, pieces, waiting = (
+            self._heartbeat.signs,
+            self._heartbeat.pieces,
+            self._heartbeat.waits > 0,
+        )
+        if pieces != self._pieces:
+            self._longest = max(self._longest or 0.0, now - self._began)
+        if signs != self._signs:
+            self._since = self._began = now
+        self._signs, self._pieces = signs, pieces
+        self._number += 1
+        return Report(self._number, self._heartbeat.work, waiting, now - self._since, self._longest)
+
+
+@dataclass(frozen=True)
+class MissingRank:
+    """A rank for which the others wait in vain, the time since its last sign of life, its work."""
+
+    rank: int
+    seconds: float
+    work: str
+
+
+class Monitor:
+    """The last reports of some ranks, with their times.
+
+    wait: s without a sign of life after which a rank is missing, or `LENIENCE` times the longest
+    piece of work if that is more; silence: s without a report after which the last report of a
+    rank (for example, that it is waiting) is no longer valid.
+    """
+
+    def __init__(self, ranks: Iterable[int], wait: float, silence: float, now: float) -> None:
+        self._wait, self._silence = wait, silence
+        self._heard = {rank: (Report(), now) for rank in ranks}
+
+    def note(self, rank: int, report: Report, now: float) -> None:
+        """Store a report; one that was stored before has no effect."""
+        if report.number != self._heard[rank][0].number:
+            self._heard[rank] = (report, now)
+
+    def is_silent(self, rank: int, now: float) -> bool:
+        """Return True if the last report of a rank is no longer valid."""
+        return now - self._heard[rank][1] > self._silence
+
+    def find_missing(self, now: float) -> MissingRank | None:
+        """Return the rank that is late for longest, if another has waited as long; None if none is.
+
+        The duration of a piece of work is not known before the first one is done. Until then a rank
+        is missing only if it also stops sending reports.
+        """
+        pieces = [r.longest for r, _ in self._heard.values() if r.longest is not None]
+        wait = max(self._wait, LENIENCE * max(pieces, default=0.0))
+        late: list[MissingRank] = []
+        waits = False
+        for rank, (report, heard) in self._heard.items():
+            silent = now - heard
+            if self.is_silent(rank, now):
+                seconds = silent + (0.0 if report.waiting else report.since)
+            elif report.waiting:
+                waits |= report.since + silent > wait
+                continue
+            else:
+                seconds = report.since + silent if pieces else 0.0
+            if seconds > wait:
+                late.append(MissingRank(rank, seconds, report.work))
+        return max(late, key=lambda rank: rank.seconds) if late and waits else None
+
+
 GRACE = 30.0  # s from a signal until the current step is given up
 HEARTBEAT_WAIT = 120.0  # least time that ranks wait for a sign of life, s
 TICK = 1.0  # s between two checks of the thread
@@ -139,7 +249,7 @@ class Watch:
     ranks have not agreed to stop `grace` seconds after the signal, rank 0 calls `save` again, and
     all exit with code 3. Ranks that cannot reach rank 0 exit with 1 after `wait` more seconds. If a
     rank gives no sign of life for `wait` seconds (or longer if pieces of work take long, see
-    `liveness.Monitor`) while another rank waits, the job ends with exit code 1. With `wait=inf`,
+    `Monitor`) while another rank waits, the job ends with exit code 1. With `wait=inf`,
     ranks that hang are not detected.
 
     save: a function that writes the finished work to disk if this has not been done, and returns a
@@ -160,9 +270,7 @@ class Watch:
     ) -> None:
         self._context, self._stop, self._save = context, stop, save
         self._grace, self._wait, self._tick = grace, wait, tick
-        hosts_and_tokens = context.all_gather((context.host, secrets.token_hex(8)))
-        self._hosts = [host for host, _ in hosts_and_tokens]
-        _, token = hosts_and_tokens[0]
+        token = context.broadcast(secrets.token_hex(8))
         self._client = _StoreClient(context, f"watch-{token}") if context.size > 1 else None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -268,7 +376,7 @@ class Watch:
             time.sleep(3 * self._tick)  # the store ends with this process
 
     def _end_for(self, missing: MissingRank) -> NoReturn:
-        host = self._hosts[missing.rank]
+        host = self._context.hosts[missing.rank]
         tell(
             InversionFailure(
                 f"rank {missing.rank} on {host} has not answered for {missing.seconds:.0f} s "
@@ -329,7 +437,6 @@ class _StoreClient:
         return self.job_signal or signal
 
     def dismiss(self, code: int) -> None:
-        """Tell all ranks to exit with a code."""
         self._store.set(self._key("order"), str(code))
 
     def start(self) -> None:

@@ -19,8 +19,8 @@ import torch
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel import failure, recovery
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import COMPANY_WAIT, end_launch, run_guarded
-from hpcfwi.parallel.launch import connect, launch
+from hpcfwi.parallel.failure import COMPANY_WAIT, run_guarded
+from hpcfwi.parallel.launch import connect, end_launch, launch
 from hpcfwi.parallel.recovery import raise_if_rank_failed, retry_after_death
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.store import Store

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcfwi.parallel.liveness import LENIENCE, Heartbeat, MissingRank, Monitor, Report, Reporter
+from hpcfwi.parallel.context import Heartbeat
+from hpcfwi.parallel.watch import LENIENCE, MissingRank, Monitor, Report, Reporter
 
 WAIT, SILENCE = 100.0, 15.0
 

@@ -172,7 +172,8 @@ def join(address: str, rank: int, size: int) -> Context:
     place = Address("127.0.0.1", int(note.read_text()))
     store = Store(place, SECRET, timedelta(minutes=1), server)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    return Context(rank, size, rank, "node7", torch.device("cpu"), 1, None, store)
+    hosts = ("node7",) * size
+    return Context(rank, size, rank, "node7", torch.device("cpu"), 1, None, store, hosts)
 
 
 def main(words: list[str]) -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.parallel.launchers import (
+from hpcfwi.parallel.launch import (
     ENVIRONMENT,
     Launcher,
     check_operator,
