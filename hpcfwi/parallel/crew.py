@@ -13,9 +13,9 @@ ends the job if a rank has stopped, because the others would wait for it for eve
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
-import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
@@ -32,13 +32,12 @@ from hpcfwi.errors import InputError, InversionFailure, say_bytes
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.failure import tell
 from hpcfwi.parallel.launch import connect, connect_crew, disconnect_crew, find_rank
+from hpcfwi.parallel.replicas import MEMORY, open_together
 from hpcfwi.parallel.transport import MpiObjects
 from hpcfwi.parallel.watch import HEARTBEAT_WAIT, TICK, end_ranks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-SHARED = "/dev/shm"
 
 # Tensors for, or of, the rank before and the rank after one.
 Halo = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -268,42 +267,32 @@ class RankCrew:
 
     def _map(self, size: int) -> NDArray[np.uint8]:
         """Return new memory of each host, which is released when its ranks have ended."""
-        path, fault, first = "", None, self.hosts[self.number]
-        if self.number == first:
+        first, fault = self.hosts[self.number], None
+        with open_together(self.number, first, self._objects.all_gather) as file:
             try:
-                with tempfile.NamedTemporaryFile(
-                    prefix="hpcfwi-", dir=SHARED, delete=False
-                ) as file:
-                    path = file.name
-                    # Without this, a rank would be killed when it touches memory that is not there.
-                    os.posix_fallocate(file.fileno(), 0, size)
+                if file is None:
+                    raise OSError(errno.EIO, "no file can be opened there")
+                # Without this, a rank would be killed when it touches memory that is not there.
+                if self.number == first:
+                    os.posix_fallocate(file, 0, size)
             except OSError as error:
                 fault = MemoryError(
-                    f"{SHARED} of {self._names[first]} has no room for {say_bytes(size)} "
+                    f"{MEMORY} of {self._names[first]} has no room for {say_bytes(size)} "
                     f"({error.strerror}), which a crew shares: make it larger, or leave "
                     "wave.ranks_per_shot out"
                 )
-        try:
-            found = self._objects.all_gather((path, fault))
-            for _, problem in found:
+            for problem in self._objects.all_gather(fault):
                 if problem is not None:
                     raise problem
-            with Path(found[first][0]).open("r+b") as file:
-                memory = mmap.mmap(file.fileno(), size)
-            self._objects.all_gather(None)
-        finally:
-            if path:
-                Path(path).unlink()
-        return np.frombuffer(memory, np.uint8)
+            assert file is not None, "otherwise this rank has a fault"
+            return np.frombuffer(mmap.mmap(file, size), np.uint8)
 
 
 def is_lost(process: int) -> bool:
-    """Return True if a process of this host is stopped or has ended; False if this is not known."""
+    """Return True if a process of this host is stopped or has ended."""
     try:
         # The second field is a name in parentheses, which may contain spaces
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return Path("/proc/self/stat").exists()
     except OSError:
         return True
     return state in "TZX"

@@ -94,7 +94,7 @@ def once_per_host(call: Callable[[], T], context: Context) -> T:
         return call()
     hosts = context.all_gather(context.host)
     first = hosts.index(context.host)
-    with _open_together(first, context) as file:
+    with open_together(context.rank, first, context.all_gather) as file:
         laid: _Laid | None = None
         error: BaseException | None = None
         if file is not None and context.rank == first:
@@ -131,22 +131,25 @@ def is_host_shared(array: NDArray[Any]) -> bool:
 
 
 @contextmanager
-def _open_together(first: int, context: Context) -> Iterator[int | None]:
-    """Yield a file without a name that the ranks of this host open; None if this rank cannot.
+def open_together(
+    rank: int, first: int, all_gather: Callable[[Any], Sequence[Any]]
+) -> Iterator[int | None]:
+    """Yield a file in shared memory that the ranks of this host open; None if this rank cannot.
 
-    first: number of the rank of this host that makes the file. Collective over all ranks.
+    It is empty and has no name any more. rank: number of this rank; first: that of the rank of this
+    host that makes the file; all_gather: returns the values of all ranks. Collective.
     """
     file, name = None, None
     try:
         try:
             with suppress(OSError):
-                if context.rank == first:
+                if rank == first:
                     file, name = tempfile.mkstemp(prefix="hpcfwi-", dir=MEMORY)
-            theirs = context.all_gather(name)[first]
+            theirs = all_gather(name)[first]
             with suppress(OSError):
                 if file is None and theirs is not None:
                     file = _open_own(theirs)
-            context.barrier()
+            all_gather(None)  # all have opened it
         finally:
             if name is not None:
                 Path(name).unlink(missing_ok=True)
@@ -158,7 +161,7 @@ def _open_together(first: int, context: Context) -> Iterator[int | None]:
 
 def _open_own(name: str) -> int | None:
     """Open the file of this name if it belongs to this user."""
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     found = os.fstat(file)
     if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode):
         return file

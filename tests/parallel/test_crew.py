@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from hpcfwi.parallel.crew import SHARED
+from hpcfwi.parallel.replicas import MEMORY
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import write_input
 from tests.ranks import messages, run_ranks
@@ -380,10 +378,10 @@ def test_automatic_number_divides_a_shot_only_if_ranks_have_none(tmp_path):
 
 
 def test_shared_memory_leaves_no_file(tmp_path):
-    before = set(Path(SHARED).glob("hpcfwi-*"))
+    before = set(MEMORY.glob("hpcfwi-*"))
     done = run_job(tmp_path, 2, {"inversion.epochs": 1, "output.every": 1})
     assert done.returncode == 0, done.stderr
-    assert set(Path(SHARED).glob("hpcfwi-*")) <= before
+    assert set(MEMORY.glob("hpcfwi-*")) <= before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="both ranks would need a GPU of their own")
