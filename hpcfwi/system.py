@@ -20,7 +20,6 @@ import errno
 import logging
 import os
 import pwd
-import resource
 import secrets
 import stat
 import tempfile
@@ -392,23 +391,20 @@ def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> tuple[int
 
 
 def resident_bytes() -> int:
-    """Return the resident size of this process in bytes; if it is not Linux, the largest so far."""
+    """Return the resident size of this process in bytes."""
     return _status_bytes("VmRSS")
 
 
 def peak_resident_bytes() -> int:
     """Return the largest resident size of this process so far.
 
-    On Linux it is not taken from `ru_maxrss`, which starts with the size of the parent process.
+    It is not taken from `ru_maxrss`, which starts with the size of the parent process.
     """
     return _status_bytes("VmHWM")
 
 
 def _status_bytes(name: str) -> int:
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = status.read_text().splitlines()
+    lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
@@ -436,8 +432,12 @@ def find_place(variable: str, name: str) -> Place:
     of the variable, or replace it.
     """
     named = os.environ.get(variable)
-    given = Path(named).absolute() if named else _find_cache()
-    place = given / ("hpcfwi" if named else name)
+    if named:
+        place = Path(named).absolute() / "hpcfwi"
+    else:
+        import platformdirs  # only here, because it may not be installed
+
+        place = platformdirs.user_cache_path("hpcfwi") / name
     if not place.is_absolute():  # it begins with a "~" without a meaning
         return Place(None, "this user has no home directory")
     try:
@@ -459,13 +459,6 @@ def find_place(variable: str, name: str) -> Place:
             f"{variable}.",
         )
     return Place(None, exposed)
-
-
-def _find_cache() -> Path:
-    """Return the user's cache directory; platformdirs is imported only if it is needed."""
-    import platformdirs
-
-    return platformdirs.user_cache_path("hpcfwi")
 
 
 def refuse_settings_of_others() -> None:

@@ -138,19 +138,16 @@ class Store(TorchStore):
         self._session = self.get(SESSION)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a value."""
         self._ask("set", {key: to_text(value)})
 
     def get(self, key: str) -> bytes:
-        """Return a value; wait until it exists."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return several values; wait until all exist."""
+        """Return several values, as soon as all exist."""
         return [to_bytes(value) for value in self._ask("get", list(keys))]
 
     def multi_set(self, keys: list[str], values: list[bytes]) -> None:
-        """Set several values."""
         self._ask("set", dict(zip(keys, map(to_text, values), strict=True)))
 
     def look(self, keys: Iterable[str]) -> list[bytes | None]:
@@ -158,11 +155,9 @@ class Store(TorchStore):
         return [v if v is None else to_bytes(v) for v in self._ask("look", list(keys))]
 
     def check(self, keys: list[str]) -> bool:
-        """Return True if all these keys have values."""
         return None not in self.look(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these values exist."""
         self._ask("wait", list(keys), timeout=timeout)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
@@ -174,12 +169,10 @@ class Store(TorchStore):
         return int(self._ask("add", key, amount))
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value; return True if it existed."""
         return bool(self._ask("delete", key))
 
     def has_extended_api(self) -> bool:
-        """Return True, because several values can be read at once."""
-        return True
+        return True  # several values can be read at once
 
     def clone(self) -> Store:
         """Return another connection to the same store, for another thread."""
