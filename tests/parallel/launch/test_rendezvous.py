@@ -1,4 +1,4 @@
-"""Tests of the rendezvous of ranks: the address, and the secret of the job."""
+"""Tests of the rendezvous of ranks: the address, the secret of the job, and shut sockets."""
 
 from __future__ import annotations
 
@@ -191,3 +191,27 @@ def test_timeout_after_the_rendezvous_is_longer_than_during_it(monkeypatch):
     shared = dist.HashStore()
     monkeypatch.setattr(rendezvous, "rendezvous", lambda *_, **__: iter([(shared, 0, 1)]))
     assert EnvironmentExchange(SOON)._store.timeout == SOON
+
+
+def test_shut_sockets_keep_connections_and_accept_no_others():
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        with rendezvous.shut_afterwards():
+            door = socket.create_server(("127.0.0.1", 0))
+            friend = socket.create_connection(door.getsockname())
+            inside, _ = door.accept()
+        with pytest.raises(TimeoutError):
+            socket.create_connection(door.getsockname(), timeout=0.5)
+        friend.sendall(b"still here")
+        assert inside.recv(100) == b"still here"
+        socket.create_connection(earlier.getsockname(), timeout=5.0).close()
+        for each in (door, friend, inside):
+            each.close()
+
+
+def test_listing_sockets_leaks_no_descriptor():
+    before = rendezvous._listening()
+    for _ in range(200):
+        rendezvous._listening()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        assert set(rendezvous._listening()) - set(before) == {door.fileno()}
+        assert door.fileno() < 200
