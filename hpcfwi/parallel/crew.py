@@ -24,14 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, _world
 
 from hpcfwi.errors import InputError, InversionFailure, say_bytes
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.failure import tell
-from hpcfwi.parallel.launch import connect, connect_crew, disconnect_crew, find_rank
+from hpcfwi.parallel.launch import COLLECTIVE_TIMEOUT, STORE_TIMEOUT, connect, find_rank
+from hpcfwi.parallel.rendezvous import open_store, shut_afterwards
 from hpcfwi.parallel.replicas import MEMORY, open_together
 from hpcfwi.parallel.transport import MpiObjects
 from hpcfwi.parallel.watch import HEARTBEAT_WAIT, TICK, end_ranks
@@ -157,7 +160,8 @@ class RankCrew:
         self._closed.set()
         self._thread.join()
         if self._group is not None:
-            disconnect_crew(self._group)
+            _world.pg_group_ranks.pop(self._group, None)
+            self._group.abort()
 
     def _watch(self) -> None:
         """Look for the other ranks once a tick, and end the job if one is lost.
@@ -241,7 +245,7 @@ class RankCrew:
         """
         if self._group is None or self._swaps is None:
             self.check()
-            self._group = self._group or connect_crew(self._comm)
+            self._group = self._group or _connect_swaps(self._comm)
             self._swaps = self._map(8 * self.size + 16)[: 8 * self.size + 16].view(np.int64)
         arrived, begun, stopped = np.split(self._swaps, (self.size, self.size + 1))
         arrived[self.number] += 1
@@ -298,6 +302,30 @@ def is_lost(process: int) -> bool:
     return state in "TZX"
 
 
+def _connect_swaps(comm: MPI.Intracomm) -> dist.ProcessGroup:
+    """Return a group for messages between tensors on CPUs or, by NCCL, on GPUs; collective.
+
+    The group is made directly, because torch has one default group in a process, which is that of
+    the leaders, and `new_group` only makes parts of it.
+    """
+    store, kinds = open_store(comm, STORE_TIMEOUT), dist.ProcessGroup.BackendType
+    group = dist.ProcessGroup(store, comm.rank, comm.size)
+    with shut_afterwards():
+        gloo = dist.ProcessGroupGloo(
+            PrefixStore("cpu/", store), comm.rank, comm.size, COLLECTIVE_TIMEOUT
+        )
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    group._set_default_backend(kinds.GLOO)
+    if torch.cuda.device_count() > 0 and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = COLLECTIVE_TIMEOUT
+        nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), comm.rank, comm.size, options)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    # Without this, `batch_isend_irecv` refuses the group
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(comm.size)}
+    return group
+
+
 def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
     """Divide the ranks into crews of this size; return the leaders' context, and the crew.
 
@@ -335,16 +363,16 @@ def _check(context: Context, size: int) -> None:
         remedy = "Start mpirun without --with-ft, or leave the key out."
     elif sharers > 1:
         fault, remedy = f"{sharers} ranks share a GPU", "Start one rank per GPU of a host."
-    elif any(len(set(context.hosts[k : k + size])) > 1 for k in range(0, context.size, size)):
-        fault, remedy = _find_fault_of_threads(), f"Start a multiple of {size} ranks on each host."
+    elif not _may_threads_use_mpi() and any(
+        len(set(context.hosts[k : k + size])) > 1 for k in range(0, context.size, size)
+    ):
+        fault = "MPI lets only one thread of a rank exchange halos between hosts"
+        remedy = f"Start a multiple of {size} ranks on each host."
     if fault is not None:
         context.raise_on_all_ranks(InputError(key, fault, remedy))
 
 
-def _find_fault_of_threads() -> str | None:
-    """Return why several threads of a rank cannot use MPI, None if they can."""
+def _may_threads_use_mpi() -> bool:
     from mpi4py import MPI
 
-    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        return None
-    return "MPI lets only one thread of a rank exchange halos between hosts"
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE

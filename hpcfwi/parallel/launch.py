@@ -32,7 +32,7 @@ import torch.distributed as dist
 # Imported before a process group exists. If torch.optim imported it later, its functions would keep
 # a reference to the group, and gloo's threads and connections would outlive `Context.close`.
 import torch.distributed.nn
-from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout, _world
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
@@ -343,7 +343,7 @@ def connect(this: Context, share_gpus: bool = False) -> Store:
     them has died, and `InputError` on all of them if one may not open enough files.
     """
     exchange = this.comm or EnvironmentExchange(COLLECTIVE_TIMEOUT)
-    check_files(exchange.allgather(count_files_allowed()))
+    check_files(exchange.allgather(allow_many_files()))
     store = open_store(exchange, RANKS_CONNECT_WAIT if this.fault_tolerant else STORE_TIMEOUT)
     os.environ.update(
         RANK=str(this.rank),
@@ -375,36 +375,6 @@ def connect(this: Context, share_gpus: bool = False) -> Store:
         raise
     _set_pg_timeout(COLLECTIVE_TIMEOUT)
     return store
-
-
-def connect_crew(comm: MPI.Intracomm) -> dist.ProcessGroup:
-    """Return a group for messages between tensors on CPUs or, by NCCL, on GPUs; collective.
-
-    The group is made directly, because torch has one default group in a process, which is that of
-    the leaders, and `new_group` only makes parts of it.
-    """
-    store, kinds = open_store(comm, STORE_TIMEOUT), dist.ProcessGroup.BackendType
-    group = dist.ProcessGroup(store, comm.rank, comm.size)
-    with shut_afterwards():
-        gloo = dist.ProcessGroupGloo(
-            PrefixStore("cpu/", store), comm.rank, comm.size, COLLECTIVE_TIMEOUT
-        )
-    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    group._set_default_backend(kinds.GLOO)
-    if torch.cuda.device_count() > 0 and dist.is_nccl_available():
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = COLLECTIVE_TIMEOUT
-        nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), comm.rank, comm.size, options)
-        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-    # Without this, `batch_isend_irecv` refuses the group
-    _world.pg_group_ranks[group] = {rank: rank for rank in range(comm.size)}
-    return group
-
-
-def disconnect_crew(group: dist.ProcessGroup) -> None:
-    """End a group of `connect_crew`, on this rank only."""
-    _world.pg_group_ranks.pop(group, None)
-    group.abort()
 
 
 def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Context:
@@ -471,16 +441,15 @@ FILES = 64
 FILES_OF_ROOT = 3
 
 
-def allow_many_files() -> None:
-    """Raise the limit of file descriptors; connections and files take one each."""
+def allow_many_files() -> int:
+    """Raise the limit of file descriptors of this process, if possible, and return it.
+
+    Connections and files take one each.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def count_files_allowed() -> int:
-    """Return the limit of file descriptors of this process, after `allow_many_files`."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
 

@@ -70,18 +70,12 @@ def sign(secret: bytes, *parts: bytes) -> bytes:
     return code.digest()
 
 
-class Handshake(NamedTuple):
-    """The proofs of both sides that they know the secret, and the key of the following messages."""
+def prove(secret: bytes, of_server: bytes, of_client: bytes) -> list[bytes]:
+    """Return the client's and the server's proof that they know the secret, and a key of messages.
 
-    proof_of_client: bytes
-    proof_of_server: bytes
-    key: bytes
-
-    @classmethod
-    def of(cls, secret: bytes, of_server: bytes, of_client: bytes) -> Handshake:
-        """Return the handshake for random numbers of both sides, of NONCE bytes."""
-        names = (b"client", b"server", b"line")
-        return cls(*(sign(secret, name, of_server, of_client) for name in names))
+    of_server, of_client: random numbers of NONCE bytes.
+    """
+    return [sign(secret, what, of_server, of_client) for what in (b"client", b"server", b"line")]
 
 
 class Channel:
@@ -231,15 +225,14 @@ class Store(TorchStore):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(PROOF_WAIT)
             theirs, mine = _receive(connection, NONCE), secrets.token_bytes(NONCE)
-            handshake = Handshake.of(self._secret, theirs, mine)
-            connection.sendall(mine + handshake.proof_of_client)
-            proof = _receive(connection, DIGEST)
-            if not hmac.compare_digest(proof, handshake.proof_of_server):
+            own_proof, their_proof, key = prove(self._secret, theirs, mine)
+            connection.sendall(mine + own_proof)
+            if not hmac.compare_digest(_receive(connection, DIGEST), their_proof):
                 raise ConnectionError("the server at this address is not this job's rank 0")
         except BaseException:
             connection.close()
             raise
-        return connection, Channel(handshake.key, _TO_SERVER, _TO_CLIENT)
+        return connection, Channel(key, _TO_SERVER, _TO_CLIENT)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -395,12 +388,11 @@ class Server:
         mine = secrets.token_bytes(NONCE)
         writer.write(mine)
         answer = await asyncio.wait_for(reader.readexactly(NONCE + DIGEST), HANDSHAKE_WAIT)
-        theirs, proof = answer[:NONCE], answer[NONCE:]
-        handshake = Handshake.of(self._secret, mine, theirs)
-        if not hmac.compare_digest(proof, handshake.proof_of_client):
+        their_proof, own_proof, key = prove(self._secret, mine, answer[:NONCE])
+        if not hmac.compare_digest(answer[NONCE:], their_proof):
             return None
-        writer.write(handshake.proof_of_server)
-        return Channel(handshake.key, _TO_CLIENT, _TO_SERVER)
+        writer.write(own_proof)
+        return Channel(key, _TO_CLIENT, _TO_SERVER)
 
     async def _answer(self, operation: str, arguments: list[Any]) -> Any:
         known = self._values

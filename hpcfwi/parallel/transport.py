@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.store import DIGEST, Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -96,7 +96,6 @@ LARGEST = 2**30  # bytes that are sent in one message of MPI
 SPINS = 200  # tests without a pause, for a message that arrives soon
 LONGEST_PAUSE = 1e-3  # s between two tests
 FRAGMENT = 2**13  # least bytes that MPI transfers in a test; it transfers none between tests
-_DIGEST = 32  # bytes
 
 # Buffers that MPI may still write to after an exception has ended the wait.
 _abandoned: list[Any] = []
@@ -243,7 +242,7 @@ class SignedObjects(_Objects):
 
     def _unpack(self, message: torch.Tensor, source: int) -> bytes:
         content = message.numpy().tobytes()
-        signature, outline = content[:_DIGEST], content[_DIGEST:]
+        signature, outline = content[:DIGEST], content[DIGEST:]
         if not hmac.compare_digest(signature, self._sign(outline, source)):
             raise RuntimeError(f"a message from rank {source} is not signed with this job's secret")
         return outline
