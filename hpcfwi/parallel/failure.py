@@ -38,10 +38,7 @@ DEATH_POLL = 0.001  # s
 
 
 def run_guarded(context: Context, main: Callable[[], int]) -> int:
-    """Run `main` on every rank and return its exit code; catch all errors and close the context.
-
-    It returns if all ranks end in the same way, and aborts the job if one of them fails alone.
-    """
+    """Run `main` on every rank and return its exit code; errors end the job as in `end_job`."""
     try:
         code = main()
     except BaseException as error:
@@ -92,11 +89,9 @@ def abort(comm: MPI.Comm | None, code: int) -> NoReturn:
 
 
 def end_job(context: Context, error: BaseException) -> int:
-    """Print the error once, and end this rank and all others; return the exit code.
+    """Print the error once; return the exit code if all ranks have failed in the same way.
 
-    It returns if all ranks have failed in the same way (rank 0 has printed the error), or if there
-    is only one. Otherwise the first rank that failed prints its error, and the job is aborted with
-    its code.
+    Otherwise the first rank that failed prints its error, and the job is aborted with its code.
     """
     if isinstance(error, Exception) and follows_death(error, context):
         error = _name_dead(context)
@@ -124,17 +119,22 @@ def follows_death(error: Exception, context: Context) -> bool:
     """
     if not context.fault_tolerant or not isinstance(error, RuntimeError):
         return False
-    assert context.comm is not None, "ranks that survive are MPI's"
-    comm = context.comm
+    comm = surviving(context)
     return _wait_for(lambda: hears_of_death(comm), DEATH_WAIT, DEATH_POLL)
+
+
+def surviving(context: Context) -> MPI.Comm:
+    """Return the communicator of ranks that may survive others, which is MPI's."""
+    assert context.comm is not None, "torchrun's ranks do not survive others"
+    return context.comm
 
 
 def _name_dead(context: Context) -> InversionFailure:
     """Return an error that names the dead ranks, if the others cannot continue."""
-    assert context.comm is not None, "ranks that survive are MPI's"
-    context.comm.Ack_failed()
-    dead = context.comm.Get_failed()
-    ranks = dead.Translate_ranks(range(dead.size), context.comm.group)
+    comm = surviving(context)
+    comm.Ack_failed()
+    dead = comm.Get_failed()
+    ranks = dead.Translate_ranks(range(dead.size), comm.group)
     names = ", ".join(f"rank {rank} on {context.hosts[rank]}" for rank in ranks)
     return InversionFailure(
         f"{names or 'a rank'} died at a point where the others cannot continue; the same command "
@@ -146,13 +146,12 @@ def _exit_together(context: Context, code: int) -> NoReturn:
     """Exit without MPI_Finalize, which may wait for ranks that have died."""
     from mpi4py import MPI
 
-    assert context.comm is not None, "ranks that survive are MPI's"
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     # All ranks exit together, because the launcher counts a rank that exits early as dead.
     with contextlib.suppress(MPI.Exception):
-        context.comm.Agree(1)
+        surviving(context).Agree(1)
     os._exit(code)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from torch import Tensor
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import follows_death
+from hpcfwi.parallel.failure import follows_death, surviving
 from hpcfwi.parallel.launch import connect, find_rank
 from hpcfwi.parallel.replicas import hash_bits
 
@@ -63,7 +63,7 @@ def retry_after_death(
             done = False
         if not done:  # not in the except clause, where the error's frames still refer to the group
             _turn_away(context)
-        if _agree(_comm(context), done):
+        if _agree(surviving(context), done):
             return result  # type: ignore[return-value]  # T may itself be an optional type
         _regroup(context)
         has_regrouped = True
@@ -76,7 +76,7 @@ def raise_if_rank_failed(context: Context) -> None:
     wait for its end.
     """
     if context.fault_tolerant:
-        _comm(context).Iprobe()
+        surviving(context).Iprobe()
 
 
 class Salvage(Generic[T]):
@@ -114,7 +114,7 @@ class Salvage(Generic[T]):
 def _regroup(context: Context) -> None:
     """Connect the remaining ranks, and repeat this if another one dies; collective over them."""
     began = time.monotonic()
-    size, hosts, comm = context.size, context.hosts, _comm(context)
+    size, hosts, comm = context.size, context.hosts, surviving(context)
     _turn_away(context)  # has no effect on those that had an error and did it before
     while True:
         fewer = comm.Shrink()
@@ -151,7 +151,7 @@ def _regroup(context: Context) -> None:
 def _turn_away(context: Context) -> None:
     """Give up the collectives, so that ranks that wait for this rank in one get an error."""
     context.close()
-    _comm(context).Revoke()
+    surviving(context).Revoke()
 
 
 def _agree(comm: MPI.Comm, done: bool) -> bool:
@@ -162,8 +162,3 @@ def _agree(comm: MPI.Comm, done: bool) -> bool:
         return bool(comm.Agree(int(done)))
     except MPI.Exception:
         return False
-
-
-def _comm(context: Context) -> MPI.Comm:
-    assert context.comm is not None, "ranks that survive are MPI's"
-    return context.comm

@@ -1,12 +1,9 @@
 """The rendezvous of ranks: an address, a port, a secret, and each rank's cores and device.
 
-A rank takes a GPU, threads and a network interface. The choices are pure functions; the functions
-that query torch and the system are next to them.
-
 Ranks find each other over MPI if MPI knows them, and otherwise over torchrun's store. They then
-share a `store`, with which `launch` starts torch.distributed. Gloo's sockets do not
-authenticate, and are closed for new connections when all ranks have connected. The store
-authenticates and stays open.
+share a `store`, with which `launch` starts torch.distributed. Gloo's sockets do not authenticate,
+and are closed for new connections when all ranks have connected. The store authenticates and stays
+open.
 """
 
 from __future__ import annotations
