@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from dataclasses import replace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel import failure
@@ -18,37 +19,16 @@ from hpcfwi.parallel.context import Context
 SIZE = 40
 
 
-@dataclass
-class Notes:
-    """A store that counts its notes."""
-
-    notes: dict[str, Any] = field(default_factory=dict)
-    passed: int = 0
-    lock: Lock = field(default_factory=Lock)
-
-    def compare_set(self, key, expected, desired):
-        with self.lock:
-            self.passed += 1
-            if self.notes.get(key, "") == expected:
-                self.notes[key] = desired
-            return self.notes[key].encode()
-
-    def add(self, key, amount):
-        with self.lock:
-            self.notes[key] = self.notes.get(key, 0) + amount
-            return self.notes[key]
-
-
 def fail(errors):
     """Return for each rank if it is the first and if all errors agree, and the number of notes."""
-    notes = Notes()
-    alone = replace(Context.alone(), size=len(errors), store=cast(Any, notes))
+    store = mock.Mock(wraps=dist.HashStore())
+    alone = replace(Context.alone(), size=len(errors), store=store)
 
     def compare(rank):
         return failure._compare(replace(alone, rank=rank), errors[rank])
 
     with ThreadPoolExecutor(len(errors)) as pool:
-        return list(pool.map(compare, range(len(errors)))), notes.passed
+        return list(pool.map(compare, range(len(errors)))), store.compare_set.call_count
 
 
 def test_ranks_with_the_same_error_agree_with_one_note_each():
@@ -67,8 +47,7 @@ def test_rank_with_another_error_makes_all_disagree(odd):
 
 def test_failed_rank_disagrees_after_waiting_for_one_that_does_not_fail(monkeypatch):
     monkeypatch.setattr(failure, "COMPANY_WAIT", 0.1)
-    notes = Notes()
-    alone = replace(Context.alone(), size=2, store=cast(Any, notes))
+    alone = replace(Context.alone(), size=2, store=cast(Any, dist.HashStore()))
     assert failure._compare(alone, ValueError("mine")) == (True, False)
 
 

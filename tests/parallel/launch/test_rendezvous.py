@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,27 +19,14 @@ import torch.distributed as dist
 
 from hpcfwi.errors import InputError
 from hpcfwi.parallel import rendezvous
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import EnvironmentExchange, list_interfaces, open_store
 from hpcfwi.parallel.store import Server, Store, StoreError, local_address, make_secret
 from tests.parallel.store.test_server import listening
+from tests.parallel.together import on_ranks
 
 SOON = timedelta(seconds=10)
 HOSTS = threading.local()
-
-
-class Together:
-    """A communicator of threads that represent ranks on several hosts."""
-
-    def __init__(self, rank: int, hosts: list[str], said: list[Any], all_here: Any) -> None:
-        self.rank, self.size = rank, len(hosts)
-        self._said, self._all_here, self._host = said, all_here, hosts[rank]
-
-    def allgather(self, value: Any) -> list[Any]:
-        self._said[self.rank] = json.loads(json.dumps(value))
-        self._all_here.wait()
-        values = list(self._said)
-        self._all_here.wait()
-        return values
 
 
 @pytest.fixture(autouse=True)
@@ -54,17 +42,17 @@ def open_stores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     monkeypatch.setattr(rendezvous.socket, "gethostname", lambda: HOSTS.name)
 
     def open_on(hosts: list[str]) -> list[Any]:
-        said, all_here = [None] * len(hosts), threading.Barrier(len(hosts), timeout=30)
+        def join(context: Context) -> Any:
+            def allgather(value: Any) -> list[Any]:
+                return context.all_gather(json.loads(json.dumps(value)))
 
-        def join(rank: int) -> Any:
-            HOSTS.name = hosts[rank]
+            HOSTS.name = context.host
             try:
-                return open_store(Together(rank, hosts, said, all_here), SOON)
+                return open_store(SimpleNamespace(rank=context.rank, allgather=allgather), SOON)
             except InputError as error:
                 return error
 
-        with ThreadPoolExecutor(len(hosts)) as ranks:
-            return list(ranks.map(join, range(len(hosts))))
+        return on_ranks(len(hosts), join, hosts)
 
     return open_on
 
