@@ -138,9 +138,8 @@ def _choose_place(
     """
     if any(place.is_local for place in places):
         return places[0]
-    reached = exchange.allgather([_can_connect(place, secret) for place in places])
-    for place, *results in zip(places, *reached, strict=True):
-        if all(results):
+    for place in places:
+        if all(exchange.allgather(_can_connect(place, secret))):
             return place
     raise InputError(
         f"network of {hosts[0]}",

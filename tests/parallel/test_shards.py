@@ -100,10 +100,6 @@ def test_static_schedule_divides_slots_like_torch_tensor_split(slots, size):
         np.testing.assert_array_equal(part, tensor.numpy())
 
 
-def test_ranks_beyond_the_last_slot_get_an_empty_part():
-    assert [part.tolist() for part in static_parts(2, 4)] == [[0], [1], [], []]
-
-
 class Rank(Context):
     """A context with what a schedule needs; `portions` are those of all ranks."""
 
