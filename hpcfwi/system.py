@@ -3,11 +3,9 @@
 Files are made in directories where other users may also write. They appear only when they are
 complete, and nothing is written through a link, because another user may have made a link with a
 name that can be guessed. A new file therefore has a random name until it is complete, and an
-existing file with a fixed name is checked before it is changed. `storage` and `report` define the
-contents of files.
+existing file with a fixed name is checked before it is changed.
 
-The functions about the host find the number of files and the memory that this process may use.
-`wave.history` decides how much of the memory is for simulations.
+The functions about the host find the memory that this process may use.
 
 A private directory is one into which no other user can write. Compiled code is stored there,
 because Numba unpickles, and Triton loads, the contents of their caches.

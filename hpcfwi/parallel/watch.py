@@ -404,8 +404,8 @@ class Watch:
 class _StoreClient:
     """A thread that exchanges messages with the store.
 
-    It is separate from the watch, because a call to a store whose host has stopped may wait for
-    ever, whatever its timeout. job_signal: a signal that some rank has received; reports: the
+    It is separate from the watch, because a call to a store whose process has stopped waits for
+    minutes. job_signal: a signal that some rank has received; reports: the
     reports of the other ranks that this one monitors; code: exit code with which all ranks must
     exit now.
     """

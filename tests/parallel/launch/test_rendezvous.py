@@ -22,7 +22,7 @@ from hpcfwi.parallel import rendezvous
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import EnvironmentExchange, list_interfaces, open_store
 from hpcfwi.parallel.store import Server, Store, StoreError, local_address, make_secret
-from tests.parallel.store.test_server import listening
+from tests.parallel.test_store import listening
 from tests.parallel.together import on_ranks
 
 SOON = timedelta(seconds=10)
