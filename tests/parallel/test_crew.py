@@ -153,7 +153,7 @@ print("ended")
 
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("function", ["make_tables", "make_history", "take_out"])
+@pytest.mark.parametrize("function", ["make_tables", "ShotHistory", "take_out"])
 def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(function, failing, hosts):
     """The failing rank has no memory before it shares some, before its sweep, or after it."""
     fault = f'fail_at("{function}", {failing}, 1)'
@@ -227,7 +227,7 @@ else:
 def test_failure_ends_the_states_of_earlier_simulations():
     """One of the simulations is on a larger grid, for which the crew shares other memory."""
     program = """
-fail_at("make_history", 1, 7)  # the first shot of the third simulation
+fail_at("ShotHistory", 1, 7)  # the first shot of the third simulation
 if crew.number > 0:
     serve(crew)
 else:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
 from hpcfwi.wave.engines.cpu.estimates import estimate_bytes, estimate_updates
-from hpcfwi.wave.engines.cpu.histories import ShotHistory, make_history
+from hpcfwi.wave.engines.cpu.histories import ShotHistory
 from hpcfwi.wave.engines.cpu.layout import POOL, Tables, lay_out, make_tables, make_zeros, take_out
 from hpcfwi.wave.engines.cpu.sweeps import Records, Scattering, WayBack, make_shots, no_records
 from hpcfwi.wave.engines.cpu.teams import each_shot
@@ -114,7 +114,7 @@ def forward(
     traces = np.empty((count, steps, problem.receivers.shape[1]), tables.v2dt2.dtype)
     energies = _make_sums(tables, count if keep and problem.illuminate else 0)
     shots = make_shots(problem, tables, emitted, layers, crew)
-    histories = [make_history(problem, shot, keep) for shot in shots]
+    histories = [ShotHistory(problem.history, problem.interval, shot, keep) for shot in shots]
 
     def simulate(k: int, threads: int) -> None:
         energy = energies[k] if len(energies) else no_records(shots[k]).energy

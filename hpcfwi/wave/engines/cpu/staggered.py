@@ -8,7 +8,7 @@ compute a layer of each shot; the functions of the interface that are the same a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
-from hpcfwi.wave.engines.cpu.histories import load_arrays
+from hpcfwi.wave.engines.cpu.histories import Sweeps
 from hpcfwi.wave.engines.cpu.layout import (
     MARGIN,
     NOWHERE,
@@ -319,9 +319,18 @@ class _Shots:
 
     def _sweeps(
         self, shot: StaggeredShot, tape: StaggeredTape, threads: int, traces: NDArray
-    ) -> _Sweeps:
-        make_state = partial(self._make_state, threads, forward=True)
-        return _Sweeps(shot, tape, make_state, threads, traces)
+    ) -> Sweeps:
+        """Return the forward sweeps of a shot, which set its traces (time, trace)."""
+
+        def run(state: StaggeredState, span: Span, first: int | None, explores: bool) -> None:
+            used = NO_TAPE._replace(windows=tape.windows) if first is None else tape
+            used = used._replace(first=first or 0, explores=explores)
+            run_team(
+                threads,
+                lambda team: sweeps.sweep_staggered(shot, state, span, used, traces, None, team),
+            )
+
+        return Sweeps(partial(self._make_state, threads, forward=True), run)
 
     def _join_wide(self, traces: NDArray, alone: NDArray) -> None:
         """Set the traces (shot, trace, time) that no layer can record, on rank 0; collective.
@@ -462,43 +471,6 @@ class _Kept(NamedTuple):
     shot: StaggeredShot
     tape: StaggeredTape
     replay: Recomputation
-
-
-class _Sweeps:
-    """The forward sweeps of a shot, which set its traces (time, trace), for a `Recomputation`."""
-
-    def __init__(
-        self,
-        shot: StaggeredShot,
-        tape: StaggeredTape,
-        make_state: Callable[[], StaggeredState],
-        threads: int,
-        traces: NDArray,
-    ) -> None:
-        self._shot, self._tape, self._make_state = shot, tape, make_state
-        self._threads, self._traces = threads, traces
-
-    @cached_property
-    def _state(self) -> StaggeredState:
-        # Stored samples need no state
-        return self._make_state()
-
-    def save(self) -> tuple[NDArray, NDArray]:
-        return self._state.fields.copy(), self._state.memory.copy()
-
-    def load(self, saved: tuple[NDArray, NDArray] | None) -> None:
-        load_arrays([self._state.fields, self._state.memory], saved)
-
-    def advance(self, span: Span, first: int | None, explores: bool) -> None:
-        tape = self._tape._replace(first=first or 0, explores=explores)
-        if first is None:
-            tape = NO_TAPE._replace(windows=tape.windows, explores=explores)
-        run_team(
-            self._threads,
-            lambda team: sweeps.sweep_staggered(
-                self._shot, self._state, span, tape, self._traces, None, team
-            ),
-        )
 
 
 def _unheard(shot: StaggeredShot) -> StaggeredShot:

@@ -134,9 +134,8 @@ def test_cells_outside_the_window_do_not_change_the_results(free_surface: bool) 
         simulation = shots.simulate(engine="cpu", illuminate=illuminate)
         rows, columns = 90 + 14 - 7 * free_surface, 320
         for kept in simulation._state.histories:  # type: ignore[union-attr]
-            windows = kept._samples.windows
-            assert windows[0, 3] - windows[0, 2] < rows
-            assert (windows[:6, 5] - windows[:6, 4] < columns).all()
+            assert kept.windows[0, 3] - kept.windows[0, 2] < rows
+            assert (kept.windows[:6, 5] - kept.windows[:6, 4] < columns).all()
         found = simulation.backpropagate(residual)
         assert relative(found.model["vp"], expected.model["vp"]) < 1e-12
         assert relative(found.wavelet, expected.wavelet) < 1e-12
