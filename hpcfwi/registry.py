@@ -30,8 +30,8 @@ EQUATIONS = {
     "elastic": "hpcfwi.wave.equations.elastic:ELASTIC",
     "acoustic-vti": "hpcfwi.wave.equations.acoustic_vti:ACOUSTIC_VTI",
     "elastic-vti": "hpcfwi.wave.equations.elastic_vti:ELASTIC_VTI",
-    "viscoacoustic": "hpcfwi.wave.equations.viscoacoustic:viscoacoustic",
-    "viscoelastic": "hpcfwi.wave.equations.viscoelastic:viscoelastic",
+    "viscoacoustic": "hpcfwi.wave.equations.acoustic_density:viscoacoustic",
+    "viscoelastic": "hpcfwi.wave.equations.elastic:viscoelastic",
 }
 
 MISFITS = {

@@ -1,1 +1,1 @@
-"""Descriptions of first-order wave equations, one in each module."""
+"""Descriptions of first-order wave equations."""
