@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave.engines import Engine, choose, release_buffers
-from hpcfwi.wave.history import Kind
 from hpcfwi.wave.layers import Crew
 from hpcfwi.wave.problem import Gradients, Problem
 
@@ -47,6 +46,7 @@ class Leader:
 
     def __init__(self, crew: Crew) -> None:
         self._crew, self._states = crew, _States()
+        self._engine: Any = None
         self._deleted: list[int] = []
         self._count = 0
 
@@ -65,16 +65,9 @@ class Leader:
         self._engine = engine
         return cast(Engine, self)
 
-    @property
-    def NAME(self) -> str:  # noqa: N802
-        return self._engine.NAME
-
-    @property
-    def HISTORIES(self) -> tuple[Kind, ...]:  # noqa: N802
-        return self._engine.HISTORIES
-
-    def available(self) -> str | None:
-        return self._engine.available()
+    def __getattr__(self, name: str) -> Any:
+        """Return what the engine has and the crew does not change."""
+        return getattr(self._engine, name)
 
     def footprint(self, problem: Problem, steps: int) -> int:
         """Return the approximate bytes of the ranks on the host of the leader together.
@@ -84,7 +77,7 @@ class Leader:
         needs most.
         """
         size = self._crew.size
-        layers = int(cast(Any, self._engine).footprint(problem, steps, size))
+        layers: int = self._engine.footprint(problem, steps, size)
         if problem.like.is_cuda:
             return layers
         cells = len(problem.model) * prod(problem.like.shape)
@@ -92,15 +85,6 @@ class Leader:
         near = self._crew.hosts.count(0)
         others = (near - 1) * (cells + traces) * problem.like.element_size()
         return layers * near // size + others
-
-    def count_updates(self, problem: Problem, steps: int) -> float:
-        return self._engine.count_updates(problem, steps)
-
-    def idle(self) -> int:
-        return self._engine.idle()
-
-    def clear(self) -> None:
-        self._engine.clear()
 
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
         self._count += 1
@@ -113,8 +97,7 @@ class Leader:
         return traces, handle
 
     def backward(self, problem: Problem, state: _Handle, adjoint_source: Tensor) -> Gradients:  # noqa: ARG002
-        found: Gradients = self._call("backward", state.number, adjoint_source)
-        return found
+        return self._call("backward", state.number, adjoint_source)
 
     def scatter(
         self,
@@ -122,8 +105,7 @@ class Leader:
         state: _Handle,
         direction: Mapping[str, Tensor],
     ) -> Tensor:
-        found: Tensor = self._call("scatter", state.number, direction)
-        return found
+        return self._call("scatter", state.number, direction)
 
     def _call(self, name: str, number: int, *arguments: Any) -> Any:
         deleted, self._deleted = self._deleted, []
