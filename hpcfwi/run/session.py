@@ -73,9 +73,8 @@ from hpcfwi.storage.gathers import (
     read_labels,
     read_layout,
 )
-from hpcfwi.survey import PRESSURE, Survey
+from hpcfwi.survey import PRESSURE, Spectrum, Survey
 from hpcfwi.system import is_there
-from hpcfwi.wave.numerics import peak_frequency
 
 log = logging.getLogger("hpcfwi")
 
@@ -529,7 +528,7 @@ def _find_fit(
     if found is None:
         peak = survey.spectrum.peak
     else:
-        peak = context.from_root(partial(peak_frequency, found, survey.dt))
+        peak = context.from_root(lambda: Spectrum.of(found, survey.dt).peak)
     frequency = max(peak, 1.0 / (survey.dt * survey.n_samples))
     shots = choose_shots(survey.n_shots, SHOTS)
     shown = choose_views(shots, SHOWN)

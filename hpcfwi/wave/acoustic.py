@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.survey import Spectrum
 from hpcfwi.wave.history import Auto, History
-from hpcfwi.wave.numerics import peak_frequency
 from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, write_out
 
 
@@ -151,7 +151,7 @@ class _Asked:
         """Return the same arguments with the boundary tuned to this wavelet."""
         method = self.method
         if method.boundary_frequency is None:
-            peak = peak_frequency(wavelet.detach().cpu().numpy(), self.dt)
+            peak = Spectrum.of(wavelet.detach().cpu().numpy(), self.dt).peak
             method = replace(method, boundary_frequency=peak)
         return _Asked(self.spacing, self.dt, method, keep=False)
 
@@ -200,8 +200,7 @@ class _Acoustic(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, vp: Tensor | None, wavelet: Tensor | None, *_: Tensor | None) -> Tensor:
-        data: Tensor = _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
-        return data
+        return _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(

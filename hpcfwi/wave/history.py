@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import say_bytes
 from hpcfwi.registry import HistoryFormat, HistoryKind
+from hpcfwi.survey import Spectrum
 from hpcfwi.system import free_on_host
-from hpcfwi.wave.numerics import highest_frequency
 
 Kind = HistoryKind
 KINDS: tuple[Kind, ...] = get_args(HistoryKind)
@@ -225,7 +225,7 @@ def sampling_interval(
         return sampling.interval
     frequency = sampling.frequency
     if frequency is None:
-        frequency = highest_frequency(wavelet, dt)
+        frequency = Spectrum.of(wavelet, dt).highest()
     if frequency == 0.0:
         return max(1, wavelet.shape[-1])
     return max(1, floor(substeps / (2.0 * frequency * dt)))
@@ -241,11 +241,6 @@ def sampled_steps(steps: int, interval: int) -> range:
     return range(sampling_offset(interval), steps, interval)
 
 
-def count_samples(steps: int, interval: int) -> int:
-    """Return the number of sampled steps, of so many."""
-    return len(sampled_steps(steps, interval))
-
-
 # Share of the free memory that is left to other arrays of the program, and to other programs.
 MARGIN = 0.2
 # Messages of torch's allocators that raise a plain RuntimeError.
@@ -258,12 +253,15 @@ def memory_at_hand(device: torch.device) -> int:
 
 
 def free_on(device: torch.device) -> int:
-    """Return the bytes that are free on a device now.
+    """Return the bytes that are free on a device now, on a GPU with those that torch holds unused.
 
     On a CPU, this memory is shared by all processes of the machine, or of the control group that
     limits this process.
     """
-    return _free_on_gpu(device) if device.type == "cuda" else free_on_host()
+    if device.type != "cuda":
+        return free_on_host()
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -271,12 +269,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _COMPLAINTS)
-
-
-def _free_on_gpu(device: torch.device) -> int:
-    """Return the bytes that are free on the device, with those that torch holds unused."""
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
 class Keep(NamedTuple):
@@ -368,7 +360,8 @@ class Recomputation:
     """
 
     def __init__(self, history: History, steps: int, interval: int) -> None:
-        self._steps, self.length, self._states = steps, max(1, count_samples(steps, interval)), 0
+        self._steps, self.length = steps, max(1, len(sampled_steps(steps, interval)))
+        self._states = 0
         self._segments = 1
         if isinstance(history, Recompute):
             count, self._states = self.length, history.states

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from hpcfwi.model import AXES
 from hpcfwi.registry import Order
-from hpcfwi.survey import Spectrum
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 # Smallest number of points along each axis of a model. The absorbing slabs at both ends reach half
@@ -321,16 +320,3 @@ def ricker(frequency: float, n: int, dt: float, delay: float) -> NDArray[np.floa
     """
     a = (np.pi * frequency * (dt * np.arange(n) - delay)) ** 2
     return (1.0 - 2.0 * a) * np.exp(-a)
-
-
-def peak_frequency(wavelet: NDArray[np.floating], dt: float) -> float:
-    """Return the frequency (Hz) of the largest amplitude in the spectra of wavelets (..., time)."""
-    return Spectrum.of(wavelet, dt).peak
-
-
-def highest_frequency(wavelet: NDArray[np.floating], dt: float, share: float = 1e-4) -> float:
-    """Return the frequency (Hz) above which no amplitude exceeds `share` of the largest.
-
-    It is 0 for a wavelet that is zero.
-    """
-    return Spectrum.of(wavelet, dt).highest(share)

@@ -21,14 +21,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import AXES, PARAMETERS
-from hpcfwi.survey import EXPLOSIVE, PRESSURE, STRAIN, Components, SourceKinds, select_kinds
+from hpcfwi.survey import (
+    EXPLOSIVE,
+    PRESSURE,
+    STRAIN,
+    Components,
+    SourceKinds,
+    Spectrum,
+    select_kinds,
+)
 from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.attenuation import Attenuation
 from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation, find_equation
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
 from hpcfwi.wave.leader import Leader
-from hpcfwi.wave.numerics import peak_frequency
 from hpcfwi.wave.problem import Gradients, Problem
 
 # m/s: no rock is this slow; a slower velocity is probably in km/s.
@@ -222,7 +229,7 @@ def set_up(
     if STRAIN in components.names:
         _check_fibre(components, receiver_points, shape, steps)
     if frequency is None:
-        frequency = peak_frequency(samples, dt)
+        frequency = Spectrum.of(samples, dt).peak
     if isinstance(equation, FirstOrderEquation):
         equivalent = staggered.equivalent_velocity(
             method.order, equation.fastest(whole), whole["rho"]

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.wave.history import Kind, count_samples
+from hpcfwi.wave.engines.eager import clear as clear
+from hpcfwi.wave.engines.eager import count_updates as count_updates
+from hpcfwi.wave.engines.eager import idle as idle
+from hpcfwi.wave.history import Kind, sampled_steps
 from hpcfwi.wave.numerics import Taps, spread
 from hpcfwi.wave.problem import Gradients, Problem
 
@@ -44,22 +47,8 @@ def available() -> str | None:
 
 def footprint(problem: Problem, steps: int) -> int:
     """Return an upper bound of the bytes of `forward` and `backward`."""
-    fields = count_samples(steps, problem.interval) + 8
+    fields = len(sampled_steps(steps, problem.interval)) + 8
     return fields * problem.n_shots * prod(problem.padded_shape) * problem.like.element_size()
-
-
-def count_updates(problem: Problem, steps: int) -> float:
-    """Return the number of all cells, summed over shots and steps."""
-    return problem.count_cells(steps)
-
-
-def idle() -> int:
-    """Return 0, because there are no buffers."""
-    return 0
-
-
-def clear() -> None:
-    """Do nothing, because there are no buffers."""
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:

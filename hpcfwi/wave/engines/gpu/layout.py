@@ -33,7 +33,7 @@ from torch import Tensor
 
 from hpcfwi.wave import numerics
 from hpcfwi.wave.engines.gpu.device import STRETCH
-from hpcfwi.wave.history import Boundary, History, Recompute, count_samples, sampling_offset
+from hpcfwi.wave.history import Boundary, History, Recompute, sampled_steps, sampling_offset
 from hpcfwi.wave.layers import HALO, Halo, Layer, find_layers
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Problem
@@ -155,7 +155,7 @@ class Blueprint:
         }
         arrays = {name: (shape, self.dtype) for name, shape in shapes.items()}
         kept_as = self.kept_as
-        samples = count_samples(steps - 1, self.interval) if keeps else 0
+        samples = len(sampled_steps(steps - 1, self.interval)) if keeps else 0
         if again:
             samples = min(samples, self.segment // self.interval)
         frame = _volume(layout.frame) if rebuilds else layout.size

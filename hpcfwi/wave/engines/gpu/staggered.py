@@ -23,6 +23,8 @@ from torch import Tensor
 
 from hpcfwi.model import AXES
 from hpcfwi.wave.engines import first_order
+from hpcfwi.wave.engines.eager import clear as clear
+from hpcfwi.wave.engines.eager import idle as idle
 from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
@@ -39,7 +41,7 @@ from hpcfwi.wave.history import (
     Recompute,
     Snapshots,
     Span,
-    count_samples,
+    sampled_steps,
     sampling_offset,
 )
 from hpcfwi.wave.problem import Problem
@@ -73,7 +75,7 @@ def footprint(problem: Problem, steps: int) -> int:
     # Fields, memory variables, buffers, samples, gradients and energies of a shot
     state = len(system.fields) + derivatives
     fields = state + 2 * derivatives + rates + 2
-    samples = count_samples(steps, problem.interval)
+    samples = len(sampled_steps(steps, problem.interval))
     if isinstance(history, Recompute):
         each, length = size, Recomputation(history, steps, problem.interval).length
         fields += state * (1 + min(history.states, -(-samples // length)))
@@ -86,15 +88,6 @@ def footprint(problem: Problem, steps: int) -> int:
     points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
     # Models, rates and their graph exist once
     return cells * (8 * rates * size + shots * (fields * size + kept)) + shots * points * size
-
-
-def idle() -> int:
-    """Return 0, because no buffers are kept between batches."""
-    return 0
-
-
-def clear() -> None:
-    """Do nothing, because no buffers are kept between batches."""
 
 
 @dataclass(frozen=True)
