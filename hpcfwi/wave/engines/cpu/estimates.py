@@ -41,8 +41,7 @@ class Front:
     def count_cells(self, first: ArrayLike, last: ArrayLike) -> NDArray[np.float64]:
         """Return the cells that the box of each step, (step,), shares with [first, last)."""
         widths = np.minimum(self.far, last) - np.maximum(self.near, first)
-        cells: NDArray[np.float64] = np.maximum(widths, 0.0).prod(axis=-1)
-        return cells
+        return np.maximum(widths, 0.0).prod(axis=-1)
 
 
 def follow_wave(
@@ -107,24 +106,9 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     # Memory, in fields: the waves and the memory variables; for a running shot, also u, the image
     # and its intermediate results; for a waiting shot, its gradients and illuminations.
     state = 2.0 + 2.0 * float(np.sum(1.0 - np.divide(problem.like.shape, problem.padded_shape)))
-    running = state + (4.0 if problem.illuminate else 3.0)
-    waiting = 4.0 if problem.illuminate else 1.0
-    history, sampled = problem.history, sampled_steps(steps - 1, problem.interval)
-    if isinstance(history, Recompute):
-        stretch = SAMPLES_PER_STATE * history.states
-        kept = _count_cells(problem, sampled[-stretch:]) * size
-        running += state
-        waiting += state * min(history.states, -(-len(sampled) // stretch))
-    else:
-        dtype = np.dtype(np.float32 if size == 4 else np.float64)
-        numbers, entries = _count_cells(problem, sampled), len(sampled)
-        if isinstance(history, Boundary):
-            numbers += steps * _count_rim(problem)
-            entries += steps
-            waiting += 2.0
-            running += 2.0
-        kept = numbers * count_bytes(history.format, dtype)
-        kept += entries * count_scales(history.format, rows) * np.float32().itemsize
+    kept, running, waiting = _estimate_history(problem, steps - 1, state)
+    running += state + (4.0 if problem.illuminate else 3.0)
+    waiting += 4.0 if problem.illuminate else 1.0
     traces = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]) * size
     fields = 1.0 + min(shots, threads) * running + shots * waiting
     return int(fields * rows * columns * size + shots * (kept + traces))
@@ -137,12 +121,11 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     keeps samples and the gradients of the rates. layers: number of ranks that divide each shot,
     whose bytes are counted together. Each of them has all rates.
     """
-    equation, history = problem.equation, problem.history
+    equation = problem.equation
     assert isinstance(equation, FirstOrderEquation)
-    assert not isinstance(history, Boundary)
     system = equation.system(AXES[problem.like.ndim])
     terms = [term for stage in system.stages for each in stage.values() for term in each]
-    rates, kept = system.count_rates(), count_kept(problem)
+    rates = system.count_rates()
     shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
     rows, columns = field_shape(problem.padded_shape)
     absorbing = 1.0 - np.divide(problem.like.shape, problem.padded_shape)
@@ -151,29 +134,42 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
     state = len(system.fields) + float(absorbing[axes].sum())
-    running = state + derivatives * 0.5 * min(planes, 1.0)
+    samples, running, waiting = _estimate_history(problem, steps, state)
+    running += state + derivatives * 0.5 * min(planes, 1.0)
     if shots % threads:
         # Threads that share a shot use buffers of the size of the grid; rows are a power of two.
         running += (0.5 * derivatives + 1.0) * 2 ** ceil(log2(rows)) / rows
     if layers > 1:
         # The planes of neighbours, and the messages
         running += len(system.fields)
-    waiting = rates + (2.0 if problem.illuminate else 0.0)
-    sampled, format = sampled_steps(steps, problem.interval), "full"
-    if isinstance(history, Recompute):
-        stretch = SAMPLES_PER_STATE * history.states
-        running += state
-        waiting += state * min(history.states, -(-len(sampled) // stretch))
-        sampled = sampled[-stretch:]
-    else:
-        format = history.format
-    dtype = np.dtype(np.float32 if size == 4 else np.float64)
-    samples = kept * _count_cells(problem, sampled) * count_bytes(format, dtype)
-    samples += kept * len(sampled) * count_scales(format, rows) * np.float32().itemsize
+    waiting += rates + (2.0 if problem.illuminate else 0.0)
     points = problem.receivers.shape[1] + problem.sources.shape[1]
     # Models on the padded grid and their graph, the rates, and the gradients of one shot
     fields = 6.0 * rates * layers + min(shots, threads) * running + shots * waiting
-    return int(fields * rows * columns * size + shots * (samples + 6 * steps * points * size))
+    each = count_kept(problem) * samples + 6 * steps * points * size
+    return int(fields * rows * columns * size + shots * each)
+
+
+def _estimate_history(problem: Problem, steps: int, state: float) -> tuple[float, float, float]:
+    """Return the bytes of the samples of a field that a shot stores, and two numbers of fields.
+
+    These are the fields that a shot needs while it runs, and while it waits, because of the
+    history. state: fields of a state.
+    """
+    history, sampled = problem.history, sampled_steps(steps, problem.interval)
+    size = problem.like.element_size()
+    if isinstance(history, Recompute):
+        stretch = SAMPLES_PER_STATE * history.states
+        waiting = state * min(history.states, -(-len(sampled) // stretch))
+        return _count_cells(problem, sampled[-stretch:]) * size, state, waiting
+    numbers, entries, others = _count_cells(problem, sampled), len(sampled), 0.0
+    if isinstance(history, Boundary):
+        numbers += (steps + 1) * _count_rim(problem)
+        entries, others = entries + steps + 1, 2.0
+    dtype = np.dtype(np.float32 if size == 4 else np.float64)
+    rows, _ = field_shape(problem.padded_shape)
+    scales = entries * count_scales(history.format, rows) * np.float32().itemsize
+    return numbers * count_bytes(history.format, dtype) + scales, others, others
 
 
 def count_kept(problem: Problem) -> int:
