@@ -198,16 +198,7 @@ class Survey:
 
         Arrays that all shots share are not copied.
         """
-        part = slice(first, end)
-        return replace(
-            self,
-            sources=self.sources[part],
-            receivers=self.receivers if self.receivers.ndim == 2 else self.receivers[part],
-            wavelet=self.wavelet if self.wavelet.ndim == 1 else self.wavelet[part],
-            mask=None if self.mask is None else self.mask[part],
-            components=self.components.select_shots(part),
-            source_kinds=select_kinds(self.source_kinds, part),
-        )
+        return self._take(slice(first, end))
 
     def blocks(self) -> Iterator[Survey]:
         """Yield all shots in order, some at a time, see `between`."""
@@ -220,17 +211,19 @@ class Survey:
 
         Its receivers are (shot, receiver, ndim), and its wavelet has one or more for each shot.
         """
-        receivers = self.receivers
-        if receivers.ndim == 2:
-            receivers = np.broadcast_to(receivers, (self.n_shots, *receivers.shape))
-        wavelet = self.wavelet
+        receivers, wavelet = self.receivers, self.wavelet
         if wavelet.ndim == 1:
             wavelet = np.broadcast_to(wavelet, (self.n_shots, *wavelet.shape))
+        receivers = np.broadcast_to(receivers, (self.n_shots, *receivers.shape[-2:]))
+        return replace(self, receivers=receivers, wavelet=wavelet)._take(shots)
+
+    def _take(self, shots: Any) -> Survey:
+        """Return the survey of some shots, given by an index of NumPy."""
         return replace(
             self,
             sources=self.sources[shots],
-            receivers=receivers[shots],
-            wavelet=wavelet[shots],
+            receivers=self.receivers if self.receivers.ndim == 2 else self.receivers[shots],
+            wavelet=self.wavelet if self.wavelet.ndim == 1 else self.wavelet[shots],
             mask=None if self.mask is None else self.mask[shots],
             components=self.components.select_shots(shots),
             source_kinds=select_kinds(self.source_kinds, shots),
