@@ -29,7 +29,14 @@ from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.stages import Batch, Part
 from hpcfwi.inversion.wavelets import CrossSpectra, Estimate, Wavelet
 from hpcfwi.model import Model
-from hpcfwi.operators.simulator import Aperture, Chunks, Simulator, Window, limit_adjoint_source
+from hpcfwi.operators.simulator import (
+    TOLERATED,
+    Aperture,
+    Chunks,
+    Simulator,
+    Window,
+    limit_to_history,
+)
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import NO_MAGNITUDES, Magnitudes, Sums, update_magnitudes
 from hpcfwi.parallel.recovery import Salvage, raise_if_rank_failed
@@ -420,7 +427,7 @@ def evaluate_shots(
         part = {name: array[window.slices] for name, array in direction.arrays.items()}
         misfits, adjoint_source = _differentiate(compare, simulation.data, simulation.scatter(part))
     adjoint_source[~misfits.isfinite().to(model.any.device)] = 0.0
-    adjoint_source = limit_adjoint_source(adjoint_source, simulation, survey.dt)
+    adjoint_source = limit_to_history(adjoint_source, simulation, survey.dt, TOLERATED)
     gradients = simulation.backpropagate(adjoint_source)
     others = (*ILLUMINATIONS, WAVELET) if solves_wavelet else ILLUMINATIONS
     wanted = {name: gradients.model[name] for name in model.arrays}

@@ -298,38 +298,30 @@ FADED = 2.0
 CORNER = 0.9
 
 
-def limit_adjoint_source(adjoint_source: Tensor, simulation: Simulation, dt: float) -> Tensor:
-    """Remove frequencies that the history cannot resolve from an adjoint source.
+def limit_to_history(
+    traces: Tensor, simulation: Simulation, dt: float, tolerated: float | None = None
+) -> Tensor:
+    """Remove frequencies that the history cannot resolve from traces (shot, receiver, time).
 
-    adjoint_source: (shot, receiver, time). It is returned unchanged if the history samples every
-    step or the band is not known, and so is each shot with a share of at most `TOLERATED` above the
-    band. The result of a shot does not depend on other shots. dt: of its samples, s.
+    They are returned unchanged if the history samples every step or the band is not known.
+    tolerated: shots with at most this share of their energy above the band are not changed; None
+    filters all, so that the operator is linear and symmetric. The result of a shot does not depend
+    on other shots. dt: of the samples, s.
     """
-    history = simulation.history
-    if history.interval == 1 or history.frequency is None:
-        return adjoint_source
-    shots = list(adjoint_source)
-    with one_thread():
-        loud = [share_above(shot, history.frequency, dt) > TOLERATED for shot in shots]
-        if not any(loud):
-            return adjoint_source
-        limited = [
-            low_pass(shot, history.frequency, dt) if is_loud else shot
-            for shot, is_loud in zip(shots, loud, strict=True)
-        ]
-    return torch.stack(limited)
-
-
-def limit_to_history(traces: Tensor, simulation: Simulation, dt: float) -> Tensor:
-    """Return traces (shot, receiver, time) without frequencies that the history cannot resolve.
-
-    This operator is linear and symmetric. `limit_adjoint_source` leaves small shares unchanged.
-    """
-    history = simulation.history
-    if history.interval == 1 or history.frequency is None:
+    frequency = simulation.history.frequency
+    if simulation.history.interval == 1 or frequency is None:
         return traces
     with one_thread():
-        return torch.stack([low_pass(shot, history.frequency, dt) for shot in traces])
+        are_loud = [
+            tolerated is None or share_above(shot, frequency, dt) > tolerated for shot in traces
+        ]
+        if not any(are_loud):
+            return traces
+        limited = [
+            low_pass(shot, frequency, dt) if is_loud else shot
+            for shot, is_loud in zip(traces, are_loud, strict=True)
+        ]
+    return torch.stack(limited)
 
 
 def share_above(traces: Tensor, frequency: float, dt: float) -> float:

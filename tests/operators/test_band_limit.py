@@ -10,7 +10,7 @@ import torch
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.operators.simulator import limit_adjoint_source, low_pass, share_above
+from hpcfwi.operators.simulator import TOLERATED, limit_to_history, low_pass, share_above
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
 from hpcfwi.wave.numerics import ricker
@@ -43,7 +43,7 @@ def gradient(experiment, history, residual, limited):
     survey = experiment.survey.select(np.array([4]))
     waves = simulator.with_history(history).simulate(model, survey, keep=True)
     if limited:
-        residual = limit_adjoint_source(residual, waves, survey.dt)
+        residual = limit_to_history(residual, waves, survey.dt, TOLERATED)
     return waves.backpropagate(residual).model["vp"][0, ~torch.from_numpy(experiment.fixed)]
 
 
@@ -57,26 +57,26 @@ def test_gradient_of_white_residual_matches_history_of_every_step(experiment):
 
 def test_residual_within_band_is_returned_unchanged():
     clean = torch.from_numpy(ricker(8.0, 150, DT, 0.3)).expand(2, 5, 150).float()
-    assert limit_adjoint_source(clean, simulation(4), DT) is clean
+    assert limit_to_history(clean, simulation(4), DT, TOLERATED) is clean
     cut_off = clean[..., :95]  # at 0.13 of its peak
-    assert limit_adjoint_source(cut_off, simulation(4), DT) is cut_off
+    assert limit_to_history(cut_off, simulation(4), DT, TOLERATED) is cut_off
 
 
 def test_residual_is_not_filtered_for_history_of_every_step():
     white = noise(2, 5, 150)
-    assert limit_adjoint_source(white, simulation(1), DT) is white
-    assert limit_adjoint_source(white, simulation(4, None), DT) is white
+    assert limit_to_history(white, simulation(1), DT, TOLERATED) is white
+    assert limit_to_history(white, simulation(4, None), DT, TOLERATED) is white
 
 
 def test_filtered_shot_does_not_depend_on_other_shots_or_threads():
     clean = torch.from_numpy(ricker(8.0, 150, DT, 0.3)).expand(1, 5, 150)
     both = torch.cat([clean, noise(1, 5, 150)])
-    limited = limit_adjoint_source(both, simulation(4), DT)
+    limited = limit_to_history(both, simulation(4), DT, TOLERATED)
     assert torch.equal(limited[0], both[0])
-    assert torch.equal(limited[1:], limit_adjoint_source(both[1:], simulation(4), DT))
+    assert torch.equal(limited[1:], limit_to_history(both[1:], simulation(4), DT, TOLERATED))
     torch.set_num_threads(2)
     try:
-        assert torch.equal(limited, limit_adjoint_source(both, simulation(4), DT))
+        assert torch.equal(limited, limit_to_history(both, simulation(4), DT, TOLERATED))
     finally:
         torch.set_num_threads(1)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcfwi.survey import Spectrum
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.history import (
     KINDS,
@@ -21,7 +22,6 @@ from hpcfwi.wave.history import (
     sampling_interval,
     sampling_offset,
 )
-from hpcfwi.survey import Spectrum
 from hpcfwi.wave.numerics import ricker
 from tests.wave.examples import EXACT, relative, smooth_shots
 
