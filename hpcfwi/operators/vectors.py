@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, fsum, log2, prod, sqrt
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import scipy
@@ -266,31 +266,25 @@ class Coarsening:
 
     @cached_property
     def _means(self) -> list[AxisMatrix]:
-        return [AxisMatrix.of(matrix) for matrix in self._matrices]
+        """The matrices along each axis whose rows are means, with the weights of interpolation."""
+        return list(map(AxisMatrix.of, self._average()))
 
     @cached_property
     def _transposes(self) -> list[AxisMatrix]:
-        return [AxisMatrix.of(matrix.T.tocsr()) for matrix in self._matrices]
+        return [AxisMatrix.of(matrix.T.tocsr()) for matrix in self._average()]
 
     @cached_property
     def _spreads(self) -> list[AxisMatrix]:
-        return [AxisMatrix.of(matrix) for matrix in self._interpolations]
+        return list(map(AxisMatrix.of, self._interpolate()))
 
-    @cached_property
-    def _matrices(self) -> list[scipy.sparse.csr_array]:
-        """The matrices along each axis whose rows are means, with the weights of interpolation."""
-        found = []
-        for spread in self._interpolations:
+    def _average(self) -> Iterator[scipy.sparse.csr_array]:
+        for spread in self._interpolate():
             weights = scipy.sparse.csr_array(spread.T)
-            found.append(scipy.sparse.csr_array(weights / weights.sum(axis=1)[:, None]))
-        return found
+            yield scipy.sparse.csr_array(weights / weights.sum(axis=1)[:, None])
 
-    @cached_property
-    def _interpolations(self) -> list[scipy.sparse.csr_array]:
-        return [
-            _interpolate(np.linspace(0.0, m - 1.0, n), m)
-            for n, m in zip(self.fine.shape, self.coarse.shape, strict=True)
-        ]
+    def _interpolate(self) -> Iterator[scipy.sparse.csr_array]:
+        for n, m in zip(self.fine.shape, self.coarse.shape, strict=True):
+            yield _interpolate(np.linspace(0.0, m - 1.0, n), m)
 
 
 def _interpolate(places: NDArray[np.float64], n: int) -> scipy.sparse.csr_array:
@@ -361,8 +355,6 @@ def solve_normal(
         conjugate = combine(partial(go_along, by=squares / before), left, conjugate)
     return x
 
-
-Strategy = Literal["concatenated", "naive", "broadcast"]
 
 Outputs = Mapping[int, Tensor]
 """Outputs of this rank's operators, by their numbers."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from hpcfwi.survey import EXPLOSIVE, PRESSURE, Components, SourceKinds, select_k
 from hpcfwi.wave import numerics
 from hpcfwi.wave.equation import ACOUSTIC, Equation
 from hpcfwi.wave.history import History
-from hpcfwi.wave.numerics import Taps, spread
+from hpcfwi.wave.numerics import Profile, Taps
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,33 @@ class Problem:
         """Return the number of cells of the scheme's grid, summed over shots and steps."""
         return float(self.n_shots) * steps * prod(self.padded_shape)
 
-    def select(self, shot: int, model: Mapping[str, Tensor]) -> Problem:
-        """Return the problem of one shot in another model of the same shape."""
-        one = slice(shot, shot + 1)
+    def select(self, shots: Any) -> Problem:
+        """Return the problem of some shots, given by an index of NumPy."""
         return replace(
             self,
-            model=model,
-            sources=self.sources[one],
-            receivers=self.receivers[one],
-            source_kinds=select_kinds(self.source_kinds, one),
-            components=self.components.select_shots(one),
+            sources=self.sources[shots],
+            receivers=self.receivers[shots],
+            source_kinds=select_kinds(self.source_kinds, shots),
+            components=self.components.select_shots(shots),
         )
+
+    def absorbing_profile(self, axis: int, shift: float = 0.0) -> Profile:
+        """Return the CPML of an axis of the scheme's grid, see `numerics.absorbing_profile`."""
+        return numerics.absorbing_profile(
+            self.padded_shape[axis],
+            self.padding[0][axis],
+            self.padding[1][axis],
+            self.spacing[axis],
+            self.dt,
+            self.max_velocity,
+            self.boundary_frequency,
+            shift,
+        )
+
+    def spread(self, positions: NDArray[np.float64], half: str = "", odd: bool = True) -> Taps:
+        """Return the taps of positions on the scheme's grid, see `numerics.spread`."""
+        place = (self.spacing, self.padding[0], self.padded_shape, self.free_surface)
+        return numerics.spread(positions, *place, half, odd)
 
     @cached_property
     def scheme(self) -> Scheme:
@@ -119,7 +136,7 @@ class Scheme:
     """
 
     shape: tuple[int, ...]
-    profiles: tuple[numerics.Profile, ...]
+    profiles: tuple[Profile, ...]
     sources: Taps
     receivers: Taps
     source_scale: float
@@ -127,26 +144,11 @@ class Scheme:
 
 def discretize(problem: Problem) -> Scheme:
     """Return the scheme of a problem, which every engine of hpcfwi applies."""
-    ndim = problem.like.ndim
-    (before, after), shape = problem.padding, problem.padded_shape
-    profiles = tuple(
-        numerics.absorbing_profile(
-            shape[axis],
-            before[axis],
-            after[axis],
-            problem.spacing[axis],
-            problem.dt,
-            problem.max_velocity,
-            problem.boundary_frequency,
-        )
-        for axis in range(ndim)
-    )
-    place = (problem.spacing, before, shape, problem.free_surface)
     return Scheme(
-        shape,
-        profiles,
-        spread(problem.sources, *place),
-        spread(problem.receivers, *place),
+        problem.padded_shape,
+        tuple(map(problem.absorbing_profile, range(problem.like.ndim))),
+        problem.spread(problem.sources),
+        problem.spread(problem.receivers),
         1.0 / float(np.prod(problem.spacing)),
     )
 

@@ -28,7 +28,6 @@ from hpcfwi.survey import (
     Components,
     SourceKinds,
     Spectrum,
-    select_kinds,
 )
 from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
@@ -141,18 +140,7 @@ class Task:
 
     def repeat(self, shots: int) -> Task:
         """Return a task of so many copies of the single shot of this task."""
-        sources, receivers = (
-            np.repeat(points, shots, axis=0)
-            for points in (self.problem.sources, self.problem.receivers)
-        )
-        same = np.zeros(shots, dtype=np.int64)
-        problem = replace(
-            self.problem,
-            sources=sources,
-            receivers=receivers,
-            components=self.problem.components.select_shots(same),
-            source_kinds=select_kinds(self.problem.source_kinds, same),
-        )
+        problem = self.problem.select(np.zeros(shots, dtype=np.int64))
         return replace(self, problem=problem, wavelet=self.wavelet.expand(shots, -1, -1))
 
     def choose_history(self) -> History:

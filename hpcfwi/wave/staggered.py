@@ -19,7 +19,7 @@ from torch import Tensor
 from hpcfwi.model import AXES
 from hpcfwi.survey import STRAIN, Components
 from hpcfwi.wave.equation import Derivative, FirstOrderEquation, Signal, System, mean
-from hpcfwi.wave.numerics import Profile, absorbing_profile, spread
+from hpcfwi.wave.numerics import Profile
 from hpcfwi.wave.problem import Problem, extend
 
 _WEIGHTS = {
@@ -212,7 +212,10 @@ def discretize(problem: Problem) -> StaggeredScheme:
         axes,
         problem.padded_shape,
         rates,
-        _profiles(problem, axes),
+        {
+            name: (problem.absorbing_profile(axis), problem.absorbing_profile(axis, 0.5))
+            for axis, name in enumerate(axes)
+        },
         problem.dt,
         tuple(
             Emission(name, _source_points(problem, system, kind, name), strength, signal)
@@ -267,36 +270,9 @@ def _free_surface(
                 set_row(each, name, 2.0 * each[name][0])
 
 
-def _profiles(problem: Problem, axes: str) -> dict[str, tuple[Profile, Profile]]:
-    """Return the CPML of each axis, at the grid's points and half a cell after them."""
-
-    def profile(axis: int, shift: float) -> Profile:
-        return absorbing_profile(
-            problem.padded_shape[axis],
-            problem.padding[0][axis],
-            problem.padding[1][axis],
-            problem.spacing[axis],
-            problem.dt,
-            problem.max_velocity,
-            problem.boundary_frequency,
-            shift,
-        )
-
-    return {name: (profile(axis, 0.0), profile(axis, 0.5)) for axis, name in enumerate(axes)}
-
-
 def _points(problem: Problem, system: System, name: str, positions: NDArray[np.float64]) -> Points:
     """Return the points of a field at positions (shot, point, ndim), m from the model's origin."""
-    field = system.fields[name]
-    taps = spread(
-        positions,
-        problem.spacing,
-        problem.padding[0],
-        problem.padded_shape,
-        problem.free_surface,
-        field.half,
-        field.odd,
-    )
+    taps = problem.spread(positions, system.fields[name].half, system.fields[name].odd)
     return Points(taps.flat(problem.padded_shape), taps.weights)
 
 

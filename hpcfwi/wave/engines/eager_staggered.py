@@ -6,7 +6,7 @@ It keeps every step, so that it is for small models: tests, and research with a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -103,7 +103,7 @@ def _simulate_one(
     problem: Problem, shot: int, model: Mapping[str, Tensor], wavelet: Tensor
 ) -> Tensor:
     """Return the traces (1, receiver, time) of a shot."""
-    one = problem.select(shot, model)
+    one = replace(problem.select(slice(shot, shot + 1)), model=model)
     return simulate(one, discretize(one), wavelet)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
-from hpcfwi.wave.engines.gpu.layout import Sizes, layout_of, spread_out
+from hpcfwi.wave.engines.gpu.layout import Blueprint, Layout, Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
 from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
@@ -32,7 +32,6 @@ from hpcfwi.wave.problem import (
 )
 
 if TYPE_CHECKING:
-    from hpcfwi.wave.engines.gpu.layout import Blueprint, Layout
     from hpcfwi.wave.engines.gpu.sweep import Sweep
 
 NAME = "gpu"
@@ -218,8 +217,6 @@ def _blueprint(
     receivers: Sizes,
     keep: bool = True,
 ) -> Blueprint:
-    from hpcfwi.wave.engines.gpu.layout import Blueprint
-
     return Blueprint(
         layout,
         problem.like.device,

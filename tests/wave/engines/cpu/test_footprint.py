@@ -63,7 +63,7 @@ def test_estimated_windows_agree_with_the_cells_of_the_wave(dtype: torch.dtype) 
     kept = Snapshots(10, format="int8")
     simulation = shots.simulate(keep=True, engine="cpu", history=kept)
     problem, (keeper,) = simulation._problem, simulation._state.histories
-    windows = keeper._samples.windows[np.array(sampled_steps(599, 10)) // STEPS_PER_WINDOW]
+    windows = keeper.windows[np.array(sampled_steps(599, 10)) // STEPS_PER_WINDOW]
     cells = np.diff(windows)[:, ::2].prod(axis=1).sum()
     fewer = replace(problem, history=replace(kept, interval=599))
     rest = estimate_bytes(fewer, 599, 1)
