@@ -237,10 +237,9 @@ def resample_onto(model: Model, grid: Grid) -> Model:
     def onto_new_grid(array: NDArray[np.float64]) -> NDArray[np.float64]:
         smooth = scipy.ndimage.gaussian_filter(array, sigma, mode="nearest")
         # This works axis by axis and does not need the coordinates of all points
-        new: NDArray[np.float64] = scipy.ndimage.affine_transform(
+        return scipy.ndimage.affine_transform(
             smooth, step, first, output_shape=grid.shape, order=1, mode="nearest"
         )
-        return new
 
     found = {name: onto_new_grid(a.astype(np.float64)) for name, a in model.arrays.items()}
     if "vs" in found and not (solid := model["vs"] > 0.0).all():
@@ -292,8 +291,7 @@ def smooth(model: Model, length: float, fixed: NDArray[np.bool_], power: float =
     sigma = [length / h for h in model.grid.spacing]
 
     def blur(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = scipy.ndimage.gaussian_filter(values, sigma, mode="nearest")
-        return found
+        return scipy.ndimage.gaussian_filter(values, sigma, mode="nearest")
 
     def smooth_free(name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
         if name != "vs":

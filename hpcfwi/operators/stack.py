@@ -583,10 +583,8 @@ class Fidelity:
 
     def _slope(self, number: int, y: Tensor) -> Tensor:
         observed = self._observed_of(number).to(y)
-        slope: Tensor = pull_back(
-            lambda output: self.distance(output, observed), y, torch.ones((), dtype=y.real.dtype)
-        )
-        return slope
+        one = torch.ones((), dtype=y.real.dtype)
+        return pull_back(lambda output: self.distance(output, observed), y, one)
 
 
 Thing = TypeVar("Thing", Stack, Fidelity)

@@ -134,8 +134,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _shots: None, _count: None, *tensors: Tensor | None) -> Tensor:
         end = 1 + ctx.count
-        found: Tensor = ctx.shots.scatter(tensors[0], tensors[1:end], tensors[end:])
-        return found
+        return ctx.shots.scatter(tensors[0], tensors[1:end], tensors[end:])
 
 
 @dataclass(frozen=True, eq=False)

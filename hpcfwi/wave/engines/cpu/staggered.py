@@ -118,12 +118,7 @@ class _Shots:
         self._emissions = [
             [Entries(e.points, self._tables.cut, shot) for e in scheme.emissions] for shot in shots
         ]
-        # The emitters of a shot are sorted by stage and by row
-        self._orders = [
-            np.lexsort((np.concatenate([e.row for e in self._emissions[k]]), self._stages_of(k)))
-            for k in shots
-        ]
-        self._emitters = [self._place_emitters(shot) for shot in shots]
+        self._orders, self._emitters = zip(*map(self._place_emitters, shots), strict=True)
         self._recorders = [
             make_recorders(scheme, shot, self._dtype, self._tables.cut) for shot in shots
         ]
@@ -251,23 +246,21 @@ class _Shots:
 
         return found + self._record(run_again)
 
-    def _place_emitters(self, shot: int) -> Emitters:
-        """Return the emitters of a shot in the whole grid, with weights of 0."""
-        names, order = list(self._scheme.system.fields), self._orders[shot]
-        cells = []
+    def _place_emitters(self, shot: int) -> tuple[NDArray[np.int64], Emitters]:
+        """Return the order of a shot's emitters, by stage and row, and them with weights of 0."""
+        system, signals, cells, stages = self._scheme.system, self._scheme.signals, [], []
         for emission, entries in zip(self._scheme.emissions, self._emissions[shot], strict=True):
             some = np.zeros(entries.tap.size, EMISSION)
-            some["field"] = names.index(emission.field)
+            some["field"] = list(system.fields).index(emission.field)
             some["row"], some["column"] = entries.row, entries.column
-            number = self._scheme.signals.index(emission.signal)
+            number = signals.index(emission.signal)
             some["source"] = number * self._problem.sources.shape[1] + entries.point
             cells.append(some)
-        stages = self._stages_of(shot)
-        return Emitters(
-            np.concatenate(cells)[order],
-            np.zeros(stages.size, self._dtype),
-            (0, int((stages == 0).sum()), stages.size),
-        )
+            stages.append(np.full(entries.tap.size, system.stage_of(emission.field)))
+        together, stage = np.concatenate(cells), np.concatenate(stages)
+        order = np.lexsort((together["row"], stage))
+        ends = (0, int((stage == 0).sum()), stage.size)
+        return order, Emitters(together[order], np.zeros(stage.size, self._dtype), ends)
 
     def _weigh_emitters(self, shot: int, factors: Sequence[Tensor]) -> Emitters:
         """Return the emitters of a shot in the whole grid with these factors."""
@@ -280,26 +273,12 @@ class _Shots:
 
     def _of_entries(self, shot: int) -> NDArray[np.int64]:
         """Return the layer that records the trace of each entry of a shot's recorders, or -1."""
-        owners: NDArray[np.int64] = self._of_traces[shot, self._recorders[shot].trace_of_entries]
-        return owners
+        return self._of_traces[shot, self._recorders[shot].trace_of_entries]
 
     def _is_mine(self, shot: int) -> NDArray[np.bool_]:
         """Return True for each emitter whose source's derivative this rank computes."""
         points = self._emitters[shot].cells["source"] % self._problem.sources.shape[1]
-        mine: NDArray[np.bool_] = self._of_sources[shot, points] == self._crew.number
-        return mine
-
-    def _stages_of(self, shot: int) -> NDArray[np.int64]:
-        """Return the stage that each entry of a shot's emissions belongs to."""
-        system = self._scheme.system
-        return np.concatenate(
-            [
-                np.full(entries.tap.size, system.stage_of(emission.field))
-                for emission, entries in zip(
-                    self._scheme.emissions, self._emissions[shot], strict=True
-                )
-            ]
-        )
+        return self._of_sources[shot, points] == self._crew.number
 
     def _record(self, run: Callable[[int, int, NDArray], None]) -> Tensor:
         """Return the recorded fields (shot, trace, time) of all layers on rank 0; collective.
@@ -480,8 +459,7 @@ def _unheard(shot: StaggeredShot) -> StaggeredShot:
 
 def _by_time(values: Tensor) -> NDArray:
     """Return values (shot, point, time) as (shot, time, point)."""
-    found: NDArray = values.detach().transpose(1, 2).contiguous().numpy()
-    return found
+    return values.detach().transpose(1, 2).contiguous().numpy()
 
 
 def _first_window(shot: StaggeredShot, emitters: Emitters) -> Box:
@@ -493,8 +471,7 @@ def _first_window(shot: StaggeredShot, emitters: Emitters) -> Box:
     reach = 2 * len(shot.tables.weights[0]) * STEPS_PER_WINDOW
     cells = emitters.cells
     if not cells.size:
-        whole: Box = whole_of.py_func(grid)
-        return whole
+        return whole_of.py_func(grid)
     before = cut.front * cut.stride + cut.top
     planes, rows = np.divmod(cells["row"] + before - grid.base, grid.stride)
     columns = cells["column"] - MARGIN
@@ -503,8 +480,7 @@ def _first_window(shot: StaggeredShot, emitters: Emitters) -> Box:
         for places in (planes, rows, columns)
         for edge in (int(places.min()) - reach, int(places.max()) + 1 + reach)
     ]
-    window: Box = fit.py_func(grid, 0, Box(*edges))
-    return window
+    return fit.py_func(grid, 0, Box(*edges))
 
 
 simulate = partial(first_order.simulate, _Shots)
