@@ -222,7 +222,7 @@ class FirstOrderEquation(Equation):
     coefficients: Callable[[Mapping[str, Tensor], str], Mapping[str, Tensor]]
 
 
-# It is of second order, and its engines are written by hand, see `problem.Scheme`.
+# It is of second order, and its engines are written by hand, see `problem.Problem`.
 _SPEED = operator.itemgetter("vp")
 ACOUSTIC = Equation(name="acoustic", parameters=("vp",), fastest=_SPEED, slowest=_SPEED)
 

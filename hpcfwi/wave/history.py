@@ -1,7 +1,7 @@
 """The history of a simulation: the data of the forward pass that the backward pass needs.
 
 The gradient correlates the adjoint field q with u, the second time derivative of the forward field
-over v^2 (`problem.Scheme`). The wavelet limits the band of both, so that the sum of their product
+over v^2 (`problem.Problem`). The wavelet limits the band of both, so that the sum of their product
 over time is found from samples at the Nyquist rate of the data: everything in between is redundant.
 A history is the way in which u is found at these samples: it is stored, rebuilt backwards in time
 from the perimeter of the field, or computed again from stored states.

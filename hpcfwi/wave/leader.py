@@ -88,7 +88,7 @@ class Leader:
 
     def forward(self, problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Any]:
         self._count += 1
-        # A copy lacks the scheme, which every rank makes again.
+        # A copy lacks taps and profiles, which every rank makes again.
         traces = self._call("forward", self._count, replace(problem), wavelet, keep)
         if not keep:
             return traces, None

@@ -1,7 +1,4 @@
-"""Shots that are simulated together: the physical problem, and its discrete scheme.
-
-Every engine of hpcfwi solves the same `Scheme`; external engines start from the `Problem`.
-"""
+"""Shots that are simulated together: the physical problem, and its discrete scheme."""
 
 from __future__ import annotations
 
@@ -26,6 +23,13 @@ from hpcfwi.wave.numerics import Profile, Taps
 @dataclass(frozen=True)
 class Problem:
     """Shots on one model. Lengths in m, times in s, in axis order (z, x) or (z, y, x).
+
+    For the acoustic equation, all engines of hpcfwi compute
+    p[n + 1] = 2 p[n] - p[n - 1] + v2dt2 u[n] on the padded grid, where u[n] is the sum of the
+    Laplacian of p[n], the terms of the CPML, and `source_scale` times the wavelet at the sources.
+    v2dt2 is `square_speed`, which each engine has in its own layout. Backwards they compute q,
+    which is v2dt2 times the adjoint of p. The image, the sum of q[n + 1] u[n] over the steps, is
+    v2dt2 times the gradient with respect to v2dt2. First-order equations have a `StaggeredScheme`.
 
     model: the equation's arrays by name, (nz, nx) or (nz, ny, nx), detached; dt: of the
     simulation's step; sources: (shot, source, ndim), which act at once, and receivers: (shot,
@@ -75,7 +79,7 @@ class Problem:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """The shape of the scheme's grid."""
+        """The shape of the padded grid."""
         return tuple(n + b + a for n, b, a in zip(self.like.shape, *self.padding, strict=True))
 
     @property
@@ -84,7 +88,7 @@ class Problem:
         return numerics.interior(self.padded_shape, *self.padding, self.order // 2)
 
     def count_cells(self, steps: int) -> float:
-        """Return the number of cells of the scheme's grid, summed over shots and steps."""
+        """Return the number of cells of the padded grid, summed over shots and steps."""
         return float(self.n_shots) * steps * prod(self.padded_shape)
 
     def select(self, shots: Any) -> Problem:
@@ -98,7 +102,7 @@ class Problem:
         )
 
     def absorbing_profile(self, axis: int, shift: float = 0.0) -> Profile:
-        """Return the CPML of an axis of the scheme's grid, see `numerics.absorbing_profile`."""
+        """Return the CPML of an axis of the padded grid, see `numerics.absorbing_profile`."""
         return numerics.absorbing_profile(
             self.padded_shape[axis],
             self.padding[0][axis],
@@ -111,46 +115,27 @@ class Problem:
         )
 
     def spread(self, positions: NDArray[np.float64], half: str = "", odd: bool = True) -> Taps:
-        """Return the taps of positions on the scheme's grid, see `numerics.spread`."""
+        """Return the taps of positions on the padded grid, see `numerics.spread`."""
         place = (self.spacing, self.padding[0], self.padded_shape, self.free_surface)
         return numerics.spread(positions, *place, half, odd)
 
     @cached_property
-    def scheme(self) -> Scheme:
-        return discretize(self)
+    def profiles(self) -> tuple[Profile, ...]:
+        """The CPML of each axis."""
+        return tuple(map(self.absorbing_profile, range(self.like.ndim)))
 
+    @cached_property
+    def source_taps(self) -> Taps:
+        return self.spread(self.sources)
 
-@dataclass(frozen=True)
-class Scheme:
-    """The discrete problem on the padded grid, in the precision of the model.
+    @cached_property
+    def receiver_taps(self) -> Taps:
+        return self.spread(self.receivers)
 
-    Engines compute p[n + 1] = 2 p[n] - p[n - 1] + v2dt2 u[n], where u[n] is the sum of the
-    Laplacian of p[n], the terms of the CPML, and source_scale times the wavelet at the sources.
-    Backwards they compute q, which is v2dt2 times the adjoint of p. The image, the sum of
-    q[n + 1] u[n] over the steps, is v2dt2 times the gradient with respect to v2dt2.
-
-    v2dt2 is `square_speed`, which is not kept here, because an engine has it in its own layout.
-
-    shape: of the padded grid; profiles: the CPML of each axis; sources, receivers: taps on the
-    padded grid; source_scale: 1 / cell volume.
-    """
-
-    shape: tuple[int, ...]
-    profiles: tuple[Profile, ...]
-    sources: Taps
-    receivers: Taps
-    source_scale: float
-
-
-def discretize(problem: Problem) -> Scheme:
-    """Return the scheme of a problem, which every engine of hpcfwi applies."""
-    return Scheme(
-        problem.padded_shape,
-        tuple(map(problem.absorbing_profile, range(problem.like.ndim))),
-        problem.spread(problem.sources),
-        problem.spread(problem.receivers),
-        1.0 / float(np.prod(problem.spacing)),
-    )
+    @property
+    def source_scale(self) -> float:
+        """The factor of the sources, 1 / cell volume."""
+        return 1.0 / float(np.prod(self.spacing))
 
 
 def square_speed(problem: Problem, first: int = 0, end: int | None = None) -> Tensor:
@@ -234,8 +219,8 @@ def make_gradients(
 ) -> Gradients:
     """Return the gradients, given the sums of a backward sweep on the padded grid, (shot, ...).
 
-    image: see `Scheme`. The gradient with respect to the padded
-    speed is 2 image / speed, where a padding cell has the speed of the cell that it repeats.
+    image: see `Problem`. The gradient with respect to the padded speed is 2 image / speed, where a
+    padding cell has the speed of the cell that it repeats.
     """
     speed = fold(image, *problem.padding).mul_(2.0).div_(problem.model["vp"])
     illuminations = (

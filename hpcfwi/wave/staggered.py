@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,29 @@ class StaggeredScheme:
     emissions: tuple[Emission, ...]
     recordings: tuple[Recording, ...]
 
+    @cached_property
+    def distinct_rates(self) -> list[Tensor]:
+        """The tensors of its rates, each once."""
+        return list({id(rate): rate for rate in self.rates.values()}.values())
+
+    def number_rates(self, stage: int) -> dict[str, dict[Derivative, int]]:
+        """Return the numbers in `distinct_rates` of a stage's rates, by field and derivative."""
+        numbers = {id(rate): number for number, rate in enumerate(self.distinct_rates)}
+        return {
+            name: {t.derivative: numbers[id(self.rates[name, t.derivative])] for t in terms}
+            for name, terms in self.system.stages[stage].items()
+        }
+
+    def pad_profiles(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the values a and b of its profiles, (profile, place), two for each axis."""
+        n = max(self.shape)
+        profiles = [each for axis in self.axes for each in self.profiles[axis]]
+        a, b = (
+            np.stack([np.pad(values, (0, n - len(values))) for values in each])
+            for each in zip(*((p.a, p.b) for p in profiles), strict=True)
+        )
+        return a, b
+
     @property
     def relaxations(self) -> list[Relaxation]:
         """The memory variables of its fields."""
@@ -170,7 +193,7 @@ def discretize(problem: Problem) -> StaggeredScheme:
     Its tensors are differentiable in the problem's model.
     """
     equation = problem.equation
-    assert isinstance(equation, FirstOrderEquation), "other equations have `problem.Scheme`"
+    assert isinstance(equation, FirstOrderEquation), "other equations are of second order"
     axes = AXES[len(problem.spacing)]
     system = equation.system(axes)
     medium = equation.coefficients(

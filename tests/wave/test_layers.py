@@ -225,7 +225,7 @@ def test_each_point_is_recorded_by_the_layer_with_the_plane_above() -> None:
     layers = cut(task.problem, 3)
     depths = np.arange(0.0, 8.0 * 56, 3.0)
     points = np.stack([depths, np.full(depths.size, 100.0)], axis=-1)[None]
-    taps = replace(task.problem, receivers=points).scheme.receivers
+    taps = replace(task.problem, receivers=points).receiver_taps
     owners = find_layers(taps, layers)[0]
     planes = np.floor(depths / 8.0).astype(int) + 7
     assert [

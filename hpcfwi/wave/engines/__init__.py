@@ -2,8 +2,7 @@
 
 `eager`, the reference, and `deepwave`, which calls the library of that name, are modules; `cpu` and
 `gpu` are packages with a module `engine`. First-order equations have other modules, with one more
-function, `simulate` (`FirstOrderEngine`). Engines know one `Problem` and its `Scheme`, but no files
-and no ranks.
+function, `simulate` (`FirstOrderEngine`). Engines know one `Problem`, but no files and no ranks.
 """
 
 from __future__ import annotations

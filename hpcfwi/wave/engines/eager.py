@@ -70,10 +70,9 @@ def clear() -> None:
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
-    scheme = problem.scheme
-    shots = problem.n_shots
+    shape = (problem.n_shots, *problem.padded_shape)
     with torch.set_grad_enabled(keep):
-        v2dt2 = square_speed(problem).expand(shots, *scheme.shape).clone().requires_grad_(keep)
+        v2dt2 = square_speed(problem).expand(shape).clone().requires_grad_(keep)
         wavelet = wavelet.detach().clone().requires_grad_(keep)
         state = _simulate(problem, v2dt2, wavelet)
     return state.traces.detach(), state if keep else None
@@ -101,7 +100,6 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
 
 
 def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
-    scheme = problem.scheme
     ndim = problem.like.ndim
     second = [numerics.second_difference(problem.order, h).tolist() for h in problem.spacing]
     first = [numerics.first_difference(problem.order, h).tolist() for h in problem.spacing]
@@ -111,11 +109,11 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
         shape[axis + 1] = -1
         return torch.as_tensor(values, dtype=v2dt2.dtype, device=v2dt2.device).reshape(shape)
 
-    a = [along(p.a, axis) for axis, p in enumerate(scheme.profiles)]
-    b = [along(p.b, axis) for axis, p in enumerate(scheme.profiles)]
+    a = [along(p.a, axis) for axis, p in enumerate(problem.profiles)]
+    b = [along(p.b, axis) for axis, p in enumerate(problem.profiles)]
     inject, record = (
-        Stencil(taps.flat(scheme.shape), taps.weights, v2dt2)
-        for taps in (scheme.sources, scheme.receivers)
+        Stencil(taps.flat(problem.padded_shape), taps.weights, v2dt2)
+        for taps in (problem.source_taps, problem.receiver_taps)
     )
     forward_energy = torch.zeros_like(v2dt2, requires_grad=False)
     adjoint_energy = torch.zeros_like(forward_energy)
@@ -131,7 +129,7 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
     samples = [record.sample(p)]
     for n in range(steps - 1):
         kept = n % problem.interval == offset
-        u = inject.spread(scheme.source_scale * wavelet[..., n])
+        u = inject.spread(problem.source_scale * wavelet[..., n])
         for axis in range(ndim):
             mirrored = axis == 0 and problem.free_surface
             slope = _antisymmetric(p, first[axis], axis, mirrored)

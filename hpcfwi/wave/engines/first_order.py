@@ -85,13 +85,12 @@ MakeShots = Callable[[Problem, Discrete, bool], Shots]
 
 def discretize_shots(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Discrete:
     """Return the numbers of a scheme, for wavelets (shot, source, time)."""
-    rates = list({id(rate): rate for rate in scheme.rates.values()}.values())
     factors = [
         torch.as_tensor(e.points.weights).to(wavelet) * e.strength.flatten()[e.points.cells]
         for e in scheme.emissions
     ]
     signals = [sample_signal(kind, wavelet, problem.dt) for kind in scheme.signals]
-    return Discrete(scheme, rates, factors, torch.cat(signals, dim=1))
+    return Discrete(scheme, scheme.distinct_rates, factors, torch.cat(signals, dim=1))
 
 
 def simulate(make: MakeShots, problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:

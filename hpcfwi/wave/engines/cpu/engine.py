@@ -123,7 +123,7 @@ def forward(
     state = State(crew, layers, tables, steps, histories, energies)
     each_shot(simulate, count, tables.grid, one_at_a_time=crew.size > 1)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return state.join_points(data, problem.scheme.receivers), state if keep else None
+    return state.join_points(data, problem.receiver_taps), state if keep else None
 
 
 def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
@@ -163,7 +163,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
 
     each_shot(backpropagate, shots, tables.grid, one_at_a_time=state.crew.size > 1)
     energies = found[1:] if problem.illuminate else (None, None)
-    emitted = state.join_points(wavelet.transpose(1, 2), problem.scheme.sources)
+    emitted = state.join_points(wavelet.transpose(1, 2), problem.source_taps)
     return Gradients({"vp": found[0]}, emitted, *energies)
 
 
@@ -184,7 +184,7 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
 
     each_shot(scatter_one, len(traces), tables.grid, one_at_a_time=state.crew.size > 1)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
-    return state.join_points(data, problem.scheme.receivers)
+    return state.join_points(data, problem.receiver_taps)
 
 
 def _make_sums(tables: Tables, count: int) -> NDArray:

@@ -229,20 +229,13 @@ def field_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return 2 * grid.base - HALO + grid.planes * grid.stride, grid.n + MARGIN
 
 
-def make_empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """Return an uninitialized array that begins at a multiple of 64 bytes.
-
-    It is allocated by NumPy, which asks for huge pages if it is large.
-    """
-    size = prod(shape) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    first = -memory.ctypes.data % 64
-    return memory[first : first + size].view(dtype).reshape(shape)
-
-
 def make_zeros(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
     """Return an array of zeros that begins at a multiple of 64 bytes."""
-    array = make_empty(shape, dtype)
+    size = prod(shape) * dtype.itemsize
+    # `np.empty` asks for huge pages if the array is large
+    memory = np.empty(size + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    array = memory[first : first + size].view(dtype).reshape(shape)
     array[...] = 0
     return array
 
@@ -278,7 +271,7 @@ def lay_out_sides(values: NDArray[np.float64], width: int) -> NDArray[np.float64
 
 
 def make_tables(problem: Problem, layer: Layer) -> Tables:
-    """Return the tables of a layer of a problem's scheme."""
+    """Return the tables of a layer of a problem."""
     part = square_speed(problem, layer.first, layer.end)
     v2dt2 = lay_out(part)
     dtype, grid = v2dt2.dtype, make_grid(tuple(part.shape))
@@ -326,7 +319,7 @@ def _make_slabs(problem: Problem, layer: Layer, grid: Grid, dtype: np.dtype) -> 
     absorbing: list[Slab] = []
     profiles, values, memory = [], 0, 0
     for number, axis in enumerate((-2, -3)[: problem.like.ndim - 1]):
-        n, profile = problem.scheme.shape[axis], problem.scheme.profiles[axis]
+        n, profile = problem.padded_shape[axis], problem.profiles[axis]
         for first, last, near, far in (
             (0, begins[axis], 0, before[axis]),
             (ends[axis], n, n - after[axis], n),
@@ -350,7 +343,7 @@ def _make_slabs(problem: Problem, layer: Layer, grid: Grid, dtype: np.dtype) -> 
 
 
 def _make_sides(problem: Problem, axis: Axis, dtype: np.dtype) -> Sides:
-    width, profile = problem.interior[0][-1], problem.scheme.profiles[-1]
+    width, profile = problem.interior[0][-1], problem.profiles[-1]
     a, b = (lay_out_sides(values, width).astype(dtype) for values in (profile.a, profile.b))
     return Sides(width, a, b, axis)
 

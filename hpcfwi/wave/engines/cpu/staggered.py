@@ -114,7 +114,7 @@ class _Shots:
         self._crew, self._layers = crew, cut(problem, crew.size)
         self._layer = self._layers[crew.number]
         self._shape = (self._layer.planes, *problem.padded_shape[1:])
-        self._tables = make_tables(problem, scheme, discrete.rates, self._varying, self._layer)
+        self._tables = make_tables(problem, scheme, self._varying, self._layer)
         self._emissions = [
             [Entries(e.points, self._tables.cut, shot) for e in scheme.emissions] for shot in shots
         ]

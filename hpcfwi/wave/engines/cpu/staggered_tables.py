@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Cut, Grid, lay_out, make_cut, make_grid
 from hpcfwi.wave.engines.cpu.teams import Neighbours
@@ -211,8 +210,7 @@ class Entries:
 
     def take(self, values: NDArray) -> NDArray:
         """Return values (point, tap) of these taps."""
-        taken: NDArray = values[self.point, self.tap]
-        return taken
+        return values[self.point, self.tap]
 
 
 def _locate(cells: NDArray[np.int64], cut: Cut) -> tuple[NDArray, NDArray]:
@@ -225,8 +223,7 @@ def _locate(cells: NDArray[np.int64], cut: Cut) -> tuple[NDArray, NDArray]:
 
 def depths_of(cells: NDArray, cut: Cut) -> NDArray[np.int64]:
     """Return the planes of the whole grid (rows, in 2-D) in which cells of a layer's arrays lie."""
-    found: NDArray[np.int64] = (cells["row"] - cut.whole.base) // cut.stride + cut.front + cut.top
-    return found
+    return (cells["row"] - cut.whole.base) // cut.stride + cut.front + cut.top
 
 
 def find_owners(
@@ -348,7 +345,6 @@ def make_recorders(scheme: StaggeredScheme, shot: int, dtype: np.dtype, cut: Cut
 def make_tables(
     problem: Problem,
     scheme: StaggeredScheme,
-    rates: Sequence[Tensor],
     wanted: Sequence[int],
     layer: Layer,
 ) -> StaggeredTables:
@@ -357,13 +353,13 @@ def make_tables(
     Their seams are those for points that no cut is near.
     """
     grid, ndim = make_grid((layer.planes, *scheme.shape[1:])), len(scheme.axes)
-    like = rates[0].detach().numpy().dtype
+    rates = [rate.detach() for rate in scheme.distinct_rates]
+    like = rates[0].numpy().dtype
     each = [tuple(staggered_difference(problem.order, h).astype(like)) for h in problem.spacing]
-    numbers = {id(rate): number for number, rate in enumerate(rates)}
     slabs = _Layers(scheme, grid, like, layer)
     stages, has_surface = np.zeros(2, STAGE), problem.free_surface and layer.first == 0
     for number, stage in enumerate(stages):
-        lists = _list_stage(has_surface, scheme, grid, number, numbers, wanted, slabs)
+        lists = _list_stage(has_surface, scheme, grid, number, wanted, slabs)
         for name, rows in lists.items():
             stage[f"n_{name}"] = len(rows)
             stage[name][: len(rows)] = np.array(rows, _LISTS[name])
@@ -372,7 +368,7 @@ def make_tables(
         make_cut(scheme.shape, layer),
         _find_seams(scheme.system, stages),
         (each[0], each[-2], each[-1]),  # of z, y and x; there is no y in 2-D
-        np.stack([lay_out(rate.detach()[layer.first : layer.end]) for rate in rates]),
+        np.stack([lay_out(rate[layer.first : layer.end]) for rate in rates]),
         stages,
         np.array(slabs.rows, LAYER),
         slabs.a,
@@ -418,12 +414,7 @@ class _Layers:
     def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype, layer: Layer) -> None:
         self.grid, self.rows, self.memory = grid, list[tuple[int, ...]](), 0
         self.axes = scheme.axes
-        profiles = [each for axis in scheme.axes for each in scheme.profiles[axis]]
-        longest = max(scheme.shape)
-        self.a, self.b = (
-            np.stack([np.pad(v, (0, longest - len(v))) for v in values]).astype(dtype)
-            for values in ([p.a for p in profiles], [p.b for p in profiles])
-        )
+        self.a, self.b = (values.astype(dtype) for values in scheme.pad_profiles())
         for values in (self.a, self.b):
             # The first two profiles are those along z
             values[:2, : layer.planes] = values[:2, layer.first : layer.end].copy()
@@ -473,17 +464,12 @@ def _list_stage(
     scheme: StaggeredScheme,
     grid: Grid,
     number: int,
-    numbers: Mapping[int, int],
     wanted: Sequence[int],
     layers: _Layers,
 ) -> dict[str, Sequence[Any]]:
     """Return the lists of a stage by name, and append its layers."""
     system, names = scheme.system, list(scheme.system.fields)
-    stage = system.stages[number]
-    used: dict[str, dict[Derivative, int]] = {
-        name: {term.derivative: numbers[id(scheme.rates[name, term.derivative])] for term in terms}
-        for name, terms in stage.items()
-    }
+    stage, used = system.stages[number], scheme.number_rates(number)
     differences, groups, targets, terms, products = (list[tuple[int, ...]]() for _ in range(5))
     samples: list[int] = []
     buffer: dict[Derivative, int] = {}

@@ -5,7 +5,7 @@ the cache. It updates the memory variables of the slabs across the rows a few pl
 block, it computes the second differences, the absorbing terms and the sides. In 3-D, a second step
 follows a few planes behind, before the planes leave the cache. The backward step is the transpose
 of the forward one. It is written for q, which is v^2 dt^2 times the adjoint of p, so that it has
-the same Laplacian; only the order of the absorbing terms differs. `problem.Scheme` states the
+the same Laplacian; only the order of the absorbing terms differs. `problem.Problem` states the
 equation, and docs/physics.md derives it.
 
 Parameters have the same meaning in all functions here: tables is a `Tables`; fields a `Fields`; p,
@@ -368,8 +368,7 @@ def make_shots(
     problem: Problem, tables: Tables, wavelets: Iterable[NDArray], layers: list[Layer], crew: Crew
 ) -> list[Shot]:
     """Return the shots of a problem, given the wavelets (time, source) of each."""
-    scheme, dtype = problem.scheme, tables.v2dt2.dtype
-    interior = make_interior(problem, layers[crew.number])
+    dtype, interior = tables.v2dt2.dtype, make_interior(problem, layers[crew.number])
     sources, receivers = (
         make_lines(
             taps,
@@ -379,11 +378,11 @@ def make_shots(
             interior,
             dtype,
         )
-        for taps in (scheme.sources, scheme.receivers)
+        for taps in (problem.source_taps, problem.receiver_taps)
     )
     rows, columns = HALO * tables.cut.rows, tables.v2dt2.shape[1]
     neighbours = make_neighbours(crew, dtype, rows, columns)
-    scale = dtype.type(scheme.source_scale)
+    scale = dtype.type(problem.source_scale)
     return [
         Shot(tables, neighbours, source, heard, wavelet, scale, interior)
         for source, heard, wavelet in zip(sources, receivers, wavelets, strict=True)

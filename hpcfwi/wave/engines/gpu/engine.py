@@ -176,25 +176,29 @@ def forward(
     if not is_interpreted():
         keep_kernels()
     layers = cut(problem, crew.size)
-    scheme, layout = problem.scheme, layout_of(problem, layers, crew.number)
+    layout = layout_of(problem, layers, crew.number)
     sources, receivers = (
         spread_out(taps, layout, scale, layers, crew.number)
-        for taps, scale in ((scheme.sources, scheme.source_scale), (scheme.receivers, 1.0))
+        for taps, scale in (
+            (problem.source_taps, problem.source_scale),
+            (problem.receiver_taps, 1.0),
+        )
     )
     blueprint = _blueprint(problem, layout, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
     state = State(_POOL.take(blueprint, problem), crew, layers)
     state.sweep.load(problem, sources, receivers, crew)
     traces = state.sweep.run_forward(wavelet)
-    return join_points(traces, find_layers(scheme.receivers, layers), crew), state if keep else None
+    owners = find_layers(problem.receiver_taps, layers)
+    return join_points(traces, owners, crew), state if keep else None
 
 
 def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     image, wavelet, energies = state.sweep.run_backward(adjoint_source)
-    sources = find_layers(problem.scheme.sources, state.layers)
+    sources = find_layers(problem.source_taps, state.layers)
     wavelet = join_points(wavelet, sources, state.crew)
     joined = [join_fields(fields, state.crew) for fields in (image, *energies)]
-    shape = (problem.n_shots, *problem.scheme.shape)
+    shape = (problem.n_shots, *problem.padded_shape)
     fields = [each.reshape(shape) for each in joined if each is not None]
     if not fields:
         return Gradients({}, wavelet, None, None)
@@ -206,7 +210,7 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
     """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     change = square_speed(problem) * relative_change(problem, direction)
     traces = state.sweep.run_scattered(change)
-    return join_points(traces, find_layers(problem.scheme.receivers, state.layers), state.crew)
+    return join_points(traces, find_layers(problem.receiver_taps, state.layers), state.crew)
 
 
 def _blueprint(

@@ -259,7 +259,7 @@ def lay_out_profiles(problem: Problem, layout: Layout) -> list[NDArray[np.float6
 
     Each axis has `radius` zeros before and after its values.
     """
-    (z, *others) = [(p.a, p.b) for p in problem.scheme.profiles]
+    (z, *others) = [(p.a, p.b) for p in problem.profiles]
     here = slice(layout.first, layout.first + layout.shape[0])
     given = [(z[0][here], z[1][here]), *others]
     if layout.ndim == 2:

@@ -8,7 +8,7 @@ of torch between them. Functions of the interface that do not depend on the equa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -154,16 +154,11 @@ def _flatten(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
 class _Stage:
     """The tables of a stage, see `staggered_kernels`."""
 
-    def __init__(
-        self, scheme: StaggeredScheme, number: int, numbers: Mapping[int, int], varying: list[int]
-    ) -> None:
+    def __init__(self, scheme: StaggeredScheme, number: int, varying: list[int]) -> None:
         system, names = scheme.system, list(scheme.system.fields)
         stage = system.stages[number]
         self.fields = [names.index(name) for name in stage]
-        used = {
-            name: {term.derivative: numbers[id(scheme.rates[name, term.derivative])] for term in t}
-            for name, t in stage.items()
-        }
+        used = scheme.number_rates(number)
         derivatives = list(dict.fromkeys(d for each in used.values() for d in each))
         place = {derivative: k for k, derivative in enumerate(derivatives)}
         others = sum(
@@ -259,14 +254,9 @@ class _Shots:
         self._count, self._varying = problem.n_shots, discrete.varying if keep else []
         self._frame = Frame(problem.padded_shape, problem.order // 2)
         self._rates = torch.stack([self._frame.lay_out(r.detach()) for r in discrete.rates])
-        numbers = {id(rate): number for number, rate in enumerate(discrete.rates)}
-        self._stages = [_Stage(scheme, k, numbers, self._varying) for k in range(2)]
-        profiles = [each for axis in scheme.axes for each in scheme.profiles[axis]]
+        self._stages = [_Stage(scheme, k, self._varying) for k in range(2)]
         self._longest = max(problem.padded_shape)
-        self._a, self._b = (
-            like.new_tensor(np.stack([np.pad(v, (0, self._longest - len(v))) for v in values]))
-            for values in ([p.a for p in profiles], [p.b for p in profiles])
-        )
+        self._a, self._b = map(like.new_tensor, scheme.pad_profiles())
         weights = [staggered_difference(problem.order, h) for h in problem.spacing]
         self._weights = like.new_tensor(np.stack([weights[0], weights[-2], weights[-1]]))
         decays = [it.decay for it in scheme.relaxations]

@@ -56,8 +56,9 @@ def make_sweep(shots: int) -> Sweep:
     problem = tiny_shots(samples=4, free_surface=True).simulate(engine="eager", keep=False)._problem
     kept = Boundary(1, format="int8")
     problem = replace(problem, history=kept, model={"vp": problem.like.float()})
-    layout, scheme, random = layout_of(problem), problem.scheme, torch.Generator().manual_seed(0)
-    points = [spread_out(taps, layout, 1.0) for taps in (scheme.sources, scheme.receivers)]
+    layout, random = layout_of(problem), torch.Generator().manual_seed(0)
+    both = problem.source_taps, problem.receiver_taps
+    points = [spread_out(taps, layout, 1.0) for taps in both]
     found = Sweep(
         Blueprint(
             layout, torch.device("cpu"), torch.float32, True, shots, 4, points[0].sizes,
