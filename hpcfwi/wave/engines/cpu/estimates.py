@@ -188,8 +188,8 @@ def count_kept(problem: Problem) -> int:
     with torch.enable_grad():
         coefficients = equation.coefficients(small, axes)
     varying = {name for name, value in coefficients.items() if value.requires_grad}
-    kept = 0
-    for stage in equation.system(axes).stages:
+    kept, system = 0, equation.system(axes)
+    for stage in system.stages:
         used = {
             name: {term.derivative: term.coefficient for term in terms}
             for name, terms in stage.items()
@@ -202,6 +202,8 @@ def count_kept(problem: Problem) -> int:
                 if coefficient.removeprefix("-") in varying
             }
             is_sum = len({c for name in group for c in used[name].values()}) == len(group) == 1
+            # The rates of the field of a free surface differ there
+            is_sum = is_sum and not (problem.free_surface and system.surface in group)
             kept += min(1, len(varied)) if is_sum else len(varied)
     return kept
 
