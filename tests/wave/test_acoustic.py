@@ -264,12 +264,6 @@ def test_numpy_array_in_place_of_a_tensor_is_refused_with_a_remedy(name: str) ->
         replace(shots, **given).acoustic()
 
 
-def test_as_tensor_of_a_numpy_array_gives_the_same_traces() -> None:
-    shots = random_shots()
-    arrays = replace(shots, vp=torch.as_tensor(shots.vp.numpy()))
-    assert torch.equal(arrays.acoustic(), shots.acoustic())
-
-
 def test_positions_can_be_lists_and_scalars_of_any_numeric_type() -> None:
     shots = random_shots(spacing=(8.0, 8.0))
     others: dict[str, Any] = {

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hpcfwi.wave import Boundary, Recompute, Snapshots
 from hpcfwi.wave.history import History
 from tests.ranks import long_form
+from tests.wave.engines.cpu.test_engine import threads
 from tests.wave.examples import (
     Shots,
     random_shots,
@@ -158,19 +159,16 @@ def test_window_of_a_model_scatters_like_a_model_of_its_own(engine: str) -> None
     assert relative(found, alone.simulate().scatter(direction)) < 1e-12
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_that_share_a_shot_do_not_change_its_bits(threads: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_threads_that_share_a_shot_do_not_change_its_bits(count: int) -> None:
     shots = random_shots(shape=(120, 70), shots=1, free_surface=True, engine="cpu")
-    direction, before = white_direction(shots), torch.get_num_threads()
+    direction = white_direction(shots)
     expected = shots.simulate().scatter(direction)
-    try:
-        torch.set_num_threads(threads)
+    with threads(count):
         found = [
             shots.simulate(history=kept).scatter(direction)
             for kept in (Snapshots(1), Recompute(1, states=1))
         ]
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(one, expected) for one in found)
 
 
