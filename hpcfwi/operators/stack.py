@@ -82,8 +82,7 @@ def _adapt(
     apply: Any, adjoint: Callable[[Tensor], Any] | None, vjp: Callable[[Any, Tensor], Any] | None
 ) -> Member:
     if adjoint is not None:
-        transpose = adjoint
-        return Member(apply, lambda _, v: transpose(v), adjoint)
+        return Member(apply, lambda _, v: adjoint(v), adjoint)
     assert vjp is not None
     return Member(apply, vjp)
 
@@ -235,7 +234,7 @@ class Stack(ABC):
 
     def normal(self, x: Any) -> Any:
         """Apply the operator and then its adjoint to x; outputs stay on their rank."""
-        return self._reduce(lambda: self._pull(x, self.mine, _same))
+        return self._reduce(lambda: self._pull(x, self.mine, lambda _, y: y))
 
     def norm(
         self, start: Any = None, tolerance: float = 1e-3, iterations: int = ITERATIONS
@@ -425,10 +424,6 @@ class _Forward(torch.autograd.Function):
     def backward(ctx: Any, *ys: Tensor) -> tuple[Tensor | None, ...]:
         found: Any = ctx.stack._summed.vjp(ctx.x, ys)
         return None, None, *parts_of(found).values()
-
-
-def _same(_: int, y: Tensor) -> Tensor:
-    return y
 
 
 def _check_gather(gather: Any) -> Gather:

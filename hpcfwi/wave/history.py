@@ -200,18 +200,14 @@ def choose(
     least: list[int] = []
     for history in candidates(auto, kinds):
         if isinstance(history, Recompute):
-            history = _most_states(history, memory, footprint)
+            # As many states as fit, or 1
+            fewer = [replace(history, states=n) for n in range(history.states, 0, -1)]
+            history = next((h for h in fewer if footprint(h) <= memory), fewer[-1])
         needed = footprint(history)
         if needed <= memory:
             return history
         least.append(needed)
     raise NothingFits(min(least), memory)
-
-
-def _most_states(history: Recompute, memory: int, footprint: Callable[[History], int]) -> Recompute:
-    """Return the history with as many states as fit, with 1 if none does."""
-    fewer = [replace(history, states=n) for n in range(history.states, 0, -1)]
-    return next((h for h in fewer if footprint(h) <= memory), fewer[-1])
 
 
 def sampling_interval(
