@@ -9,7 +9,7 @@ operator as a module whose parameter is the model. Simulation and backpropagatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -134,18 +134,15 @@ def require_fixed(positions: object, name: str) -> None:
         )
 
 
+@dataclass(eq=False)
 class _Asked:
     """The arguments of `acoustic` that are not tensors, and the simulation made with them."""
 
-    def __init__(
-        self, spacing: float | Sequence[float], dt: float, method: Method, keep: bool
-    ) -> None:
-        self.spacing, self.dt, self.method, self.keep = spacing, dt, method, keep
-        self.simulation: Simulation | None = None
-
-    def copy(self) -> _Asked:
-        """Return the same arguments with a separate simulation."""
-        return _Asked(self.spacing, self.dt, self.method, self.keep)
+    spacing: float | Sequence[float]
+    dt: float
+    method: Method
+    keep: bool
+    simulation: Simulation | None = field(default=None, init=False)
 
     def tuned_to(self, wavelet: Tensor) -> _Asked:
         """Return the same arguments with the boundary tuned to this wavelet."""
@@ -153,7 +150,7 @@ class _Asked:
         if method.boundary_frequency is None:
             peak = Spectrum.of(wavelet.detach().cpu().numpy(), self.dt).peak
             method = replace(method, boundary_frequency=peak)
-        return _Asked(self.spacing, self.dt, method, keep=False)
+        return replace(self, method=method, keep=False)
 
     def kept(self, vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor) -> Simulation:
         """Return the simulation with its history, which is made if there is none."""
@@ -217,7 +214,7 @@ class _Acoustic(torch.autograd.Function):
         for number in range(info.batch_size):
             model, *shots = _take(number, (vp, wavelet, sources, receivers), in_dims)
             if in_dims[0] is not None:
-                found.append(_Acoustic.apply(model, *shots, asked.copy()))  # type: ignore[no-untyped-call]
+                found.append(_Acoustic.apply(model, *shots, replace(asked)))  # type: ignore[no-untyped-call]
             written.append(write_out(*shots))  # type: ignore[arg-type]
         if found:
             return torch.stack(found), 0
@@ -278,7 +275,7 @@ class _Gradient(torch.autograd.Function):
                 by_vp = found.model["vp"]
                 return (by_vp.reshape(count, -1, *by_vp.shape[1:]).sum(1), by_wavelet), (0, 0)
         each = [
-            _Gradient.apply(*_take(number, inputs, in_dims), asked.copy())  # type: ignore[no-untyped-call]
+            _Gradient.apply(*_take(number, inputs, in_dims), replace(asked))  # type: ignore[no-untyped-call]
             for number in range(count)
         ]
         by_vp, by_wavelet = (torch.stack(parts) for parts in zip(*each, strict=True))
@@ -329,7 +326,7 @@ class _Push(torch.autograd.Function):
         """Map over the inputs one after the other."""
         *tensors, asked = inputs
         each = [
-            _Push.apply(*_take(number, tensors, in_dims), asked.copy())  # type: ignore[no-untyped-call]
+            _Push.apply(*_take(number, tensors, in_dims), replace(asked))  # type: ignore[no-untyped-call]
             for number in range(info.batch_size)
         ]
         return torch.stack(each), 0
