@@ -139,11 +139,7 @@ def from_table(table: Mapping[str, Any]) -> History:
 
     Raises ValueError, TypeError or KeyError if there is no such history.
     """
-    kinds: dict[str, type[History]] = {
-        "snapshots": Snapshots,
-        "boundary": Boundary,
-        "recompute": Recompute,
-    }
+    kinds = {each.__name__.lower(): each for each in get_args(History)}
     return kinds[table["kind"]](**{key: value for key, value in table.items() if key != "kind"})
 
 
