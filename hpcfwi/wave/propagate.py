@@ -28,7 +28,6 @@ from hpcfwi.wave.simulation import (
     select_arrays,
     set_up,
 )
-from hpcfwi.wave.staggered import discretize
 
 
 def propagate(
@@ -160,7 +159,7 @@ def propagate(
     emitted = wavelet[:, None] if wavelet.ndim == 2 else wavelet
     emitted = emitted.expand(*problem.sources.shape[:2], -1)
     fine = numerics.upsample(emitted.to(problem.like), task.substeps)
-    traces = cast(FirstOrderEngine, task.engine).simulate(problem, discretize(problem), fine)
+    traces = cast(FirstOrderEngine, task.engine).simulate(problem, fine)
     found = numerics.downsample(traces, task.substeps, wavelet.shape[-1])
     if isinstance(components, str):
         return found

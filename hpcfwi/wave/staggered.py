@@ -356,13 +356,13 @@ def _strain_points(
     return found
 
 
-def combine(found: Sequence[Tensor], scheme: StaggeredScheme, dt: float) -> Tensor:
+def combine(found: Sequence[Tensor], scheme: StaggeredScheme) -> Tensor:
     """Return traces (shot, receiver, time) at the times of the samples.
 
     found: for each recording, the sums of fields that its traces have read.
     """
     each = [
-        at_samples(one, when, recording, dt)
+        at_samples(one, when, recording, scheme.dt)
         for one, when, recording in zip(
             found, scheme.reading_stages, scheme.recordings, strict=True
         )

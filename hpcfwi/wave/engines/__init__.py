@@ -19,7 +19,6 @@ from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
-from hpcfwi.wave.staggered import StaggeredScheme
 
 
 class Engine(Protocol):
@@ -63,11 +62,10 @@ class Engine(Protocol):
 class FirstOrderEngine(Engine, Protocol):
     """The interface of an engine's module for first-order equations."""
 
-    def simulate(self, problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
+    def simulate(self, problem: Problem, wavelet: Tensor) -> Tensor:
         """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
 
-        They are differentiable in the wavelet and in the model of the problem, of which the scheme
-        is made.
+        They are differentiable in the wavelet and in the model of the problem.
         """
 
 

@@ -103,15 +103,15 @@ def _simulate_one(
     problem: Problem, shot: int, model: Mapping[str, Tensor], wavelet: Tensor
 ) -> Tensor:
     """Return the traces (1, receiver, time) of a shot."""
-    one = replace(problem.select(slice(shot, shot + 1)), model=model)
-    return simulate(one, discretize(one), wavelet)
+    return simulate(replace(problem.select(slice(shot, shot + 1)), model=model), wavelet)
 
 
-def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
+def simulate(problem: Problem, wavelet: Tensor) -> Tensor:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
 
     They are differentiable in the wavelet and in the arrays of the problem's model.
     """
+    scheme = discretize(problem)
     system = scheme.system
     zeros = wavelet.new_zeros((wavelet.shape[0], *scheme.shape))
     fields = dict.fromkeys(system.fields, zeros)
@@ -152,7 +152,7 @@ def simulate(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tens
                 if emission.field in stage:
                     added = stencil.spread(signal[..., n])
                     fields[emission.field] = fields[emission.field] + emission.strength * added
-    return combine([torch.stack(found, dim=-1) for found in samples], scheme, problem.dt)
+    return combine([torch.stack(found, dim=-1) for found in samples], scheme)
 
 
 class _Differences:

@@ -83,8 +83,9 @@ MakeShots = Callable[[Problem, Discrete, bool], Shots]
 """A function of a problem, its numbers, and True if gradients may be wanted."""
 
 
-def discretize_shots(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Discrete:
-    """Return the numbers of a scheme, for wavelets (shot, source, time)."""
+def discretize_shots(problem: Problem, wavelet: Tensor) -> Discrete:
+    """Return the numbers of a problem, for wavelets (shot, source, time)."""
+    scheme = discretize(problem)
     factors = [
         torch.as_tensor(e.points.weights).to(wavelet) * e.strength.flatten()[e.points.cells]
         for e in scheme.emissions
@@ -93,22 +94,22 @@ def discretize_shots(problem: Problem, scheme: StaggeredScheme, wavelet: Tensor)
     return Discrete(scheme, scheme.distinct_rates, factors, torch.cat(signals, dim=1))
 
 
-def simulate(make: MakeShots, problem: Problem, scheme: StaggeredScheme, wavelet: Tensor) -> Tensor:
+def simulate(make: MakeShots, problem: Problem, wavelet: Tensor) -> Tensor:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
 
     They are differentiable in the wavelet and in the arrays of the problem's model.
     """
-    discrete = discretize_shots(problem, scheme, wavelet)
+    discrete = discretize_shots(problem, wavelet)
     shots = make(problem, discrete, True)
     tensors = (discrete.signal, *discrete.rates, *discrete.factors)
     count = len(discrete.rates)
     recorded: Tensor = _Recorded.apply(shots, count, *tensors)  # type: ignore[no-untyped-call]
-    return _as_traces(problem, scheme, recorded)
+    return _as_traces(discrete.scheme, recorded)
 
 
-def _as_traces(problem: Problem, scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
+def _as_traces(scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
     """Return traces (shot, receiver, time), given the fields that they have recorded."""
-    return combine([recorded] * len(scheme.recordings), scheme, problem.dt)
+    return combine([recorded] * len(scheme.recordings), scheme)
 
 
 class _Recorded(torch.autograd.Function):
@@ -162,12 +163,11 @@ def forward(
             for name, array in problem.model.items()
         }
         wavelet = wavelet.detach().clone().requires_grad_(keep)
-        scheme = discretize(replace(problem, model=model))
-        discrete = discretize_shots(problem, scheme, wavelet)
+        discrete = discretize_shots(replace(problem, model=model), wavelet)
         shots = make(problem, discrete, keep)
         found = shots.simulate(discrete.signal, discrete.rates, discrete.factors)
         recorded = found.requires_grad_(keep)
-        traces = _as_traces(problem, scheme, recorded)
+        traces = _as_traces(discrete.scheme, recorded)
     state = State(shots, discrete, model, wavelet, recorded, traces) if keep else None
     return traces.detach(), state
 
@@ -223,11 +223,10 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
             name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
             for name, array in problem.model.items()
         }
-        scheme = discretize(replace(problem, model=model))
-        discrete = discretize_shots(problem, scheme, state.wavelet.detach())
+        discrete = discretize_shots(replace(problem, model=model), state.wavelet.detach())
         rates, factors = (
             [forward_ad.unpack_dual(each).tangent for each in some]  # type: ignore[no-untyped-call]
             for some in (discrete.rates, discrete.factors)
         )
     recorded = state.shots.scatter(None, rates, factors)
-    return _as_traces(problem, scheme, recorded)
+    return _as_traces(discrete.scheme, recorded)
