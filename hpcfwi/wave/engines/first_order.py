@@ -59,9 +59,7 @@ class Derivatives(NamedTuple):
 class Shots(Protocol):
     """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
 
-    def simulate(
-        self, signal: Tensor, rates: Sequence[Tensor], factors: Sequence[Tensor]
-    ) -> Tensor:
+    def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
 
     def scatter(
@@ -117,7 +115,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(shots: Shots, count: int, *tensors: Tensor) -> Tensor:
-        return shots.simulate(tensors[0], tensors[1 : 1 + count], tensors[1 + count :])
+        return shots.simulate(tensors[0], tensors[1 + count :])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
@@ -165,7 +163,7 @@ def forward(
         wavelet = wavelet.detach().clone().requires_grad_(keep)
         discrete = discretize_shots(replace(problem, model=model), wavelet)
         shots = make(problem, discrete, keep)
-        found = shots.simulate(discrete.signal, discrete.rates, discrete.factors)
+        found = shots.simulate(discrete.signal, discrete.factors)
         recorded = found.requires_grad_(keep)
         traces = _as_traces(discrete.scheme, recorded)
     state = State(shots, discrete, model, wavelet, recorded, traces) if keep else None

@@ -161,12 +161,7 @@ class _Shots:
         depths = depths_of(cells, self._tables.cut)
         return (depths >= self._layer.first) & (depths < self._layer.end)
 
-    def simulate(
-        self,
-        signal: Tensor,
-        rates: Sequence[Tensor],  # noqa: ARG002 - they are in the tables
-        factors: Sequence[Tensor],
-    ) -> Tensor:
+    def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
         sent, count = _by_time(signal), self._problem.receivers.shape[1]
         self._kept = []

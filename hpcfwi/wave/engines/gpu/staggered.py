@@ -268,12 +268,7 @@ class _Shots:
         self._sent: Tensor
         self._factors: Sequence[Tensor]
 
-    def simulate(
-        self,
-        signal: Tensor,
-        rates: Sequence[Tensor],  # noqa: ARG002 - they are stored already
-        factors: Sequence[Tensor],
-    ) -> Tensor:
+    def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
         self._sent, self._factors = signal.detach(), [f.detach() for f in factors]
         history = self._problem.history if self._samples > 0 else Snapshots()
