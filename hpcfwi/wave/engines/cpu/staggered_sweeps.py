@@ -399,6 +399,8 @@ def sweep_staggered_back(shot, state, span, tape, arriving, gradients, team):
                     gradients.signal[n],
                     gradients.emitters,
                 )
+            # The sources near a free surface read memory variables, which the stage changes
+            barrier(team)
             stage_backward(
                 shot, state, k, n, window, tape, gradients.rates, gradients.energies, team
             )

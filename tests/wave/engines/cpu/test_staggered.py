@@ -159,6 +159,22 @@ def test_threads_that_share_a_shot_compute_the_same_bits(
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("equation", ["viscoacoustic", "viscoelastic"])
+def test_threads_compute_the_same_gradient_of_a_source_just_below_a_free_surface(
+    equation: str,
+) -> None:
+    """Such a source adds to memory variables, which each stage changes."""
+    shape = (16, 17, 18)
+    model = random_medium(equation, shape)
+    survey = random_survey(shape, shots=1, free_surface=True)
+    survey.sources[:, 0] = 4.0
+    expected = traces_and_gradients(equation, model, survey, engine="cpu")
+    for _ in range(3):
+        with on_threads(2):
+            found = traces_and_gradients(equation, model, survey, engine="cpu")
+        assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize(
     ("shape", "samples", "options"),
     [
