@@ -33,8 +33,9 @@ except (ImportError, RuntimeError) as error:
 class Tensors:
     """Conversion of inputs and outputs between deepinv and a stack; tensors are not changed.
 
-    Methods `read...` convert from deepinv to the stack, `show...` from the stack to deepinv. The
-    outputs of all members are a TensorList in deepinv.
+    Methods `read...` convert from deepinv to the stack, `show...` from the stack to deepinv.
+    Outputs are those of all members, or that of one member. Those of all members are a TensorList
+    in deepinv.
     """
 
     def read(self, x: Any) -> Any:
@@ -46,26 +47,19 @@ class Tensors:
         return x
 
     def read_outputs(self, y: Any) -> Any:
-        """Return the outputs of all members for the stack."""
+        """Return outputs for the stack."""
         return y
 
-    def show_outputs(self, ys: Any) -> Any:
-        """Return the outputs of all members for deepinv."""
-        return TensorList([*ys])
-
-    def read_one(self, y: Tensor) -> Tensor:
-        """Return the output of one member for the stack."""
-        return y
-
-    def show_one(self, y: Tensor) -> Tensor:
-        """Return the output of one member for deepinv."""
-        return y
+    def show_outputs(self, y: Any) -> Any:
+        """Return outputs for deepinv."""
+        return y if isinstance(y, Tensor) else TensorList([*y])
 
 
 class Images(Tensors):
     """Conversion between images of deepinv and models and data of shots.
 
-    Models are images (1, parameter, z, x) in deepinv, data are (1, shot, receiver, time).
+    Models are images (1, parameter, z, x) in deepinv. Data of all shots are (1, shot, receiver,
+    time), and those of one shot (1, receiver, time).
 
     like: a model with the grid and the names of the parameters.
     """
@@ -82,19 +76,11 @@ class Images(Tensors):
         return torch.stack([x[name] for name in self._names])[None]
 
     def read_outputs(self, y: Tensor) -> Tensor:
-        """Return the data of all shots, (shot, receiver, time)."""
+        """Return data without their first axis."""
         return y[0]
 
-    def show_outputs(self, ys: Tensor) -> Tensor:
-        """Return the data of all shots, (1, shot, receiver, time)."""
-        return ys[None]
-
-    def read_one(self, y: Tensor) -> Tensor:
-        """Return the data of one shot, (receiver, time)."""
-        return y[0]
-
-    def show_one(self, y: Tensor) -> Tensor:
-        """Return the data of one shot, (1, receiver, time)."""
+    def show_outputs(self, y: Tensor) -> Tensor:
+        """Return data with a first axis of length 1."""
         return y[None]
 
 
@@ -181,7 +167,7 @@ class StackFidelity(DataFidelity):  # type: ignore[misc]
         y_of, outputs = stack.find(form.read_outputs(y)), stack.push(form.read(x))
         mine = {
             number: self._of(number).d(
-                form.show_one(output), form.show_one(y_of(number)), *args, **kwargs
+                form.show_outputs(output), form.show_outputs(y_of(number)), *args, **kwargs
             )
             for number, output in outputs.items()
         }
@@ -195,8 +181,8 @@ class StackFidelity(DataFidelity):  # type: ignore[misc]
         y_of = stack.find(form.read_outputs(y))
 
         def slope(number: int, output: Tensor) -> Tensor:
-            pair = form.show_one(output), form.show_one(y_of(number))
-            return form.read_one(self._of(number).grad_d(*pair, *args, **kwargs).detach())
+            pair = form.show_outputs(output), form.show_outputs(y_of(number))
+            return form.read_outputs(self._of(number).grad_d(*pair, *args, **kwargs).detach())
 
         return form.show(stack.pull(form.read(x), slope))
 
