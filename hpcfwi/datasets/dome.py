@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.datasets.library import ComputedDataset
+from hpcfwi.datasets.library import Dataset
 from hpcfwi.model import Grid
 
 LICENCE = "Made by hpcfwi, and under its licence, the MIT licence"
@@ -61,7 +61,7 @@ def velocity_of(
     )
 
 
-DOME = ComputedDataset(
+DOME = Dataset(
     name="dome",
     title=(
         "A dome in 3-D, P velocity, 2 km deep, 4 km by 4 km, at 25 m: layers folded to a "
@@ -117,7 +117,7 @@ def make_section(grid: Grid) -> NDArray[np.float32]:
     return vp.astype(np.float32)
 
 
-DOME_SECTION = ComputedDataset(
+DOME_SECTION = Dataset(
     name="dome-section",
     title=(
         "A section of a dome, P velocity, 12 km by 3 km, at 25 m: layers folded to a dome, with "

