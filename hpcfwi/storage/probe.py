@@ -19,7 +19,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,11 +53,8 @@ _helper: tuple[int, subprocess.Popen[str]] | None = None
 def probe(path: Path) -> None:
     """Let the helper read an HDF5 file, unless it has read it before and the file has not changed.
 
-    Raises
-    ------
-    InputError
-        If the file kills its reader, or takes too much time or memory. The program reports other
-        errors when it reads the file.
+    Raises `InputError` if the file kills its reader, or takes too much time or memory. The program
+    reports other errors when it reads the file.
     """
     identity = _identify(path)
     if identity is None or identity in _harmless:
@@ -211,70 +208,88 @@ def _surround_with_foreign_values() -> list[bytes]:
     return kept
 
 
+class _HarmError(Exception):
+    """A problem with a file that the program's reader would not report."""
+
+
+@contextmanager
+def _reading(harm: str = "") -> Iterator[None]:
+    """Pass over errors that the program's reader reports too, and raise `_HarmError` for others.
+
+    harm: the problem if HDF5 cannot read something that the program may read later.
+    """
+    try:
+        yield
+    except _HarmError:
+        raise
+    except InputError:
+        pass
+    except Exception as error:
+        text = "".join(traceback.format_exception_only(error)).lower()
+        if isinstance(error, MemoryError) or "alloc" in text or "memory" in text:
+            raise _HarmError(_say_too_large()) from error
+        if harm and isinstance(error, OSError | RuntimeError | ValueError):
+            raise _HarmError(f"{harm} ({error})") from error
+
+
+def _say_too_large() -> str:
+    return f"reading its metadata takes more than {say_bytes(MEMORY)} of memory"
+
+
 def _try_to_read(path: Path) -> str:
     """Return a problem with a file that the program's reader would not report, otherwise empty."""
     from hpcfwi.storage.hdf5 import open_here
 
     try:
-        with open_here(path) as file:
-            problem = next(_read_all(file, path), "")
-    except Exception as error:
-        return _say_memory(error)
-    return problem
+        with _reading(), open_here(path) as file:
+            _read_all(file, path)
+    except _HarmError as harm:
+        return str(harm)
+    return ""
 
 
-def _read_all(file: h5py.File, path: Path) -> Iterator[str]:
-    """Read all objects of a file, and yield the problems that are found."""
+def _read_all(file: h5py.File, path: Path) -> None:
+    """Read all objects of a file."""
     import h5py
 
     seen: set[int] = set()
     groups: list[h5py.Group] = [file]
     while groups:
         group = groups.pop()
-        yield from _read_attributes(group)
+        _read_attributes(group)
         for name in group:
             # Targets of other links are read under their own names, or are in another file.
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 continue
-            try:
+            with _reading():
                 found = group[name]
-                try:
+                with _reading(f"HDF5 cannot locate {found.name}"):
                     place = h5py.h5o.get_info(found.id).addr
-                except RuntimeError as error:
-                    yield f"HDF5 cannot locate {found.name} ({error})"
-                    continue
                 if place in seen:
                     continue
                 seen.add(place)
                 if isinstance(found, h5py.Group):
                     groups.append(found)
                 elif isinstance(found, h5py.Dataset):
-                    yield from _read_attributes(found)
-                    yield from _read_dataset(found, path)
-            except Exception as error:
-                yield from filter(None, [_say_memory(error)])
+                    _read_attributes(found)
+                    _read_dataset(found, path)
             if len(seen) > _MOST_OBJECTS:
-                yield f"it has more than {_MOST_OBJECTS} groups and arrays"
+                raise _HarmError(f"it has more than {_MOST_OBJECTS} groups and arrays")
 
 
-def _read_attributes(found: h5py.Group | h5py.Dataset) -> Iterator[str]:
+def _read_attributes(found: h5py.Group | h5py.Dataset) -> None:
     for name in found.attrs:
-        try:
+        with _reading():
             found.attrs[name]
-        except Exception as error:
-            yield from filter(None, [_say_memory(error)])
 
 
-def _read_dataset(dataset: h5py.Dataset, path: Path) -> Iterator[str]:
+def _read_dataset(dataset: h5py.Dataset, path: Path) -> None:
     from hpcfwi.storage.hdf5 import check_storage
 
-    try:
-        check_storage(dataset, path)
-    except InputError:  # the program's reader reports this too
-        return
+    check_storage(dataset, path)
     if not dataset.size or not dataset.id.get_storage_size():
         return
-    try:
+    with _reading(f"HDF5 cannot read {dataset.name}"):
         # This visits the whole index of the chunks without reading values.
         if dataset.chunks is not None:
             dataset.id.get_num_chunks()
@@ -282,8 +297,6 @@ def _read_dataset(dataset: h5py.Dataset, path: Path) -> Iterator[str]:
             dataset[...]
         else:
             _read_values(dataset)
-    except (OSError, RuntimeError, ValueError) as error:
-        yield _say_memory(error) or f"HDF5 cannot read {dataset.name} ({error})"
 
 
 def _read_values(dataset: h5py.Dataset) -> None:
@@ -327,18 +340,6 @@ def _find_swelling(dataset: h5py.Dataset) -> list[tuple[int, ...]]:
     elif found.get_num_chunks() <= _MOST_CHUNKS:
         chunks = [found.get_chunk_info(i) for i in range(found.get_num_chunks())]
     return [chunk.chunk_offset for chunk in chunks if chunk.size * ratio > MEMORY // 2]
-
-
-def _say_memory(error: Exception) -> str:
-    """Return a message if reading a file reached the limit of memory, otherwise an empty text."""
-    text = "".join(traceback.format_exception_only(error)).lower()
-    if isinstance(error, MemoryError) or "alloc" in text or "memory" in text:
-        return _say_too_large()
-    return ""
-
-
-def _say_too_large() -> str:
-    return f"reading its metadata takes more than {say_bytes(MEMORY)} of memory"
 
 
 def _main() -> None:

@@ -34,7 +34,7 @@ from tests.storage.examples import example_model
 def test_probe_reports_how_a_file_harmed_its_reader(harm, words, tmp_path, monkeypatch):
     path = tmp_path / "a.h5"
     write_model(path, example_model())
-    monkeypatch.setattr(probing, "_read_all", lambda *_: iter([str(harm())]))
+    monkeypatch.setattr(probing, "_read_all", lambda *_: harm())
     assert words in _read_in_child(path)
 
 
