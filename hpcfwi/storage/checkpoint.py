@@ -20,9 +20,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -151,18 +149,6 @@ class _DamageError(Exception):
     """A file whose contents are not those that were written."""
 
 
-@dataclass(frozen=True)
-class _Header:
-    """The header of a file.
-
-    digest: SHA-256 of the body; begin: position of its first byte in the file.
-    """
-
-    digest: bytes
-    begin: int
-    epoch: int
-
-
 def save_checkpoint(directory: Path, epoch: int, payload: dict[str, Any], keep: int = 3) -> Path:
     """Write the state after `epoch`; keep the last `keep` files, including this one.
 
@@ -287,40 +273,48 @@ def _prune(directory: Path, epoch: int, keep: int) -> None:
 
 def _verify(path: Path, epoch: int) -> None:
     """Raise `_DamageError` unless a file is a complete checkpoint of this epoch."""
-    with _opened(path) as file:
-        _check_whole(file, path, epoch)
+    with _opened_whole(path, epoch):
+        pass
 
 
 def _load(path: Path, epoch: int) -> dict[str, Any]:
-    """Return the state in a file; raises as `_verify` does."""
-    with _opened(path) as file:
-        header = _check_whole(file, path, epoch)
-        return _unpack(file, header.begin, epoch)
+    """Return the state in a file; raises as `_verify` does, also if the body holds no state."""
+    with _opened_whole(path, epoch) as (file, begin):
+        try:
+            content = load_body(file, begin)
+            found, state = content["epoch"], content["state"]
+        except OSError:
+            raise
+        except Exception as error:
+            raise _DamageError(f"it does not hold a state: {first_line(error)}") from error
+    if found != epoch:
+        raise _DamageError(f"it is that of epoch {found}")
+    return cast(dict[str, Any], state)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, and turn errors of the system into an `UnreadableError`."""
+def _opened_whole(path: Path, epoch: int) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a complete checkpoint; yield the file and the position of the first byte of its body.
+
+    Errors of the system become an `UnreadableError`.
+    """
     with reading(path):
         try:
             file = open(path, "rb", opener=open_regular)  # noqa: SIM115
         except InputError as error:
             raise _DamageError("it is not a file") from error
         with file:
-            yield file
+            found, digest = _read_header(file, path)
+            if found != epoch:
+                raise _DamageError(f"it is that of epoch {found}")
+            begin = file.tell()
+            if hashlib.file_digest(file, "sha256").digest() != digest:
+                raise _DamageError("its checksum does not match")
+            yield file, begin
 
 
-def _check_whole(file: BinaryIO, path: Path, epoch: int) -> _Header:
-    header = _read_header(file, path)
-    if header.epoch != epoch:
-        raise _DamageError(f"it is that of epoch {header.epoch}")
-    if hashlib.file_digest(cast(BufferedReader, file), "sha256").digest() != header.digest:
-        raise _DamageError("its checksum does not match")
-    return header
-
-
-def _read_header(file: BinaryIO, path: Path) -> _Header:
-    """Read the header of a file."""
+def _read_header(file: BinaryIO, path: Path) -> tuple[int, bytes]:
+    """Read the header of a file; return the epoch and the SHA-256 of the body."""
     content = file.read(_HEADER.size)
     if len(content) < _HEADER.size:
         raise _DamageError("it is truncated")
@@ -335,18 +329,4 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
             f"found checkpoint version {version}, but this program reads version {VERSION}",
             "Continue with the hpcfwi that wrote it, or choose another output directory.",
         )
-    return _Header(digest, file.tell(), epoch)
-
-
-def _unpack(file: BinaryIO, begin: int, epoch: int) -> dict[str, Any]:
-    """Return the state in a body; raise `_DamageError` if its contents or its epoch are wrong."""
-    try:
-        content = load_body(file, begin)
-        found, state = content["epoch"], content["state"]
-    except OSError:
-        raise
-    except Exception as error:
-        raise _DamageError(f"it does not hold a state: {first_line(error)}") from error
-    if found != epoch:
-        raise _DamageError(f"it is that of epoch {found}")
-    return cast(dict[str, Any], state)
+    return epoch, digest
