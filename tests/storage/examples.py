@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from hpcfwi.model import Grid, Model
 from hpcfwi.survey import Survey
@@ -45,3 +51,18 @@ def names(directory):
 
 def epochs(directory):
     return [int(path.stem.removeprefix("epoch_")) for path in sorted(directory.iterdir())]
+
+
+@contextmanager
+def mounted(place: Path, kind: str, *options: str) -> Iterator[Path]:
+    """Mount a new file system of a kind at a new directory; skip the test where it cannot be."""
+    place.mkdir()
+    try:
+        mount = ["mount", "-t", kind, *options, "none", str(place)]
+        done = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        done = False
+    if not done:
+        pytest.skip("file systems cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)

@@ -21,7 +21,7 @@ from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
 from tests.ranks import make_env, run_ranks, warm_python
-from tests.storage.examples import example_model
+from tests.storage.examples import example_model, mounted
 
 MB = 2**20
 NO_SPACE = r"cannot be written \(No space left on device\)\. Free space"
@@ -30,17 +30,8 @@ NO_SPACE = r"cannot be written \(No space left on device\)\. Free space"
 @pytest.fixture
 def small_disk(tmp_path):
     """The folder of a file system of 8 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
-    try:
-        done = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        done = False
-    if not done:
-        pytest.skip("file systems cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with mounted(tmp_path / "disk", "tmpfs", "-o", "size=8m") as place:
+        yield place
 
 
 def fill(disk, leave=0):

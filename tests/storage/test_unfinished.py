@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import logging
 import os
 import pickle
-import subprocess
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +23,7 @@ from hpcfwi.storage import gathers, unfinished
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.unfinished import find_whole
 from tests.parallel.together import Thread, on_ranks
-from tests.storage.examples import N_SHOTS, example_survey, example_traces
+from tests.storage.examples import N_SHOTS, example_survey, example_traces, mounted
 
 ALONE = Context.alone()
 GIVEN = {"fingerprint": "of the model"}
@@ -205,6 +203,7 @@ def test_unfinished_file_that_hdf5_cannot_read_is_replaced(damage, tmp_path, cap
     part.write_bytes(damage(part.read_bytes()))
     assert finish(tmp_path / "observed.h5") == list(range(N_SHOTS))
     assert caplog.text.count("starting again") == 1
+    assert f"{part} cannot be continued (" in caplog.text
 
 
 def linked(part, other):
@@ -352,17 +351,8 @@ def test_disk_space_for_all_traces_is_allocated_at_creation(tmp_path, monkeypatc
 @pytest.fixture
 def plain_disk(tmp_path):
     """The folder of a file system that cannot reserve space and does not know its free space."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "ramfs", "none", str(place)]
-    try:
-        done = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        done = False
-    if not done:
-        pytest.skip("file systems cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with mounted(tmp_path / "disk", "ramfs") as place:
+        yield place
 
 
 def test_ramfs_without_reservations_is_accepted(plain_disk):
@@ -371,11 +361,3 @@ def test_ramfs_without_reservations_is_accepted(plain_disk):
     (plain_disk / "file").unlink()
     write_unfinished(plain_disk / "observed.h5", {1, 2})
     assert finish(plain_disk / "observed.h5") == [0, 3, 4]
-
-
-def test_warning_about_a_replaced_file_names_it(tmp_path, caplog):
-    part = write_unfinished(tmp_path / "observed.h5", {0})
-    part.write_bytes(b"")
-    with caplog.at_level(logging.WARNING, logger="hpcfwi"):
-        finish(tmp_path / "observed.h5")
-    assert f"{part} cannot be continued (this is not an HDF5 file): starting again" in caplog.text
