@@ -43,8 +43,7 @@ from hpcfwi.storage.hdf5 import (
     open_for_writing,
     plain,
     read_real,
-    read_values,
-    real_dataset,
+    refuse_values,
     unclosed,
 )
 from hpcfwi.storage.kinds import read_components, read_source_kinds
@@ -82,23 +81,11 @@ MOMENTARY = (errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO)
 
 
 def read_labels(path: Path) -> dict[str, Any]:
-    """Read the labels of a gathers file in one process.
+    """Return the labels of a gathers file, whose other contents have been checked, by their names.
 
-    Parameters
-    ----------
-    path
-        The file, whose other contents have been checked.
-
-    Returns
-    -------
-    dict
-        The existing labels by the names of datasets and attributes: arrays of `NUMBERS` as int32,
-        of `MAPS` as float64, and the attributes `datum`, `start` (numbers) and `line` (text).
-
-    Raises
-    ------
-    InputError
-        If an array has the wrong shape or type, or if only one of the two maps exists.
+    They are arrays of `NUMBERS` as int32, of `MAPS` as float64, and the attributes `datum`, `start`
+    (numbers) and `line` (text). For one process. Raises `InputError` if an array has the wrong
+    shape or type, or if only one of the two maps exists.
     """
     with open_alone(path) as file:
         shots, receivers = file["data"].shape[:2]
@@ -110,7 +97,9 @@ def read_labels(path: Path) -> dict[str, Any]:
             "receiver_map": [(receivers, 4), (shots, receivers, 4)],
         }
         found: dict[str, Any] = {
-            name: _read(file, path, name, shapes[name]) for name in shapes if holds(file, name)
+            name: _read_label(file, path, name, shapes[name])
+            for name in shapes
+            if holds(file, name)
         }
         for one, other in (MAPS, MAPS[::-1]):
             if one in found and other not in found:
@@ -133,19 +122,13 @@ def read_labels(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read(file: h5py.File, path: Path, name: str, shapes: list[tuple[int, ...]]) -> NDArray[Any]:
-    """Read one array; raises `InputError` if its shape or type is wrong."""
+def _read_label(
+    file: h5py.File, path: Path, name: str, shapes: list[tuple[int, ...]]
+) -> NDArray[Any]:
     whole = name in NUMBERS
     expected = "whole numbers of 32 bits" if whole else "finite numbers, in m"
     remedy = "Store it as described in docs/formats.md, or leave it out."
-    dataset = find_dataset(file, path, name, "iuf", expected, remedy)
-    if dataset.shape not in shapes:
-        raise InputError(
-            f"{path}, /{name}",
-            f"its shape is {dataset.shape}, expected {' or '.join(map(str, shapes))}",
-            remedy,
-        )
-    values = read_values(dataset, f"{path}, /{name}")
+    values = read_real(file, path, name, shapes, "iuf", expected, remedy)
     good = np.abs(values) <= _LARGEST
     if whole:
         good &= values == np.rint(values)
@@ -163,19 +146,16 @@ def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np
     """
     if not holds(file, "mask"):
         return None
-    expected, remedy = "true or false, or 1 and 0", "Store it as an array of bool."
-    dataset = find_dataset(file, path, "mask", "biuf", expected, remedy)
-    if dataset.shape != shape:
-        raise InputError(
-            f"{path}, /mask",
-            f"its shape is {dataset.shape}, expected {shape}, that of /data (shot, receiver, time)",
-            "Make the shapes agree.",
-        )
-    values = np.asarray(dataset[...])
-    mask = values == 1
-    if not np.array_equal(values[~mask], np.zeros(np.sum(~mask))):
-        other = values[~mask & (values != 0)][0]
-        raise InputError(f"{path}, /mask", f"it has the value {other}, expected {expected}", remedy)
+    expected, remedy = (
+        "true or false, or 1 and 0",
+        "Store it as bool (shot, receiver), as in /data.",
+    )
+    values = read_real(file, path, "mask", [shape], "biuf", expected, remedy)
+    mask = values == 1.0
+    strange = values[~mask & (values != 0.0)]
+    if strange.size:
+        problem = f"it has the value {strange[0]:g}, expected {expected}"
+        raise InputError(f"{path}, /mask", problem, remedy)
     silent = np.flatnonzero(~mask.any(axis=1))
     if silent.size:
         raise InputError(
@@ -301,15 +281,11 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
                 context.bring_to_root(gather, rank)
                 # After a failure the other ranks still send their shots, and then get the error.
                 if context.is_root and failure is None:
-                    failure = self._try_to_put(shot, gather)
+                    try:
+                        self._put(np.array([shot]), gather[None])
+                    except WriteFailure as error:
+                        failure = error
         context.from_root(partial(_raise_if_any, failure))
-
-    def _try_to_put(self, shot: np.int64, gather: NDArray[np.float32]) -> WriteFailure | None:
-        try:
-            self._put(np.array([shot]), gather[None])
-        except WriteFailure as failure:
-            return failure
-        return None
 
     def _abandon(self, could_not_write: bool) -> None:
         # A parallel file stays open, because closing it would wait for ranks that have not failed.
@@ -367,7 +343,7 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         traces = np.empty(shape, dtype=np.float32)
         with explained(self._path), reading(self._path, MOMENTARY):
             # The dataset is not kept open, because parallel HDF5 could not release the file.
-            data = real_dataset(self._file, self._path, "data")
+            data = find_dataset(self._file, self._path, "data")
             # Contiguous shots are read together, because a call takes longer than a small gather.
             for places in np.split(np.arange(len(shots)), np.flatnonzero(np.diff(shots) != 1) + 1):
                 if places.size:
@@ -442,7 +418,7 @@ def _check_shape(path: Path, known: Survey) -> None:
 def _find_shape(file: h5py.File, path: Path) -> tuple[int, int, int]:
     """Return the shape of the traces of an open file."""
     check_format(file, path, FORMAT, VERSION)
-    data = real_dataset(file, path, "data")
+    data = find_dataset(file, path, "data")
     if data.ndim != 3 or 0 in data.shape:
         raise InputError(
             f"{path}, /data",
@@ -499,14 +475,12 @@ def _check_written(path: Path, data: h5py.Dataset) -> None:
 def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
     values = read_real(file, path, key)
     # Values that would be infinite in single precision are also errors.
-    faults = ~(np.abs(values) <= np.finfo(np.float32).max)
-    if faults.any():
-        first = tuple(int(i[0]) for i in faults.nonzero())
-        raise InputError(
-            f"{path}, /{key}",
-            f"{faults.sum()} of {values.size} values are not finite, the first at index {first}",
-            "Leave out shots or receivers without a position or wavelet, or supply the values.",
-        )
+    refuse_values(
+        ~(np.abs(values) <= np.finfo(np.float32).max),
+        f"{path}, /{key}",
+        "not finite",
+        "Leave out shots or receivers without a position or wavelet, or supply the values.",
+    )
     return values
 
 

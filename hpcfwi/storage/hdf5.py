@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,19 +100,17 @@ def explained(path: Path) -> Iterator[None]:
 def open_file(path: Path, context: Context) -> h5py.File:
     """Open a file for reading on all ranks; collective, as is closing if HDF5 is parallel.
 
-    Raises `InputError` on all ranks if any of them cannot open it.
+    Rank 0 has opened it with `open_alone` before, because messages of MPI-IO about faulty files are
+    less specific. Raises `InputError` on all ranks if any of them cannot open it.
     """
     file, failure = None, None
-    # Open the file on one rank first, because messages of MPI-IO about faulty files are less
-    # specific than those of the default driver.
-    context.from_root(partial(_try, path))
     driver = {"driver": "mpio", "comm": context.comm} if is_parallel(context) else {}
     try:
         with explained(path):
             file = h5py.File(path, "r", **driver, **_without_lock())
     except InputError as error:
         failure = error
-    _raise_on_all_ranks(failure, context)
+    raise_on_all_ranks(failure, context)
     return file
 
 
@@ -144,7 +141,7 @@ def open_for_writing(
         failure = error
     except OSError as error:
         failure = _explain_writing(path, error)
-    _raise_on_all_ranks(failure, context)
+    raise_on_all_ranks(failure, context)
     return file
 
 
@@ -207,22 +204,25 @@ def check_format(file: h5py.File, path: Path, name: str, version: int) -> None:
         )
 
 
-def real_dataset(file: h5py.File, path: Path, key: str) -> h5py.Dataset:
-    """Return the dataset of this name; raise `InputError` if it is missing or not of real numbers.
-
-    Values in another file are also an error, because the author of this file may have no right to
-    read the other one.
-    """
-    remedy = "Convert the array to float32 before storing it."
-    return find_dataset(file, path, key, "f", "real floating-point numbers", remedy)
+REAL = "real floating-point numbers"
+TO_REAL = "Convert the array to float32 before storing it."
 
 
 def find_dataset(
-    file: h5py.File, path: Path, key: str, kinds: str, expected: str, remedy: str
+    file: h5py.File,
+    path: Path,
+    key: str,
+    kinds: str = "f",
+    expected: str = REAL,
+    remedy: str = TO_REAL,
 ) -> h5py.Dataset:
-    """Return a dataset as `real_dataset` does, of these kinds of values (`dtype.kind` of NumPy).
+    """Return the dataset of this name; raise `InputError` if it is missing or of another type.
 
-    expected, remedy: parts of the message for a dataset of another kind.
+    Values in another file are also an error, because the author of this file may have no right to
+    read the other one.
+
+    kinds: types of values (`dtype.kind` of NumPy); expected, remedy: parts of the message for a
+    dataset of another type.
     """
     found = follow(file, path, key)
     if not isinstance(found, h5py.Dataset):
@@ -239,12 +239,42 @@ def find_dataset(
     return found
 
 
-def read_real(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
-    """Return all values of a dataset of real numbers.
+def refuse_values(faults: NDArray[np.bool_], where: str, problem: str, remedy: str) -> None:
+    """Raise `InputError` if some values are faulty, with their number and the index of the first.
 
-    Raises `InputError` if the dataset is missing, of another type, never written, or too large.
+    faults: True for the faulty values; problem: what they are, such as "not finite".
     """
-    return read_values(real_dataset(file, path, key), f"{path}, /{key}")
+    if faults.any():
+        first = tuple(int(i[0]) for i in faults.nonzero())
+        raise InputError(
+            where,
+            f"{faults.sum()} of {faults.size} values are {problem}, the first at index {first}",
+            remedy,
+        )
+
+
+def read_real(
+    file: h5py.File,
+    path: Path,
+    key: str,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+    kinds: str = "f",
+    expected: str = REAL,
+    remedy: str = TO_REAL,
+) -> NDArray[np.float64]:
+    """Return all values of a dataset; arguments as for `find_dataset`.
+
+    shapes: those that are allowed. Raises `InputError` if the dataset is missing, of another type
+    or shape, never written, or too large.
+    """
+    dataset = find_dataset(file, path, key, kinds, expected, remedy)
+    if shapes is not None and dataset.shape not in shapes:
+        raise InputError(
+            f"{path}, /{key}",
+            f"its shape is {dataset.shape}, expected {' or '.join(map(str, shapes))}",
+            remedy,
+        )
+    return read_values(dataset, f"{path}, /{key}")
 
 
 def read_values(dataset: h5py.Dataset, where: str) -> NDArray[np.float64]:
@@ -393,15 +423,11 @@ def _without_lock() -> dict[str, bool]:
     return {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 10, 7) else {}
 
 
-def _raise_on_all_ranks(failure: InputError | None, context: Context) -> None:
+def raise_on_all_ranks(failure: InputError | None, context: Context) -> None:
+    """Raise the failure of the first rank that has one on all ranks; collective."""
     for error in context.all_gather(failure):
         if error is not None:
             context.raise_on_all_ranks(error)
-
-
-def _try(path: Path) -> None:
-    with open_alone(path):
-        pass
 
 
 def _explain_reading(path: Path, error: OSError) -> InputError:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote
 from hpcfwi.model import AXES
-from hpcfwi.storage.hdf5 import find_dataset, holds, is_number, plain, read_real, read_values
+from hpcfwi.storage.hdf5 import holds, is_number, plain, read_real
 from hpcfwi.survey import (
     COMPONENTS,
     EXPLOSIVE,
@@ -87,7 +87,7 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
     kinds = read_kinds(file, path, "kinds", names, [shape[1:], shape])
     if STRAIN not in names:
         return Components(names, kinds)
-    gauge, directions = plain(file.attrs.get("gauge")), read_real(file, path, "directions")
+    gauge = plain(file.attrs.get("gauge"))
     if not is_number(gauge) or not 0 < gauge < np.inf:
         raise InputError(
             f"{path}, attribute gauge",
@@ -98,9 +98,7 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
     all_kinds = np.zeros(shape[1]) if kinds is None else kinds
     fibre = np.any(np.atleast_2d(all_kinds == number), axis=0)
     remedy = "Give the direction of the fibre at each receiver, in axis order."
-    if directions.shape != (shape[1], ndim):
-        found = f"its shape is {directions.shape}, expected {(shape[1], ndim)}"
-        raise InputError(f"{path}, /directions", found, remedy)
+    directions = read_real(file, path, "directions", [(shape[1], ndim)], remedy=remedy)
     length = np.linalg.norm(directions, axis=-1)
     wrong = fibre & ~(np.isfinite(length) & (length > 0.0))
     if wrong.any():
@@ -130,11 +128,8 @@ def read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> S
         if name != MOMENT:
             found[name] = acts
             continue
-        tensors, shape = read_real(file, path, "source_moments"), (n_shots, ndim, ndim)
         remedy = "Give the moment tensor of each shot, in axis order."
-        if tensors.shape != shape:
-            fault = f"its shape is {tensors.shape}, expected {shape}"
-            raise InputError(f"{path}, /source_moments", fault, remedy)
+        tensors = read_real(file, path, "source_moments", [(n_shots, ndim, ndim)], remedy=remedy)
         tensors = np.where(np.reshape(acts, (-1, 1, 1)) > 0.0, tensors, 0.0)
         turned = tensors.transpose(0, 2, 1)
         wrong = ~np.isclose(tensors, turned, rtol=1e-6, atol=0.0).all(axis=(1, 2))
@@ -184,14 +179,7 @@ def read_kinds(
         return None
     expected = f"whole numbers from 0 to {len(names) - 1}"
     remedy = "Give the index of a name for each of them."
-    dataset = find_dataset(file, path, key, "iuf", expected, remedy)
-    values = read_values(dataset, f"{path}, /{key}")
-    if dataset.shape not in shapes:
-        raise InputError(
-            f"{path}, /{key}",
-            f"its shape is {dataset.shape}, expected {' or '.join(map(str, shapes))}",
-            remedy,
-        )
+    values = read_real(file, path, key, shapes, "iuf", expected, remedy)
     wrong = ~np.isin(values, np.arange(len(names)))
     if wrong.any():
         raise InputError(

@@ -37,8 +37,7 @@ from hpcfwi.storage.hdf5 import (
     plain,
     plain_numbers,
     read_real,
-    read_values,
-    real_dataset,
+    refuse_values,
 )
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.system import check_regular, check_room
@@ -84,7 +83,7 @@ def read_model(path: Path, names: Sequence[str] | None = None) -> Model:
                     f"the file has no {PARAMETERS[name].title}; it holds {found or 'no parameter'}",
                     f"Store it as /{name}, for example by `hpcfwi convert --parameter {name}`.",
                 )
-        shapes = {name: real_dataset(file, path, name).shape for name in names}
+        shapes = {name: find_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])
         arrays = {name: read_real(file, path, name) for name in names}
     for name, array in arrays.items():
@@ -107,18 +106,11 @@ def read_cells(path: Path, name: str) -> Model:
     with open_alone(path) as file:
         check_format(file, path, MODEL_FORMAT, MODEL_VERSION)
         remedy = f"Store a number for each cell as /{name}."
-        dataset = find_dataset(file, path, name, "biuf", "numbers", remedy)
+        values = read_real(file, path, name, None, "biuf", "numbers", remedy)
         grid = _read_grid(file, path, name)
-        values = read_values(dataset, f"{path}, /{name}")
     faults = ~(np.isfinite(values) & (values >= 0.0))
-    if faults.any():
-        first = tuple(int(i[0]) for i in faults.nonzero())
-        raise InputError(
-            f"{path}, /{name}",
-            f"{faults.sum()} of {values.size} values are negative or not finite, the first at "
-            f"index {first}",
-            "Give every cell a number of 0 or more.",
-        )
+    remedy = "Give every cell a number of 0 or more."
+    refuse_values(faults, f"{path}, /{name}", "negative or not finite", remedy)
     return Model(grid, {name: values.astype(np.float32)})
 
 
@@ -151,19 +143,19 @@ def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None =
 
     attributes: further root attributes, such as the source of the model. Raises `WriteFailure`.
     """
+    own = {"format": MODEL_FORMAT, "version": MODEL_VERSION, **_describe(model.grid)}
+    _write(path, model, {**(attributes or {}), **own})
+
+
+def _describe(grid: Grid) -> dict[str, Any]:
+    return {"axes": grid.axes, "spacing": grid.spacing, "origin": grid.origin}
+
+
+def _write(path: Path, model: Model, attributes: Mapping[str, Any]) -> None:
     with created_whole(path) as file:
         for name, array in model.arrays.items():
             file.create_dataset(name, data=array, dtype=np.float32)
-        file.attrs.update(
-            {
-                **(attributes or {}),
-                "format": MODEL_FORMAT,
-                "version": MODEL_VERSION,
-                "axes": model.grid.axes,
-                "spacing": model.grid.spacing,
-                "origin": model.grid.origin,
-            }
-        )
+        file.attrs.update(attributes)
 
 
 def _read_grid(file: h5py.File, path: Path, name: str) -> Grid:
@@ -218,27 +210,21 @@ def _read_lengths(
     return lengths
 
 
-def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) -> None:
+def check_values(
+    values: NDArray[np.float64],
+    where: str,
+    parameter: Parameter,
+    scaling: str = "Multiply the array by",
+) -> None:
     """Raise `InputError` for values that are not finite, impossible, or in another unit.
 
-    where: the place of the values in messages.
+    where: the place of the values in messages; scaling: what to do with the factor between units.
     """
     unit = parameter.unit
-    for fault, problem, remedy in (
-        (~np.isfinite(values), "not finite", "Fill the cells that have no value."),
-        (
-            (values <= 0) & parameter.positive,
-            "not positive",
-            f"Give every cell, including air and water, a value above 0 {unit}.",
-        ),
-    ):
-        if fault.any():
-            first = tuple(int(i[0]) for i in fault.nonzero())
-            raise InputError(
-                where,
-                f"{fault.sum()} of {values.size} values are {problem}, the first at index {first}",
-                remedy,
-            )
+    remedy = "Fill the cells that have no value."
+    refuse_values(~np.isfinite(values), where, "not finite", remedy)
+    remedy = f"Give every cell, including air and water, a value above 0 {unit}."
+    refuse_values((values <= 0) & parameter.positive, where, "not positive", remedy)
     slow = tell_slowness(values) if parameter.unit == "m/s" else []
     if slow:
         choices = " or ".join(f"--quantity {name} --scale {scale:g}" for name, scale in slow)
@@ -253,7 +239,7 @@ def check_values(values: NDArray[np.float64], where: str, parameter: Parameter) 
             where,
             f"the largest value is {values.max():g}, expected {unit}; "
             f"it looks like {parameter.figure_unit}",
-            f"Multiply the array by {parameter.figure_scale:g}.",
+            f"{scaling} {parameter.figure_scale:g}.",
         )
     if values.min() < parameter.lowest or values.max() > parameter.highest:
         raise InputError(
@@ -292,18 +278,8 @@ IMAGE_VERSION = 1
 
 def write_image(path: Path, image: NDArray[np.floating], grid: Grid, epoch: int) -> None:
     """Write an image in one process, completely or not at all; raises `WriteFailure`."""
-    with created_whole(path) as file:
-        file.create_dataset("image", data=image, dtype=np.float32)
-        file.attrs.update(
-            {
-                "format": IMAGE_FORMAT,
-                "version": IMAGE_VERSION,
-                "axes": grid.axes,
-                "spacing": grid.spacing,
-                "origin": grid.origin,
-                "epoch": epoch,
-            }
-        )
+    own = {"format": IMAGE_FORMAT, "version": IMAGE_VERSION, **_describe(grid), "epoch": epoch}
+    _write(path, Model(grid, {"image": image}), own)
 
 
 def read_image(path: Path) -> tuple[Model, int]:
