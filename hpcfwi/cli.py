@@ -21,7 +21,7 @@ import tomli_w
 import typer
 
 from hpcfwi import __version__
-from hpcfwi.convert.command import convert
+from hpcfwi.convert.request import Request
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.registry import DATASETS, ENGINES
 
@@ -96,15 +96,16 @@ class Job:
         return _on_ranks(work, self.device, always=True)
 
 
-def _job_command(function: Callable[..., int]) -> Callable[..., int]:
-    """Make a command of a function that takes a `Job` and further options."""
-    shared, own = signature(Job, eval_str=True), signature(function, eval_str=True)
-    parameters = [*shared.parameters.values(), *[*own.parameters.values()][1:]]
+def _command(function: Callable[..., int]) -> Callable[..., int]:
+    """Make a command of a function that takes a dataclass of options and further options."""
+    given, *own = signature(function, eval_str=True).parameters.values()
+    shared = signature(given.annotation, eval_str=True).parameters
+    parameters = [*shared.values(), *own]
 
     @wraps(function)
     def command(**options: Any) -> int:
-        job = Job(**{name: options.pop(name) for name in shared.parameters})
-        return function(job, **options)
+        first = given.annotation(**{name: options.pop(name) for name in shared})
+        return function(first, **options)
 
     # Typer takes a command's parameters from its signature, and their types from its annotations.
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -207,7 +208,7 @@ def dataset(
     return _on_ranks(work)
 
 
-@_job_command
+@_command
 def forward(
     job: Job,
     to: Annotated[
@@ -236,7 +237,7 @@ def forward(
     return _on_ranks(work, job.device, always=True)
 
 
-@_job_command
+@_command
 def run(job: Job, restarts: Restarts = 0, launch: Launch = "") -> int:
     """Invert, from the last checkpoint if there is one; simulate missing observed data first.
 
@@ -255,13 +256,13 @@ def run(job: Job, restarts: Restarts = 0, launch: Launch = "") -> int:
     return _on_one_rank(work, f"Start it without a launcher; it starts the ranks: `{command}`.")
 
 
-@_job_command
+@_command
 def migrate(job: Job) -> int:
     """Image reflectors in the initial model, as set in [migration]; continues like run."""
     return job.run(migrates=True)
 
 
-@_job_command
+@_command
 def resolve(
     job: Job,
     model: Annotated[
@@ -301,7 +302,7 @@ def resolve(
     return _on_ranks(work, job.device, always=True)
 
 
-@_job_command
+@_command
 def status(
     job: Job,
     restarts: Restarts = 0,  # noqa: ARG001
@@ -321,7 +322,7 @@ def status(
     return _on_one_rank(work, "Start the command without a launcher.")
 
 
-@_job_command
+@_command
 def plan(
     job: Job,
     migrate: Migrate = False,
@@ -337,7 +338,7 @@ def plan(
     return _on_ranks(work, job.device)
 
 
-@_job_command
+@_command
 def check(job: Job, migrate: Migrate = False) -> int:
     """Compare the observed data with data of the starting model, in text and check.png."""
 
@@ -392,17 +393,16 @@ def bench(
     return _on_one_rank(work, "Start the command without a launcher.")
 
 
-def _offer(ask: Callable[..., Callable[[Context], None]]) -> Callable[..., int]:
-    """Make a command with the options of a function that returns the work to run on the ranks."""
+@_command
+def convert(request: Request, quiet: Quiet = False) -> int:
+    """Convert SEG-Y and other files to gathers and models, and back."""
 
-    @wraps(ask)
-    def command(**options: object) -> int:
-        return _on_ranks(ask(**options))
+    def work(context: Context) -> None:
+        from hpcfwi.convert.to_gathers import convert_file
 
-    return command
+        convert_file(request, context, quiet)
 
-
-app.command()(_offer(convert))
+    return _on_ranks(work)
 
 
 def _refuse(error: typer.TyperException, context: Context) -> None:

@@ -1,4 +1,4 @@
 """Conversion of other programs' files (SEG-Y, NumPy, MATLAB, raw) to models and gathers, and back.
 
-Only `hpcfwi convert` imports this package, and only this package imports segyio.
+Only this package imports segyio.
 """

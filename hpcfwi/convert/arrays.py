@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from hpcfwi.convert import segy
 from hpcfwi.convert.layout import Layout
 from hpcfwi.convert.request import HDF5, MATLAB, NPY, RAW, SEGY, VTK, Request, kind_of
-from hpcfwi.convert.segy import Columns, TraceReader, find_layout, read_headers
+from hpcfwi.convert.segy import Table, find_layout, read_headers, read_traces
 from hpcfwi.convert.writing import write_columns, write_image
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
-from hpcfwi.storage.hdf5 import check_format, find_dataset, holds, open_alone, read_values
+from hpcfwi.storage.hdf5 import check_format, holds, open_alone, read_real
 from hpcfwi.storage.models import (
     IMAGE_FORMAT,
     MODEL_FORMAT,
@@ -209,8 +209,8 @@ def read_mat(path: Path, variable: str | None = None) -> NDArray[np.float64]:
                 and found.dtype.kind in "fiu"
             }
             name = _choose_variable(path, shapes, variable)
-            dataset = find_dataset(opened, path, name, "fiu", "real numbers", "Store doubles.")
-            return read_values(dataset, f"{path}, {name}").transpose()
+            kind = "fiu", "real numbers", "Store doubles."
+            return read_real(opened, path, name, None, *kind).transpose()
     try:
         known = scipy.io.whosmat(path)
         shapes = {name: shape for name, shape, kind in known if kind in _MATLAB_NUMBERS}
@@ -269,15 +269,15 @@ def _read_foreign(request: Request, kind: str) -> Model:
             f"found {request.shape}, but {path} holds {array.shape}",
             "Correct --shape, or leave it out.",
         )
-    spacing = request.spacing or (placement and placement[0])
-    if spacing is None:
+    if request.spacing is None and placement is None:
         raise InputError(
             "--spacing",
             "not given, and the file does not determine it",
             "Give it in m, along z, (y,) x.",
         )
+    spacing, origin = placement or ((), (0.0,) * array.ndim)
+    spacing, origin = tuple(request.spacing or spacing), tuple(request.origin or origin)
     spacing = spacing * array.ndim if len(spacing) == 1 else spacing
-    origin = request.origin or (placement[1] if placement else (0.0,) * array.ndim)
     for option, numbers in (("--spacing", spacing), ("--origin", origin)):
         if len(numbers) != array.ndim:
             raise InputError(
@@ -306,29 +306,17 @@ def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Mod
             )
         array = array ** POWERS[request.quantity]
     array = array * request.scale
-    _check_meaning(array, request)
-    try:
-        check_values(array, where, parameter)
-    except InputError as error:
-        if error.remedy.startswith("Multiply"):
-            remedy = f"Give --scale {parameter.figure_scale:g}."
-            raise InputError(error.where, error.problem, remedy) from error
-        raise
-    return Model(grid, {parameter.name: np.ascontiguousarray(array, dtype=np.float32)})
-
-
-def _check_meaning(array: NDArray[np.float64], request: Request) -> None:
-    """Raise `InputError` if the values look like traces."""
-    where = str(request.source)
-    lowest = PARAMETERS[request.array].lowest
-    if lowest >= 0.0 and np.mean(array < 0.0) > OSCILLATING and array.max() > 0.0:
+    negative = np.mean(array < 0.0)
+    if parameter.lowest >= 0.0 and negative > OSCILLATING and array.max() > 0.0:
         raise InputError(
             where,
-            f"{100.0 * np.mean(array < 0.0):.0f} % of the values are below 0, the others above: "
+            f"{100.0 * negative:.0f} % of the values are below 0, the others above: "
             "they look like traces, expected a model",
             "If the file is SEG-Y, leave out --model; write an array of traces as gathers with "
             'h5py, as in "Your own data" of the README.',
         )
+    check_values(array, where, parameter, "Give --scale")
+    return Model(grid, {parameter.name: np.ascontiguousarray(array, dtype=np.float32)})
 
 
 def _check_order(order: str, axes: str) -> str:
@@ -403,9 +391,8 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
             "Give --value measurement=1, --spacing in m and, for values in ft/s, --scale 0.3048.",
         )
     names = ("inline", "crossline", "cdp_x", "cdp_y", "coordinate_scalar", "unit", "interval")
-    columns = read_headers(layout, request.headers, names)
-    with TraceReader(layout) as reader:
-        values = reader.read(np.arange(layout.n_traces)).astype(np.float64)
+    columns = read_headers(layout, names)
+    values = read_traces(layout, np.arange(layout.n_traces)).astype(np.float64)
     y, rows = np.unique(columns["inline"], return_inverse=True)
     x, ranks = np.unique(columns["crossline"], return_inverse=True)
     if request.shape is not None:
@@ -425,7 +412,7 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
     if y.size > 1 and x.size > 1:
         if y.size * x.size != layout.n_traces or np.unique(rows * x.size + ranks).size < len(rows):
             raise InputError(
-                f"{layout.path}, {request.headers.where('inline', 'crossline')}",
+                layout.where("inline", "crossline"),
                 f"found {y.size} inlines and {x.size} crosslines, but {layout.n_traces} traces",
                 "Give --shape NZ,NY,NX if x varies fastest from trace to trace.",
             )
@@ -441,7 +428,7 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
 
 
 def _place_columns(
-    columns: Columns, layout: Layout, request: Request, ndim: int
+    columns: Table, layout: Layout, request: Request, ndim: int
 ) -> NDArray[np.float64]:
     """Return the positions (trace, axis) of columns along y and x, or along the line in 2-D, in m.
 
@@ -455,7 +442,7 @@ def _place_columns(
         segy.scale(columns[name].astype(np.float64), columns["coordinate_scalar"])
         for name in ("cdp_x", "cdp_y")
     )
-    where = f"{layout.path}, {request.headers.where('cdp_x', 'cdp_y')}"
+    where = layout.where("cdp_x", "cdp_y")
     if ndim > 1:
         if request.line is not None:
             raise InputError("--line", f"given, but {layout.path} holds a volume", "Leave it out.")
@@ -481,7 +468,7 @@ def _place_columns(
 
 
 def _find_placement(
-    columns: Columns,
+    columns: Table,
     across: NDArray[np.float64],
     shape: tuple[int, ...],
     layout: Layout,

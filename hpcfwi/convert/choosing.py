@@ -16,43 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.convert import segy
-from hpcfwi.convert.layout import (
-    EXTENDED,
-    EXTENSION,
-    EXTENSION_NAMES,
-    FIELDS,
-    HEADER,
-    Headers,
-    Layout,
-)
+from hpcfwi.convert.layout import EXTENDED, EXTENSION, EXTENSION_NAMES, FIELDS, HEADER, Layout
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import (
-    AT_ONCE,
-    Columns,
-    Files,
-    Places,
-    TraceReader,
-    check_alike,
-    find_layout,
-    read_headers,
-)
+from hpcfwi.convert.segy import AT_ONCE, Files, Table, find_offsets, pick, read_headers, read_traces
 from hpcfwi.errors import InputError
 from hpcfwi.survey import COMPONENTS
 
 log = logging.getLogger("hpcfwi")
 
-NAMES = ("record", "channel", "shot_point")
+# The fields of trace headers that are read.
+NAMES = (
+    *segy.NAMES,
+    *("record", "channel", "shot_point", "code", "offset", "samples", "interval"),
+    *("delay", "time_scalar"),
+)
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """The numbers of the traces of each shot.
+    """The chosen traces, sorted by shots.
 
-    traces: trace numbers, shot after shot; starts: (shot + 1,), the index in `traces` at which each
-    shot begins, and the length of `traces`.
+    starts: (shot + 1,), the row of the table at which each shot begins, and the number of rows.
     """
 
-    traces: NDArray[np.int64]
+    table: Table
     starts: NDArray[np.int64]
 
     @property
@@ -74,17 +61,17 @@ class Gathering:
         Shorter shots are padded with the value of their last trace.
         """
         places = np.minimum(np.arange(self.counts.max()), self.counts[:, None] - 1)
-        return np.asarray(values[self.traces[self.starts[:-1, None] + places]])
+        return np.asarray(values[self.starts[:-1, None] + places])
 
     def select(self, shots: slice) -> Gathering:
         """Return the gathering of some of the shots, possibly of none."""
         chosen = np.arange(self.counts.size)[shots]
-        parts = [self.traces[self.starts[shot] : self.starts[shot + 1]] for shot in chosen]
-        starts = np.concatenate([[0], np.cumsum(self.counts[chosen])])
-        return Gathering(np.concatenate([self.traces[:0], *parts]), starts.astype(np.int64))
+        rows = [np.arange(self.starts[shot], self.starts[shot + 1]) for shot in chosen]
+        starts = np.concatenate([[0], np.cumsum(self.counts[chosen])]).astype(np.int64)
+        return Gathering(pick(self.table, np.concatenate([np.arange(0), *rows])), starts)
 
 
-def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> Gathering:
+def gather(table: Table, files: Files) -> Gathering:
     """Sort traces into shots by their headers and positions.
 
     Traces with the same field record and the same source position belong to one shot. Shots are
@@ -93,32 +80,30 @@ def gather(columns: Columns, places: Places, files: Files, headers: Headers) -> 
 
     Raises `InputError` if no two traces belong to one shot although they share source positions.
     """
-    record, within = columns["record"], (columns["channel"], columns["component"])
-    order = np.lexsort((*places.receivers.T, *within, *places.sources.T, record))
-    same = (record[order][1:] == record[order][:-1]) & (
-        places.sources[order][1:] == places.sources[order][:-1]
-    ).all(axis=1)
-    starts = np.concatenate([[0], np.flatnonzero(~same) + 1, [order.size]])
+    record, sources = table["record"], table["source"]
+    within = *table["receiver"].T, table["channel"], table["component"]
+    order = np.lexsort((*within, *sources.T, record))
+    shots = np.column_stack([record, sources])[order]
+    new = (shots[1:] != shots[:-1]).any(axis=1)
+    starts = np.concatenate([[0], np.flatnonzero(new) + 1, [order.size]])
     alone = starts.size - 1 == order.size
-    if alone and len(np.unique(places.sources, axis=0)) <= order.size // 2:
+    if alone and len(np.unique(sources, axis=0)) <= order.size // 2:
         raise InputError(
-            f"{files.path}, {headers.where('record')}",
+            files.where("record"),
             "every trace would be a separate shot: no two have the same record, although many "
             "have the same source position",
             "Give --value record=0 to sort by source positions only, or --bytes record=POSITION.",
         )
-    return Gathering(order.astype(np.int64), starts.astype(np.int64))
+    return Gathering(pick(table, order), starts.astype(np.int64))
 
 
-def count_repeats(columns: Columns, places: Places) -> NDArray[np.int64]:
+def count_repeats(table: Table) -> NDArray[np.int64]:
     """Number the traces of a shot of one component at the same receiver position, from 0.
 
     The order is that of the channels, then that of the file.
     """
-    keys = np.column_stack(
-        [places.receivers, places.sources, columns["record"], columns["component"]]
-    )
-    order = np.lexsort((columns["channel"], *keys.T))
+    keys = np.column_stack([table[name] for name in ("receiver", "source", "record", "component")])
+    order = np.lexsort((table["channel"], *keys.T))
     number = np.arange(order.size)
     new = np.append(True, (np.diff(keys[order], axis=0) != 0.0).any(axis=1))
     repeats = np.empty_like(number)
@@ -126,66 +111,53 @@ def count_repeats(columns: Columns, places: Places) -> NDArray[np.int64]:
     return repeats
 
 
-def check_repeats(
-    gathering: Gathering,
-    numbers: NDArray[np.int64],
-    columns: Columns,
-    places: Places,
-    files: Files,
-    headers: Headers,
-) -> None:
-    """Raise `InputError` if two traces of a shot have the same component and receiver position.
-
-    numbers: the trace numbers in the files.
-    """
-    repeats = count_repeats(columns, places)
-    many = gathering.traces[repeats[gathering.traces] > 0]
-    if not many.size:
+def check_repeats(table: Table, files: Files) -> None:
+    """Raise `InputError` if two traces of a shot have the same component and receiver position."""
+    repeats = count_repeats(table)
+    many = repeats > 0
+    if not many.any():
         return
-    one = many[numbers[many].argmin()]
-    same = (places.receivers == places.receivers[one]).all(axis=1)
-    same &= (places.sources == places.sources[one]).all(axis=1)
-    for name in ("record", "component"):
-        same &= columns[name] == columns[name][one]
-    same &= columns["file"] == columns["file"][one]
-    same = numbers[same][:8] - files.starts[columns["file"][one]] + 1
-    x, y, z = places.receivers[one]
+    traces = table["trace"]
+    (one,) = np.flatnonzero(traces == traces[many].min())
+    names = ("receiver", "source", "record", "component", "file")
+    keys = np.column_stack([table[name] for name in names])
+    same = np.sort(traces[(keys == keys[one]).all(axis=1)])[:8] - files.starts[table["file"][one]]
+    x, y, z = table["receiver"][one]
     raise InputError(
-        f"{files.name(columns['file'][many])}, {headers.where('receiver_x', 'receiver_y')}",
-        f"{many.size} of {gathering.traces.size} traces have the shot and the receiver position "
-        f"of another trace, such as traces {', '.join(map(str, same))} of "
-        f"record {columns['record'][one]:g}, at x = {x:g}, y = {y:g}, z = {z:g} m",
+        files.where("receiver_x", "receiver_y", which=table["file"][many]),
+        f"{many.sum()} of {traces.size} traces have the shot and the receiver position "
+        f"of another trace, such as traces {', '.join(map(str, same + 1))} of "
+        f"record {table['record'][one]:g}, at x = {x:g}, y = {y:g}, z = {z:g} m",
         "If they are repeated records, or components without trace codes, keep one of them, in the "
         "order of channels and then of the file: --keep repeat=0, up to "
-        f"{repeats[many].max()}. Otherwise name the "
+        f"{repeats.max()}. Otherwise name the "
         "fields that hold the receiver positions, such as --bytes receiver_depth=POSITION.",
     )
 
 
-def check_empty(columns: Columns, places: Places, files: Files, headers: Headers) -> None:
+def check_empty(table: Table, files: Files) -> None:
     """Raise `InputError` if positions are missing, that is, 0 in the headers."""
-    records = np.unique(columns["record"]).size
-    for of, points, needed in (
-        ("source", places.sources, records > 1),
-        ("receiver", places.receivers, len(places.receivers) > records),
-    ):
-        names = [f"{of}_x", f"{of}_y"]
-        if headers.constants.keys() & set(names):
+    records = np.unique(table["record"]).size
+    for of, needed in (("source", records > 1), ("receiver", len(table["record"]) > records)):
+        points, names = table[of], [f"{of}_x", f"{of}_y"]
+        if files.headers.constants.keys() & set(names):
             continue
         empty = ~points[:, :2].any(axis=1)
         if needed and empty.all() and not np.ptp(points[:, 2]):
             raise InputError(
-                f"{files.path}, {headers.where(*names)}",
+                files.where(*names),
                 f"the {of} coordinates are 0 in all traces",
-                f"{headers.remedy(*names)}.",
+                f"Give the right bytes ({', '.join(f'--bytes {name}=POSITION' for name in names)}) "
+                f"or values ({', '.join(f'--value {name}=NUMBER' for name in names)}).",
             )
         if empty.any() and not empty.all() and is_far(points[~empty, :2]):
-            far = ceil(places.offsets[~empty].max())
+            offsets = find_offsets(table)
+            far = ceil(offsets[~empty].max())
             remedy = "Correct them, or name the right bytes with --bytes."
-            if far < places.offsets[empty].min():
+            if far < offsets[empty].min():
                 remedy = f"Correct them, or leave these traces out with --keep offset=0:{far}."
             raise InputError(
-                f"{files.name(columns['file'][empty])}, {headers.where(*names)}",
+                files.where(*names, which=table["file"][empty]),
                 f"the {of} coordinates are 0 in {empty.sum()} of {empty.size} traces, and far from "
                 "there in the others",
                 remedy,
@@ -218,62 +190,41 @@ TITLES = {
 ROTATED = range(15, 18)
 TIME_SCALARS = [sign * 10**power for power in range(5) for sign in (1, -1)]
 
-TIMES = ("delay", "time_scalar")
 
+def exchange(table: Table) -> Table:
+    """Exchange sources and receivers, by reciprocity.
 
-@dataclass(frozen=True)
-class Chosen:
-    """Selected traces: their numbers in the files, their header fields, and their positions.
-
-    The column "file" has the number of the file of each trace.
+    Traces with the same receiver position become one record, and the records are numbered from 1.
+    The channel of a trace is its former record.
     """
-
-    traces: NDArray[np.int64]
-    columns: Columns
-    places: Places
-
-    def select(self, which: NDArray) -> Chosen:
-        columns = {name: column[which] for name, column in self.columns.items()}
-        return Chosen(self.traces[which], columns, self.places.select(which))
-
-    def swap(self) -> Chosen:
-        """Exchange sources and receivers, by reciprocity.
-
-        Traces with the same receiver position become one record, and the records are numbered
-        from 1. The channel of a trace is its former record.
-        """
-        nodes = np.unique(self.places.receivers, axis=0, return_inverse=True)[1].reshape(-1)
-        columns = {**self.columns, "record": 1 + nodes, "channel": self.columns["record"]}
-        places = Places(self.places.receivers, self.places.sources)
-        return replace(self, columns=columns, places=places)
+    nodes = np.unique(table["receiver"], axis=0, return_inverse=True)[1].reshape(-1)
+    return {
+        **table,
+        "record": 1 + nodes,
+        "channel": table["record"],
+        "source": table["receiver"],
+        "receiver": table["source"],
+    }
 
 
-def choose_traces(request: Request) -> tuple[Chosen, Files, float]:
+def choose_traces(request: Request) -> tuple[Table, Files, float]:
     """Return the traces of all files that are kept, the files, and the sampling interval in s.
 
     Raises `InputError`.
     """
-    layouts = tuple(find_layout(path, request.headers) for path in request.sources)
+    layouts = tuple(segy.find_layout(path, request.headers) for path in request.sources)
     parts = [_choose(layout, request) for layout in layouts]
     intervals = [
-        segy.find_interval(request.dt, part.columns, layout, request.headers)
+        segy.find_interval(request.dt, part, layout)
         for part, layout in zip(parts, layouts, strict=True)
     ]
-    check_alike(layouts, intervals)
+    segy.check_alike(layouts, intervals)
     files, dt = Files(layouts), intervals[0]
-    sizes = [part.traces.size for part in parts]
-    columns = {
-        name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns
-    }
-    chosen = Chosen(
-        np.concatenate([part.traces for part in parts]) + np.repeat(files.starts[:-1], sizes),
-        {**columns, "file": np.repeat(np.arange(len(parts)), sizes)},
-        Places(
-            np.concatenate([part.places.sources for part in parts]),
-            np.concatenate([part.places.receivers for part in parts]),
-        ),
-    )
-    offsets, (near, far) = chosen.places.offsets, request.keep.offset
+    for number, part in enumerate(parts):
+        part["file"] = np.full(part["trace"].size, number)
+        part["trace"] = part["trace"] + files.starts[number]
+    table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    offsets, (near, far) = find_offsets(table), request.keep.offset
     kept = (offsets >= (near or 0.0)) & (offsets <= (inf if far is None else far))
     if not kept.any():
         raise InputError(
@@ -281,9 +232,9 @@ def choose_traces(request: Request) -> tuple[Chosen, Files, float]:
             f"no trace is left: offsets go from {offsets.min():.6g} to {offsets.max():.6g} m",
             "Give a range within these.",
         )
-    chosen, repeat = chosen.select(kept), request.keep.repeat
+    table, repeat = pick(table, kept), request.keep.repeat
     if repeat is not None:
-        repeats = count_repeats(chosen.columns, chosen.places)
+        repeats = count_repeats(table)
         if repeat > repeats.max():
             raise InputError(
                 "--keep repeat",
@@ -291,54 +242,52 @@ def choose_traces(request: Request) -> tuple[Chosen, Files, float]:
                 f"{repeats.max() + 1} traces",
                 f"Give a number from 0 to {repeats.max()}.",
             )
-        chosen = chosen.select(repeats == repeat)
-    check_empty(chosen.columns, chosen.places, files, request.headers)
+        table = pick(table, repeats == repeat)
+    check_empty(table, files)
     for number, layout in enumerate(layouts):
-        part = chosen.select(chosen.columns["file"] == number)
-        if part.traces.size:
-            duration, offsets = dt * layout.n_samples, part.columns["offset"]
-            segy.check_distances(part.places, offsets, duration, layout, request.headers)
-    return chosen, files, dt
+        part = pick(table, table["file"] == number)
+        if part["trace"].size:
+            segy.check_distances(part, dt * layout.n_samples, layout)
+    return table, files, dt
 
 
-def _choose(layout: Layout, request: Request) -> Chosen:
+def _choose(layout: Layout, request: Request) -> dict[str, NDArray[Any]]:
     """Return the traces of a file that receivers have recorded and that the request keeps."""
-    names = (*segy.NAMES, *NAMES, "code", "offset", "samples", "interval", *TIMES)
-    columns = read_headers(layout, request.headers, names)
+    table = read_headers(layout, NAMES)
     if layout.header > HEADER:
-        columns |= _read_extension(columns, layout, request)
-    _check_lengths(columns, layout, request)
-    traces = _find_recorded(columns, layout, request)
-    columns = {name: column[traces] for name, column in columns.items()}
-    columns["begin"] = _find_begins(columns, layout, request)
-    columns["component"] = np.zeros(traces.size, np.int64)
+        table |= _read_extension(table, layout)
+    _check_lengths(table, layout)
+    traces = _find_recorded(table, layout, request)
+    table = {**pick(table, traces), "trace": traces}
+    table["begin"] = _find_begins(table, layout)
+    table["component"] = np.zeros(traces.size, np.int64)
     for name, code in CODES.items():
-        columns["component"][columns["code"] == code] = COMPONENTS.index(name)
-    chosen = Chosen(traces, columns, segy.find_places(columns, layout, request))
-    if {"source_x", "receiver_x"} & request.headers.constants.keys():
-        return chosen
-    return _leave_out_unplaced(chosen, layout)
+        table["component"][table["code"] == code] = COMPONENTS.index(name)
+    table |= segy.find_positions(table, layout, request)
+    if {"source_x", "receiver_x"} & layout.headers.constants.keys():
+        return table
+    return _leave_out_unplaced(table, layout)
 
 
-def _read_extension(columns: Columns, layout: Layout, request: Request) -> Columns:
+def _read_extension(table: Table, layout: Layout) -> dict[str, NDArray[Any]]:
     """Read the fields of the first additional header of each trace, which are doubles.
 
     A double that is not 0 replaces the field of the standard header. Doubles have no scalar; they
     are divided by that of the standard header, which `segy` applies to all columns later. Fields
     whose position or value the request gives are not replaced.
     """
-    headers = request.headers
+    headers = layout.headers
     names = [name for name in EXTENDED if name not in headers.constants]
     names = [name for name in names if headers.fields[name] == FIELDS[name]]
     fields = {**EXTENDED, "name": EXTENSION}
-    found = read_headers(layout, replace(headers, fields=fields), ["name", *names])
+    found = read_headers(layout, ["name", *names], replace(headers, fields=fields))
     known, extended = np.isin(found["name"], EXTENSION_NAMES), {}
     for name in names:
         stated = known & (found[name] != 0.0)
         if stated.any():
-            scalars = columns[f"{'coordinate' if name[-2] == '_' else 'elevation'}_scalar"]
+            scalars = table[f"{'coordinate' if name[-2] == '_' else 'elevation'}_scalar"]
             values = found[name] / segy.scale(np.ones(stated.size), scalars)
-            extended[name] = np.where(stated, values, columns[name])
+            extended[name] = np.where(stated, values, table[name])
     if extended:
         read = ", ".join(f"{name} ({EXTENDED[name]})" for name in extended)
         log.info("%s: read from the first additional header of traces: %s", layout.path, read)
@@ -347,40 +296,39 @@ def _read_extension(columns: Columns, layout: Layout, request: Request) -> Colum
     return extended
 
 
-def _leave_out_unplaced(chosen: Chosen, layout: Layout) -> Chosen:
+def _leave_out_unplaced(table: dict[str, NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
     """Leave out traces without positions, whose source and receiver are both at (0, 0).
 
     Such a trace has no position if all other traces are far from there, or if its samples are all
     0 as well.
     """
-    points = np.stack([chosen.places.sources, chosen.places.receivers])[..., :2]
+    points = np.stack([table["source"], table["receiver"]])[..., :2]
     unplaced = np.asarray(~points.any(axis=(0, 2)))
     if unplaced.all() or not unplaced.any():
-        return chosen
+        return table
     if is_far(points[:, ~unplaced].reshape(-1, 2)):
         log.warning(
             "%d traces are left out: their source and receiver are at 0, 0, far from all others",
             unplaced.sum(),
         )
-        return chosen.select(~unplaced)
+        return pick(table, ~unplaced)
     dead = np.flatnonzero(unplaced)
-    with TraceReader(layout) as reader:
-        parts = np.array_split(dead, -(-dead.size * layout.trace_size // AT_ONCE))
-        alive = [reader.read(chosen.traces[part]).any(axis=1) for part in parts]
+    parts = np.array_split(dead, -(-dead.size * layout.trace_size // AT_ONCE))
+    alive = [read_traces(layout, table["trace"][part]).any(axis=1) for part in parts]
     dead = dead[~np.concatenate(alive)]
     if dead.size:
         log.info("%d traces are left out: they are 0, and so are their positions", dead.size)
-    return chosen.select(np.delete(np.arange(chosen.traces.size), dead))
+    return pick(table, np.delete(np.arange(unplaced.size), dead))
 
 
-def _check_lengths(columns: Columns, layout: Layout, request: Request) -> None:
+def _check_lengths(table: Table, layout: Layout) -> None:
     """Raise `InputError` if the length of a trace differs from that in the file header."""
-    stated, where = columns["samples"], request.headers.where("samples")
+    stated = table["samples"]
     other = (stated > 0) & (stated != layout.n_samples)
-    if other.any() and layout.n_samples < 2**16 and "samples" not in request.headers.constants:
+    if other.any() and layout.n_samples < 2**16 and "samples" not in layout.headers.constants:
         first = int(np.flatnonzero(other)[0])
         raise InputError(
-            f"{layout.path}, {where}",
+            layout.where("samples"),
             f"{other.sum()} of {layout.n_traces} traces do not have the "
             f"{layout.n_samples} samples of the file header; trace {first + 1} has {stated[first]}",
             "Traces of different lengths cannot be read. If all have the same length, give "
@@ -390,9 +338,9 @@ def _check_lengths(columns: Columns, layout: Layout, request: Request) -> None:
         )
 
 
-def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArray[np.int64]:
+def _find_recorded(table: Table, layout: Layout, request: Request) -> NDArray[np.int64]:
     """Return the numbers of the traces that receivers have recorded and that are kept."""
-    code, where = columns["code"], request.headers.where("code")
+    code, where = table["code"], layout.headers.where("code")
     seismic = ~np.isin(code, NOT_SEISMIC)
     if layout.revision >= 2:
         seismic &= ~np.isin(code, NOT_SEISMIC_SINCE_2)
@@ -404,7 +352,7 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
     traces = np.sort(traces[seismic[traces]])
     if not traces.size:
         raise InputError(
-            f"{layout.path}, {where}",
+            layout.where("code"),
             f"no trace is left of {layout.n_traces}, of which {seismic.sum()} have a code of "
             f"recorded traces, or one of --keep code; found {_say_codes(code)}",
             "Give --value code=1 if all are recorded traces, or another range with --keep "
@@ -412,7 +360,7 @@ def _find_recorded(columns: Columns, layout: Layout, request: Request) -> NDArra
         )
     if np.isin(code[traces], ROTATED).any():
         raise InputError(
-            f"{layout.path}, {where}",
+            layout.where("code"),
             f"found rotated components: {_say_codes(code[traces])}",
             "Leave them out, with the codes of others: --keep code=11,12; or say what they are: "
             "--value code=14 for in-line motion, 1 for pressure.",
@@ -429,13 +377,13 @@ def _say_codes(codes: NDArray) -> str:
     )
 
 
-def _find_begins(columns: Columns, layout: Layout, request: Request) -> NDArray[np.float64]:
+def _find_begins(table: Table, layout: Layout) -> NDArray[np.float64]:
     """Return the times at which traces begin, s.
 
     Headers hold milliseconds and, since revision 1, a scalar.
     """
-    delays, scalars = columns["delay"].astype(np.float64), columns["time_scalar"]
-    given = request.headers.constants.keys()
+    delays, scalars = table["delay"].astype(np.float64), table["time_scalar"]
+    given = layout.headers.constants.keys()
     if "time_scalar" not in given:
         known = [0, *(TIME_SCALARS if layout.revision else (1,))]
         strange = scalars[(delays != 0.0) & ~np.isin(scalars, known)]
@@ -443,7 +391,7 @@ def _find_begins(columns: Columns, layout: Layout, request: Request) -> NDArray[
             scalars = np.ones_like(scalars)
         elif strange.size:
             raise InputError(
-                f"{layout.path}, {request.headers.where('time_scalar')}",
+                layout.where("time_scalar"),
                 f"found {strange[0]:g} as the scalar of delays that are not 0, but revision "
                 f"{layout.revision} has "
                 + (f"one of {', '.join(map(str, known))}" if layout.revision else "none"),

@@ -12,7 +12,7 @@ counted from 1, or at those of the request. `segy` and `choosing` interpret the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -106,26 +106,18 @@ class Headers:
         """Return a field (trace,) of raw trace headers (trace, byte)."""
         if name in self.constants:
             return np.full(len(raw), self.constants[name])
-        field = self.fields[name]
-        if not field.at:
+        place = self.fields[name]
+        if not place.at:
             return np.zeros(len(raw), dtype=np.int16)
-        size = int(field.kind[1])
-        part = np.ascontiguousarray(raw[:, field.at - 1 : field.at - 1 + size])
-        kind = field.kind if field.kind[0] != "f" else f"f{size}"
-        return part.view(endian + kind)[:, 0].astype(kind)
+        size = int(place.kind[1])
+        part = np.ascontiguousarray(raw[:, place.at - 1 : place.at - 1 + size])
+        return part.view(endian + place.kind)[:, 0].astype(place.kind)
 
     def where(self, *names: str) -> str:
         """Return the places of fields as a text for messages."""
         return ", ".join(
             f"--value {name}" if name in self.constants else f"{self.fields[name]} ({name})"
             for name in names
-        )
-
-    def remedy(self, *names: str) -> str:
-        """Return the beginning of a remedy: the options that set the fields' places or values."""
-        return (
-            f"Give the right bytes ({', '.join(f'--bytes {name}=POSITION' for name in names)}) "
-            f"or values ({', '.join(f'--value {name}=NUMBER' for name in names)})"
         )
 
 
@@ -136,47 +128,27 @@ FORMATS = {IBM: "u4", 2: "i4", 3: "i2", IEEE: "f4", 6: "f8", 8: "i1", 10: "u4", 
 NEWEST = 2  # major revision of the standard
 LARGEST_GAP = 2**20  # bytes of zeros before the first trace
 ORDER = {b"\1\2\3\4": ">", b"\4\3\2\1": "<"}  # bytes 3297-3300 since revision 2
+# Bytes that are characters of a text in ASCII, and in EBCDIC
 CHARACTERS = [
     {*range(32, 127), *b"\t\n\r\f"},
     {code for code in range(256) if bytes([code]).decode("cp037").isascii() and code >= 64}
     | {0x05, 0x0C, 0x0D, 0x15, 0x25},
 ]
-"""Bytes that are characters of a text in ASCII, and in EBCDIC."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """The layout of a SEG-Y or Seismic Unix file.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    size : int
-        Size of the file, bytes.
-    endian : str
-        ">" or "<".
-    code : int
-        Code of the sample format.
-    n_samples : int
-        Samples of each trace.
-    first : int
-        Position of the first trace, in bytes from 0.
-    n_traces : int
-        Number of traces.
-    interval : float
-        Sampling interval of the file header, microseconds; 0 if it has none.
-    in_feet : bool
-        True if lengths are in feet.
-    header : int
-        Bytes of all headers of a trace.
-    revision : int
-        Major revision of the standard; 0 for a Seismic Unix file.
-    interval_at : str
-        Bytes from which the interval was read, for messages.
+    headers: the rules by which it was read; size: of the file, bytes; endian: ">" or "<"; code: of
+    the sample format; first: position of the first trace, in bytes from 0; interval: sampling
+    interval of the file header, microseconds, 0 if it has none; header: bytes of all headers of a
+    trace; revision: major revision of the standard, 0 for Seismic Unix; interval_at: bytes from
+    which the interval was read, for messages.
     """
 
     path: Path
+    headers: Headers = field(repr=False)
     size: int
     endian: str
     code: int
@@ -193,14 +165,15 @@ class Layout:
     def trace_size(self) -> int:
         return self.header + self.n_samples * np.dtype(FORMATS[self.code]).itemsize
 
+    def where(self, *names: str) -> str:
+        """Return the file and the places of fields of trace headers as a text for messages."""
+        return f"{self.path}, {self.headers.where(*names)}"
+
 
 def read_layout(path: Path, headers: Headers) -> Layout:
     """Read the layout of a SEG-Y or Seismic Unix file.
 
-    Raises
-    ------
-    InputError
-        If headers have impossible values or contradict the contents. The message names the bytes.
+    Raises `InputError` if headers have impossible values or contradict the contents.
     """
     with open_binary(path) as file:
         return _UnixFile(path, file, headers).find() or _StandardFile(path, file, headers).find()
@@ -228,8 +201,8 @@ class _File:
 
     def samples_at(self, start: int, endian: str) -> int:
         """Read the number of samples from the header of the trace at byte `start`; 0 if missing."""
-        field = self.headers.fields["samples"]
-        found = self.bytes_at(start + field.at - 1, 2)
+        at = self.headers.fields["samples"].at
+        found = self.bytes_at(start + at - 1, 2)
         return int(np.frombuffer(found, f"{endian}u2")[0]) if len(found) == 2 else 0
 
 
@@ -253,7 +226,8 @@ class _UnixFile(_File):
             ):
                 continue
             layout = Layout(
-                self.path, self.size, endian, IEEE, samples, 0, n_traces, 0, False, interval_at=""
+                *(self.path, self.headers, self.size, endian, IEEE, samples, 0, n_traces, 0, False),
+                interval_at="",
             )
             interval = np.frombuffer(self.bytes_at(116, 2), f"{endian}u2")[0]
             found.append((int(interval), layout))
@@ -315,6 +289,7 @@ class _StandardFile(_File):
         exact = second and float(np.frombuffer(self.start, f"{self.endian}f8", 1, 3272)[0])
         return Layout(
             self.path,
+            self.headers,
             self.size,
             self.endian,
             self.code,

@@ -1,22 +1,24 @@
-"""The request for a conversion: the kinds of the files, and the parsed options of the command.
+"""The request for a conversion: the options of `hpcfwi convert`, and the kinds of the files.
 
-The kind of a file follows from its name and, for HDF5, from its contents. `layout` defines the
-header fields that a request may name, and `to_gathers` carries the request out.
+`cli` imports this module to parse the command line, so that it imports others only when they are
+needed. `to_gathers` carries the request out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from hpcfwi.convert.layout import FIELDS, TYPES, Field, Headers
+import typer
+
 from hpcfwi.errors import InputError, quote
-from hpcfwi.model import AXES, PARAMETERS
-from hpcfwi.storage.models import read_attribute
-from hpcfwi.storage.unfinished import FORMAT
+
+if TYPE_CHECKING:
+    from hpcfwi.convert.layout import Field, Headers
 
 SEGY, UNIX, HDF5, NPY, RAW, VTK = "SEG-Y", "Seismic Unix", "HDF5", "NumPy", "raw", "VTK"
 MATLAB = "MATLAB"
@@ -43,17 +45,130 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def holds_gathers(path: Path) -> bool:
-    """Return True if an HDF5 file holds gathers, and False for a model; raises `InputError`."""
-    return bool(read_attribute(path, "format") == FORMAT)
+# Functions that parse the texts of options. Typer adds the option to their errors.
 
 
-KEEPS = ("time", "offset", "shots", "traces", "code", "repeat")
-ENDIANS = {"big": ">", "little": "<"}
+def _bad(found: object, expected: str) -> typer.BadParameter:
+    return typer.BadParameter(f"found {quote(found)}, expected {expected}")
 
 
-@dataclass(frozen=True)
-class Keep:
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number):
+        raise _bad(text, "a finite number")
+    return number
+
+
+def _size(text: str) -> float:
+    number = _number(text)
+    if not abs(number) < 1e9:
+        raise _bad(text, "a number between -1e9 and 1e9")
+    return number
+
+
+def _named(text: str, names: Collection[str]) -> tuple[str, str]:
+    """Split a text like "name=rest"."""
+    name, equals, rest = text.partition("=")
+    if not equals or name not in names:
+        raise _bad(text, f"NAME=..., where NAME is one of {', '.join(names)}")
+    return name, rest
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 16
+
+
+def parse_field(text: str) -> tuple[str, Field]:
+    """Parse the position of a header field, like "source_x=73:i4"."""
+    from hpcfwi.convert.layout import FIELDS, TYPES, Field
+
+    name, where = _named(text, FIELDS)
+    at, _, kind = where.partition(":")
+    kind = kind or (FIELDS[name].kind if FIELDS[name].at else "i4")
+    if kind not in TYPES or not at.isdecimal() or len(at) > 3:
+        raise _bad(text, f"a position and, if need be, a type: {', '.join(TYPES)}")
+    if not 1 <= int(at) <= 241 - int(kind[1]):
+        raise _bad(text, "a position from 1 within the 240 bytes of a trace header")
+    return name, Field(int(at), kind)
+
+
+def parse_value(text: str) -> tuple[str, float]:
+    """Parse the value of a header field, like "coordinate_scalar=-100"."""
+    from hpcfwi.convert.layout import FIELDS
+
+    name, number = _named(text, FIELDS)
+    return name, _number(number)
+
+
+def _keep(text: str) -> tuple[str, Any]:
+    """Parse a text like "time=0:4.0", "shots=0:100:2", "code=11" or "repeat=0"."""
+    name, ends = _named(text, ("time", "offset", "shots", "traces", "code", "repeat"))
+    parts = [part.strip() or None for part in ends.split(":")]
+    if name in ("time", "offset"):
+        if len(parts) != 2:
+            raise _bad(text, f"{name}=FIRST:LAST")
+        return name, tuple(None if part is None else _number(part) for part in parts)
+    if name in ("code", "repeat"):
+        numbers = [part.strip() for part in ends.split(",")]
+        whole = [_is_count(n.removeprefix("-" * (name == "code"))) for n in numbers]
+        if not all(whole) or (name == "repeat" and len(whole) > 1):
+            raise _bad(text, "code=NUMBER,... or repeat=NUMBER, from 0")
+        return name, tuple(map(int, numbers)) if name == "code" else int(numbers[0])
+    if not 2 <= len(parts) <= 3 or not all(p is None or _is_count(p) for p in parts):
+        raise _bad(text, f"{name}=FIRST:END or {name}=FIRST:END:STEP, from 0")
+    found = slice(*(None if part is None else int(part) for part in parts))
+    if found.step == 0:
+        raise _bad(text, "a step of 1 or more")
+    return name, found
+
+
+def _numbers(*counts: int) -> Callable[[str], tuple[float, ...]]:
+    """Return a function that parses one of these counts of numbers, like "25,12.5"."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        numbers = tuple(_number(part) for part in text.split(","))
+        if len(numbers) not in counts:
+            raise _bad(text, f"{' or '.join(map(str, counts))} numbers, separated by commas")
+        return numbers
+
+    return parse
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    numbers = _numbers(2, 3)(text)
+    if any(n < 1 or n != int(n) or n > 1e9 for n in numbers):
+        raise _bad(text, "whole numbers of points from 1 to 1e9, along z, (y,) x")
+    return tuple(map(int, numbers))
+
+
+def _spacing(text: str) -> tuple[float, ...]:
+    numbers = _numbers(1, 2, 3)(text)
+    if not 1e-6 <= min(numbers) <= max(numbers) <= 1e6:
+        raise _bad(text, "numbers from 1e-6 to 1e6, in m")
+    return numbers
+
+
+def _order(text: str) -> str:
+    if sorted(text) not in (["x", "z"], ["x", "y", "z"]):
+        raise _bad(text, "each of z, (y,) x once, the slowest first")
+    return text
+
+
+def _parameter(text: str) -> str:
+    from hpcfwi.model import PARAMETERS
+
+    if text not in PARAMETERS:
+        raise _bad(text, f"one of {', '.join(PARAMETERS)}")
+    return text
+
+
+Numbers = Sequence[float]  # typer would take a tuple for an option of several words
+
+
+class Keep(NamedTuple):
     """The part of the data that is kept.
 
     time: first and last time of the record, s; the first sample is written at the first time;
@@ -65,49 +180,132 @@ class Keep:
 
     time: tuple[float | None, float | None] = (None, None)
     offset: tuple[float | None, float | None] = (None, None)
-    shots: slice = field(default_factory=lambda: slice(None))
-    traces: slice = field(default_factory=lambda: slice(None))
+    shots: slice = slice(None)
+    traces: slice = slice(None)
     code: tuple[int, ...] | None = None
     repeat: int | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a conversion.
+    """The arguments and options of `hpcfwi convert`, whose help describes them.
 
-    sources: files to read, several only of SEG-Y data; target: file to write; headers: rules for
-    the headers of SEG-Y; wavelet: file with the wavelet; dt: sampling interval, s; keep: part of
-    the data; axes: "zx", "zyx", or None to choose by the positions; line: x, y of two points of the
-    line of a 2-D survey, m, the first at x = 0; datum: elevation of z = 0, m; depths:
-    "positive-elevation" if fields of elevations hold depths; model: True if SEG-Y holds a model;
-    parameter: of the values of the model, if it is named; shape, spacing (m), origin (m): of a
-    model, in the order (z, x) or (z, y, x); order: axes of the array in a file, the slowest first;
-    quantity: quantity of the values; scale: factor by which the values, converted to velocities,
-    are multiplied; variable: name of the array in a MATLAB file; reciprocity: True to exchange
-    sources and receivers; source_kind: of all sources.
+    Shapes, spacings and origins are in the order (z, x) or (z, y, x), whatever the order of a file.
     """
 
-    sources: tuple[Path, ...]
-    target: Path
-    headers: Headers
-    wavelet: Path | None = None
-    dt: float | None = None
-    keep: Keep = field(default_factory=Keep)
-    axes: str | None = None
-    line: tuple[float, ...] | None = None
-    datum: float = 0.0
-    model: bool = False
-    parameter: str | None = None
-    shape: tuple[int, ...] | None = None
-    spacing: tuple[float, ...] | None = None
-    origin: tuple[float, ...] | None = None
-    order: str | None = None
-    scale: float = 1.0
-    reciprocity: bool = False
-    depths: str | None = None
-    quantity: str = "velocity"
-    variable: str | None = None
-    source_kind: str = "explosive"
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FROM", help="The file to read; for SEG-Y data one or more."),
+    ]
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="TO", help="The file to write. Suffixes give the kinds of files."),
+    ]
+    wavelet: Annotated[
+        Path | None, typer.Option(help="Wavelet of SEG-Y data: .npy, text, or a gathers file.")
+    ] = None
+    dt: Annotated[float | None, typer.Option(help="Sampling interval, s.")] = None
+    parts: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--keep",
+            metavar="NAME=PART",
+            parser=_keep,
+            help="Part of the data: time=FIRST:LAST (s), offset=NEAR:FAR (m), shots=0:60:2, "
+            "traces=0:5000, code=11, repeat=0.",
+        ),
+    ] = None
+    fields: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--bytes",
+            metavar="NAME=POSITION",
+            parser=parse_field,
+            help="Bytes of a header field: source_x=POSITION[:i4].",
+        ),
+    ] = None
+    values: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--value",
+            metavar="NAME=NUMBER",
+            parser=parse_value,
+            help="Value of a header field: coordinate_scalar=-100.",
+        ),
+    ] = None
+    endian: Annotated[
+        Literal["big", "little"] | None, typer.Option(help="Byte order of SEG-Y and raw files.")
+    ] = None
+    axes: Annotated[
+        Literal["zx", "zyx"] | None,
+        typer.Option(
+            help="Axes of positions: zx, along a line, or zyx; by default that which the "
+            "positions are on."
+        ),
+    ] = None
+    line: Annotated[
+        Numbers | None,
+        typer.Option(
+            metavar="X0,Y0,X1,Y1",
+            parser=_numbers(4),
+            help="Two points of the line of a 2-D survey or model, m; x = 0 at the first.",
+        ),
+    ] = None
+    datum: Annotated[
+        float, typer.Option(metavar="NUMBER", parser=_size, help="Elevation of z = 0, m.")
+    ] = 0.0
+    depths: Annotated[
+        Literal["positive-elevation"] | None,
+        typer.Option(help="Fields of elevations hold depths."),
+    ] = None
+    model: Annotated[bool, typer.Option("--model", help="SEG-Y holds a model.")] = False
+    parameter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            parser=_parameter,
+            help="Parameter of a model, such as vs, rho or qp; P velocity by default.",
+        ),
+    ] = None
+    shape: Annotated[
+        Sequence[int] | None,
+        typer.Option(metavar="NZ,NX", parser=_shape, help="Shape of a model: NZ,NX or NZ,NY,NX."),
+    ] = None
+    spacing: Annotated[
+        Numbers | None,
+        typer.Option(
+            metavar="NUMBERS", parser=_spacing, help="Spacing, m: one number, or one per axis."
+        ),
+    ] = None
+    origin: Annotated[
+        Numbers | None,
+        typer.Option(
+            metavar="NUMBERS",
+            parser=_numbers(2, 3),
+            help="Position of the first point, m: one number per axis.",
+        ),
+    ] = None
+    order: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES", parser=_order, help="The axes of an array file, the slowest first: xz."
+        ),
+    ] = None
+    variable: Annotated[str | None, typer.Option(help="The name of a model in a .mat file.")] = None
+    scale: Annotated[
+        float, typer.Option(metavar="NUMBER", parser=_size, help="Factor of a model's values.")
+    ] = 1.0
+    quantity: Annotated[
+        Literal["velocity", "slowness", "slowness-squared"],
+        typer.Option(help="Quantity of the values, which are converted to velocities."),
+    ] = "velocity"
+    reciprocity: Annotated[
+        bool, typer.Option("--reciprocity", help="Exchange sources and receivers.")
+    ] = False
+    source_kind: Annotated[
+        Literal["explosive", "force-z", "force-y", "force-x"],
+        typer.Option(help="Kind of the sources."),
+    ] = "explosive"
 
     @property
     def source(self) -> Path:
@@ -117,127 +315,20 @@ class Request:
     @property
     def array(self) -> str:
         """The name of the model's array, that of P velocity if it is not given."""
+        from hpcfwi.model import PARAMETERS
+
         return self.parameter or next(iter(PARAMETERS))
 
+    @cached_property
+    def keep(self) -> Keep:
+        """The part of the data that is kept."""
+        return Keep(**dict(self.parts or []))
 
-def parse_headers(positions: Sequence[str], values: Sequence[str], endian: str | None) -> Headers:
-    """Parse positions like "source_x=73:i4" and values like "coordinate_scalar=-100"."""
-    fields, constants = dict(FIELDS), {}
-    for text in positions:
-        name, where = _named("--bytes", text, fields)
-        at, _, kind = where.partition(":")
-        kind = kind or (fields[name].kind if fields[name].at else "i4")
-        if kind not in TYPES or not at.isdecimal() or len(at) > 3:
-            raise _bad("--bytes", text, f"a position and, if need be, a type: {', '.join(TYPES)}")
-        if not 1 <= int(at) <= 241 - int(kind[1]):
-            raise _bad("--bytes", text, "a position from 1 within the 240 bytes of a trace header")
-        fields[name] = Field(int(at), kind)
-    for text in values:
-        name, number = _named("--value", text, fields)
-        constants[name] = _number("--value", number)
-    return Headers(
-        fields, constants, ENDIANS[choose("--endian", endian, ENDIANS)] if endian else ""
-    )
+    @cached_property
+    def headers(self) -> Headers:
+        """The rules by which the headers of SEG-Y are read."""
+        from hpcfwi.convert.layout import FIELDS, Headers
 
-
-def parse_keep(texts: Sequence[str]) -> Keep:
-    """Parse texts like "time=0:4.0", "shots=0:100:2", "code=11" and "repeat=0"."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, ends = _named("--keep", text, KEEPS)
-        parts = [part.strip() or None for part in ends.split(":")]
-        if name in ("time", "offset"):
-            if len(parts) != 2:
-                raise _bad("--keep", text, f"{name}=FIRST:LAST")
-            found[name] = tuple(None if p is None else _number("--keep", p) for p in parts)
-            continue
-        if name in ("code", "repeat"):
-            numbers = [part.strip() for part in ends.split(",")]
-            whole = [_is_count(n.removeprefix("-" * (name == "code"))) for n in numbers]
-            if not all(whole) or (name == "repeat" and len(whole) > 1):
-                raise _bad("--keep", text, "code=NUMBER,... or repeat=NUMBER, from 0")
-            found[name] = tuple(map(int, numbers)) if name == "code" else int(numbers[0])
-            continue
-        if not 2 <= len(parts) <= 3 or not all(p is None or _is_count(p) for p in parts):
-            raise _bad("--keep", text, f"{name}=FIRST:END or {name}=FIRST:END:STEP, from 0")
-        found[name] = slice(*(None if p is None else int(p) for p in parts))
-        if found[name].step == 0:
-            raise _bad("--keep", text, "a step of 1 or more")
-    return Keep(**found)
-
-
-def parse_numbers(option: str, text: str | None, counts: Sequence[int]) -> tuple[float, ...] | None:
-    """Parse a text like "25,12.5".
-
-    counts: allowed numbers of values.
-    """
-    if text is None:
-        return None
-    numbers = tuple(_number(option, part) for part in text.split(","))
-    if len(numbers) not in counts:
-        raise _bad(option, text, f"{' or '.join(map(str, counts))} numbers, separated by commas")
-    return numbers
-
-
-def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """Parse a text like "141,681"."""
-    numbers = parse_numbers("--shape", text, sorted(AXES))
-    if numbers is None:
-        return None
-    if any(n < 1 or n != int(n) or n > 1e9 for n in numbers):
-        raise _bad("--shape", text, "whole numbers of points from 1 to 1e9, along z, (y,) x")
-    return tuple(map(int, numbers))
-
-
-def parse_spacing(text: str | None) -> tuple[float, ...] | None:
-    """Parse a text like "25" or "25,12.5", of numbers above 0."""
-    numbers = parse_numbers("--spacing", text, (1, *AXES))
-    if numbers is not None and not 1e-6 <= min(numbers) <= max(numbers) <= 1e6:
-        raise _bad("--spacing", text, "numbers from 1e-6 to 1e6, in m")
-    return numbers
-
-
-def parse_size(option: str, number: float) -> float:
-    """Return a number, or raise `InputError` if its magnitude is not below 1e9."""
-    if not abs(number) < 1e9:
-        raise _bad(option, str(number), "a number between -1e9 and 1e9")
-    return number
-
-
-def parse_order(text: str | None) -> str | None:
-    """Check a text like "xz", the axes of an array with the slowest first."""
-    if text is not None and sorted(text) not in map(sorted, AXES.values()):
-        raise _bad("--order", text, "each of z, (y,) x once, the slowest first")
-    return text
-
-
-def choose(option: str, text: str, names: Sequence[str] | Mapping[str, Any]) -> str:
-    """Return a text, or raise `InputError` if it is not one of the names."""
-    if text not in names:
-        raise _bad(option, text, f"one of {', '.join(names)}")
-    return text
-
-
-def _named(option: str, text: str, names: Sequence[str] | dict[str, Field]) -> tuple[str, str]:
-    name, equals, rest = text.partition("=")
-    if not equals or name not in names:
-        raise _bad(option, text, f"NAME=..., where NAME is one of {', '.join(names)}")
-    return name, rest
-
-
-def _number(option: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not isfinite(number):
-        raise _bad(option, text, "a finite number")
-    return number
-
-
-def _is_count(text: str) -> bool:
-    return text.isdecimal() and len(text) < 16
-
-
-def _bad(option: str, found: str | None, expected: str) -> InputError:
-    return InputError(option, f"found {quote(found)}, expected {expected}", "See docs/convert.md.")
+        fields = {**FIELDS, **dict(self.fields or [])}
+        endian = {"big": ">", "little": "<", None: ""}[self.endian]
+        return Headers(fields, dict(self.values or []), endian)

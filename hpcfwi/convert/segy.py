@@ -42,10 +42,7 @@ FEWEST = 40  # different numbers that are needed to distinguish the kinds of flo
 def find_layout(path: Path, headers: Headers) -> Layout:
     """Read the layout of a file, and compare its samples with the format in its header.
 
-    Raises
-    ------
-    InputError
-        If headers have impossible values or contradict the contents. The message names the bytes.
+    Raises `InputError` if headers have impossible values or contradict the contents.
     """
     layout = read_layout(path, headers)
     if "format" not in headers.constants:
@@ -59,8 +56,7 @@ def _check_floats(layout: Layout) -> None:
         return
     most = min(layout.n_traces, LOOKED_AT, max(1, AT_ONCE // layout.trace_size))
     chosen = np.unique(np.linspace(0, layout.n_traces - 1, most).astype(np.int64))
-    with TraceReader(layout) as reader:
-        words = np.concatenate([reader.read_bytes(int(trace), 1) for trace in chosen])
+    words = np.concatenate([*_read_runs(layout, chosen)])
     found = tell_floats(words.view(f"{layout.endian}u4").astype(np.uint32))
     if found not in (None, layout.code):
         names = {IBM: "IBM", IEEE: "IEEE"}
@@ -80,22 +76,12 @@ def tell_floats(words: NDArray[np.uint32]) -> int | None:
     0. In IEEE floats the first bit of the same digit is the last one of the exponent, so that a
     digit of 0 is about as frequent as the neighbouring values.
 
-    Parameters
-    ----------
-    words
-        The bits of samples.
-
-    Returns
-    -------
-    int or None
-        Code of the format; None if there are too few different numbers to decide.
-
-    Notes
-    -----
     Each different number is counted once, by exponent and digit, however frequent it is. A digit of
     0 counts only if the neighbouring values below and above occur too, since numbers in a narrow
     range have no 0 in either format. In IEEE floats a power of 2 begins at the digit 8, whose
     numbers cover twice the range of those with the digit 7.
+
+    Returns the code of the format, or None if there are too few different numbers to decide.
     """
     numbers = np.unique(words & 0x7FFFFFFF)
     counts = np.bincount(numbers >> 20, minlength=2048).astype(np.float64)
@@ -112,8 +98,14 @@ def tell_floats(words: NDArray[np.uint32]) -> int | None:
     return None
 
 
-def read_headers(layout: Layout, headers: Headers, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Read fields (trace,) of all trace headers; raises `InputError`."""
+def read_headers(
+    layout: Layout, names: Sequence[str], headers: Headers | None = None
+) -> dict[str, NDArray[Any]]:
+    """Read fields (trace,) of all trace headers; raises `InputError`.
+
+    headers: the rules by which they are read, by default those of the layout.
+    """
+    headers = headers or layout.headers
     parts: dict[str, list[NDArray]] = {name: [] for name in names}
     width = min(layout.header, 2 * HEADER)
     rows = AT_ONCE // width
@@ -128,37 +120,28 @@ def read_headers(layout: Layout, headers: Headers, names: Sequence[str]) -> dict
     return {name: np.concatenate(part) for name, part in parts.items()}
 
 
-class TraceReader:
-    """A reader of the samples of a SEG-Y file, which is open within a `with` statement."""
+def read_traces(layout: Layout, traces: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Read the traces (trace, time) with these numbers, from 0, in the given order.
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout, self._file = layout, open_binary(layout.path)
+    Raises `InputError`.
+    """
+    found, done = np.empty((len(traces), layout.n_samples), dtype=np.float32), 0
+    for raw in _read_runs(layout, traces):
+        found[done : done + len(raw)] = _decode(raw, layout)
+        done += len(raw)
+    return found
 
-    def read(self, traces: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Read the traces (trace, time) with these numbers, from 0, in the given order.
 
-        Consecutive traces are read together. Raises `InputError`.
-        """
-        layout, done = self._layout, 0
-        found = np.empty((len(traces), layout.n_samples), dtype=np.float32)
-        for first, count in _runs(traces, max(1, AT_ONCE // layout.trace_size)):
-            found[done : done + count] = _decode(self.read_bytes(first, count), layout)
-            done += count
-        return found
-
-    def read_bytes(self, first: int, count: int) -> NDArray[np.uint8]:
-        """Read the bytes (trace, byte) of the samples of consecutive traces."""
-        layout = self._layout
-        raw = np.empty((count, layout.trace_size), dtype=np.uint8)
-        self._file.seek(layout.first + first * layout.trace_size)
-        _fill(layout, self._file, raw)
-        return np.ascontiguousarray(raw[:, layout.header :])
-
-    def __enter__(self) -> TraceReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+def _read_runs(layout: Layout, traces: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes (trace, byte) of the samples of traces, consecutive ones together."""
+    most = max(1, AT_ONCE // layout.trace_size)
+    with open_binary(layout.path) as file:
+        for run in np.split(traces, np.flatnonzero(np.diff(traces) != 1) + 1):
+            for start in range(0, run.size, most):
+                raw = np.empty((min(most, run.size - start), layout.trace_size), dtype=np.uint8)
+                file.seek(layout.first + int(run[start]) * layout.trace_size)
+                _fill(layout, file, raw)
+                yield np.ascontiguousarray(raw[:, layout.header :])
 
 
 def _decode(raw: NDArray[np.uint8], layout: Layout) -> NDArray[np.float32]:
@@ -180,17 +163,6 @@ def _from_ibm(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
     return np.where(bits >> 31, -1.0, 1.0) * np.ldexp(fraction, 4 * (exponent - 64) - 24)
 
 
-def _runs(traces: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Yield the first trace and the length of each run of consecutive traces.
-
-    most: largest length; longer runs are divided.
-    """
-    ends = np.flatnonzero(np.diff(traces) != 1) + 1
-    for run in np.split(traces, ends) if traces.size else []:
-        for start in range(0, run.size, most):
-            yield int(run[start]), min(most, run.size - start)
-
-
 def _fill(layout: Layout, file: BinaryIO, buffer: NDArray[np.uint8]) -> None:
     """Fill an array from the file; raises `InputError` if the file ends before."""
     with refusing(str(layout.path), "it cannot be read", "Check its file system."):
@@ -204,6 +176,27 @@ def _fill(layout: Layout, file: BinaryIO, buffer: NDArray[np.uint8]) -> None:
             done += count
 
 
+Table = Mapping[str, NDArray[Any]]
+"""Columns (trace, ...) of the traces that are chosen.
+
+They are the fields of trace headers by name, and what follows from these: the numbers of the
+"trace" and, from 0, of its "file"; its first time "begin", s; the index of its "component"; the
+positions of its "source" and "receiver", (trace, 3): x, y, z, m, where z points down from the
+datum.
+"""
+
+
+def pick(table: Table, which: NDArray) -> dict[str, NDArray[Any]]:
+    """Return some rows of a table."""
+    return {name: column[which] for name, column in table.items()}
+
+
+def find_offsets(table: Table) -> NDArray[np.float64]:
+    """Return the horizontal distances (trace,) from source to receiver, m."""
+    across = (table["receiver"] - table["source"])[:, :2]
+    return np.asarray(np.linalg.norm(across, axis=1))
+
+
 @dataclass(frozen=True)
 class Files:
     """SEG-Y files with traces of one length, whose traces are numbered across all files."""
@@ -211,9 +204,19 @@ class Files:
     layouts: tuple[Layout, ...]
 
     @property
+    def headers(self) -> Headers:
+        """The rules by which the headers of all files are read."""
+        return self.layouts[0].headers
+
+    @property
     def path(self) -> str:
         """The names of all files, shortened for messages."""
         return self.name(range(len(self.layouts)))
+
+    def where(self, *names: str, which: NDArray[np.int64] | None = None) -> str:
+        """Return the places of fields, and all or some files, as a text for messages."""
+        files = self.path if which is None else self.name(which)
+        return f"{files}, {self.headers.where(*names)}"
 
     @property
     def size(self) -> int:
@@ -246,8 +249,7 @@ class Files:
         files = np.searchsorted(self.starts, traces, side="right") - 1
         for file in np.unique(files):
             these = files == file
-            with TraceReader(self.layouts[file]) as reader:
-                found[these] = reader.read(traces[these] - self.starts[file])
+            found[these] = read_traces(self.layouts[file], traces[these] - self.starts[file])
         return found
 
 
@@ -299,7 +301,7 @@ ON_SAMPLE = 0.01
 ASTRAY = 5.0
 
 
-def find_interval(given: float | None, columns: Columns, layout: Layout, headers: Headers) -> float:
+def find_interval(given: float | None, table: Table, layout: Layout) -> float:
     """Return the sampling interval, s: the given one, or that of the headers.
 
     Raises `InputError` if the headers have no interval, different ones, or one that is not
@@ -311,8 +313,8 @@ def find_interval(given: float | None, columns: Columns, layout: Layout, headers
             expected = f"expected a number above 0, up to {LONGEST:g} s{likely}"
             raise InputError("--dt", f"found {given:g} s, {expected}", "Give it in s.")
         return given
-    intervals = columns["interval"].astype(np.float64)
-    places = filter(None, (layout.interval_at, headers.where("interval")))
+    intervals = table["interval"].astype(np.float64)
+    places = filter(None, (layout.interval_at, layout.headers.where("interval")))
     where = f"{layout.path}, {' and '.join(places)}"
     if not 0.0 <= layout.interval <= 1e6 * LONGEST:
         raise InputError(
@@ -343,22 +345,20 @@ def find_interval(given: float | None, columns: Columns, layout: Layout, headers
     return dt
 
 
-def check_distances(
-    places: Places, offsets: NDArray, duration: float, layout: Layout, headers: Headers
-) -> None:
+def check_distances(table: Table, duration: float, layout: Layout) -> None:
     """Compare offsets from positions with the distances that waves travel, and with the headers.
 
-    offsets: from the headers, m; duration: length of a record, s.
+    duration: length of a record, s.
 
     Raises `InputError` if the offsets are too short or too long for the duration, and warns if
     those of the headers are very different. Neither is done if the user gives the coordinate
     scalar.
     """
-    distances = np.linalg.norm(places.receivers - places.sources, axis=1)
+    distances = np.linalg.norm(table["receiver"] - table["source"], axis=1)
     furthest, middle = float(distances.max()), float(np.median(distances))
-    if furthest == 0.0 or "coordinate_scalar" in headers.constants:
+    if furthest == 0.0 or "coordinate_scalar" in layout.headers.constants:
         return
-    where = f"{layout.path}, {headers.where('source_x', 'receiver_x', 'coordinate_scalar')}"
+    where = layout.where("source_x", "receiver_x", "coordinate_scalar")
     record = f"the record is {duration:.4g} s long"
     remedy = (
         "Give --value coordinate_scalar=NUMBER, a factor if above 0, a divisor if below; or --dt, "
@@ -379,7 +379,7 @@ def check_distances(
             "of the record is wrong",
             f"{remedy} For cm the scalar is -100.",
         )
-    recorded = np.abs(offsets.astype(np.float64))
+    recorded = np.abs(table["offset"].astype(np.float64))
     both = (recorded > 0.0) & (distances > 0.0)
     if both.any():
         ratio = float(np.median(distances[both] / recorded[both]))
@@ -389,11 +389,9 @@ def check_distances(
                 "of the coordinates",
                 layout.path,
                 ratio,
-                headers.where("offset"),
+                layout.headers.where("offset"),
             )
 
-
-Columns = Mapping[str, NDArray[Any]]
 
 FOOT = 0.3048  # m
 HIGHEST = 2e4  # m, largest depth or elevation relative to the datum
@@ -409,40 +407,40 @@ NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class Places:
-    """Positions (trace, 3) of sources and receivers: x, y, z, m; z points down from the datum."""
-
-    sources: NDArray[np.float64]
-    receivers: NDArray[np.float64]
-
-    @property
-    def offsets(self) -> NDArray[np.float64]:
-        """Horizontal distances (trace,) from source to receiver, m."""
-        return np.asarray(np.linalg.norm((self.receivers - self.sources)[:, :2], axis=1))
-
-    def select(self, traces: NDArray) -> Places:
-        """Return the positions of some traces."""
-        return Places(self.sources[traces], self.receivers[traces])
-
-
-def find_places(columns: Columns, layout: Layout, request: Request) -> Places:
-    """Return positions from the fields `NAMES` of trace headers; raises `InputError`."""
-    headers = request.headers
-    _check_units(columns["unit"], layout, headers)
-    ends = []
+def find_positions(
+    table: Table, layout: Layout, request: Request
+) -> dict[str, NDArray[np.float64]]:
+    """Return the columns "source" and "receiver" of a table; raises `InputError`."""
+    for code, name in ANGLES.items():
+        if (table["unit"] == code).any():
+            raise InputError(
+                layout.where("unit"),
+                f"found {code}: coordinates in {name}, expected lengths",
+                "Project them to metres; if they are lengths already, give --value unit=1.",
+            )
+    found = {}
     for of in ("source", "receiver"):
-        x, y, elevation, depth = read_map(columns, of, layout, request).T
-        ends.append(np.stack([x, y, depth - elevation + request.datum], axis=1))
-    for of, points in zip(("source", "receiver"), ends, strict=True):
-        heights = f"{of}_elevation", f"{of}_depth", "elevation_scalar"
-        _check_size(points[:, 2], HIGHEST, "depth", of, heights, layout, headers)
-        across = f"{of}_x", f"{of}_y", "coordinate_scalar"
-        _check_size(points[:, :2], FURTHEST, "coordinate", of, across, layout, headers)
-    return Places(*ends)
+        x, y, elevation, depth = read_map(table, of, layout, request).T
+        found[of] = np.stack([x, y, depth - elevation + request.datum], axis=1)
+    for of, points in found.items():
+        for what, numbers, most, names in (
+            ("depth", points[:, 2:], HIGHEST, (f"{of}_elevation", f"{of}_depth")),
+            ("coordinate", points[:, :2], FURTHEST, (f"{of}_x", f"{of}_y")),
+        ):
+            bad = ~(np.abs(numbers) <= most)
+            if bad.any():
+                scalar = "elevation_scalar" if what == "depth" else "coordinate_scalar"
+                raise InputError(
+                    layout.where(*names, scalar),
+                    f"trace {int(bad.nonzero()[0][0]) + 1} has a {of} {what} of "
+                    f"{numbers[bad][0]:.6g} m, expected at most {most:g} m",
+                    f"Give the right values (--value {names[1]}=NUMBER and so on) or bytes "
+                    "(--bytes), or leave traces out with --keep traces=FIRST:END.",
+                )
+    return found
 
 
-def read_map(columns: Columns, of: str, layout: Layout, request: Request) -> NDArray[np.float64]:
+def read_map(table: Table, of: str, layout: Layout, request: Request) -> NDArray[np.float64]:
     """Return positions (trace, 4) on the map: x, y, elevation of the surface, depth below it, m.
 
     of: "source" or "receiver".
@@ -450,7 +448,7 @@ def read_map(columns: Columns, of: str, layout: Layout, request: Request) -> NDA
     metres = FOOT if layout.in_feet else 1.0
 
     def length(name: str, scalar: str) -> NDArray[np.float64]:
-        return metres * scale(columns[f"{of}_{name}"].astype(np.float64), columns[scalar])
+        return metres * scale(table[f"{of}_{name}"].astype(np.float64), table[scalar])
 
     height = length("elevation", "elevation_scalar")
     lengths = [
@@ -469,37 +467,6 @@ def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]
     scalars = scalars.astype(np.float64)
     factors = np.where(scalars > 0.0, scalars, 1.0)
     return numbers * factors / np.where(scalars < 0.0, -scalars, 1.0)
-
-
-def _check_units(units: NDArray, layout: Layout, headers: Headers) -> None:
-    for code, name in ANGLES.items():
-        if (units == code).any():
-            raise InputError(
-                f"{layout.path}, {headers.where('unit')}",
-                f"found {code}: coordinates in {name}, expected lengths",
-                "Project them to metres; if they are lengths already, give --value unit=1.",
-            )
-
-
-def _check_size(
-    numbers: NDArray[np.float64],
-    most: float,
-    what: str,
-    of: str,
-    names: tuple[str, ...],
-    layout: Layout,
-    headers: Headers,
-) -> None:
-    bad = ~(np.abs(numbers) <= most)
-    if bad.any():
-        first = int(bad.nonzero()[0][0])
-        found = numbers[bad].flat[0]
-        raise InputError(
-            f"{layout.path}, {headers.where(*names)}",
-            f"trace {first + 1} has a {of} {what} of {found:.6g} m, expected at most {most:g} m",
-            f"Give the right values (--value {names[1]}=NUMBER and so on) or bytes (--bytes), or "
-            "leave traces out with --keep traces=FIRST:END.",
-        )
 
 
 @dataclass(frozen=True)
@@ -546,7 +513,7 @@ def make_line(numbers: Sequence[float]) -> Line:
     return Line(start, way / np.linalg.norm(way))
 
 
-def choose_line(places: Places, request: Request, files: Files) -> Line | None:
+def choose_line(table: Table, request: Request, files: Files) -> Line | None:
     """Return the line of a 2-D survey, or None if positions are to be in three dimensions.
 
     `request.axes` or `request.line` decides. Without them the survey is 2-D if the width of the
@@ -557,13 +524,13 @@ def choose_line(places: Places, request: Request, files: Files) -> Line | None:
         return None
     if request.line is not None:
         return make_line(request.line)
-    points = np.concatenate([places.sources, places.receivers])
+    points = np.concatenate([table["source"], table["receiver"]])
     line = _fit_line(points)
     along, away = line.along(points)[:, 1], line.away(points)
     across = 2.0 * float(away.max())
     if request.axes is None and across > STRAIGHT * np.ptp(along):
         raise InputError(
-            f"{files.path}, {request.headers.where('source_x', 'source_y')} and others",
+            f"{files.where('source_x', 'source_y')} and others",
             f"sources and receivers cover {np.ptp(along):.6g} m by {across:.6g} m, not a line",
             "Give --axes zyx for a 3-D survey, or --axes zx to project them to their line.",
         )

@@ -19,22 +19,18 @@ from numpy.typing import NDArray
 
 from hpcfwi.convert import choosing, segy
 from hpcfwi.convert.arrays import convert_model, read_npy
-from hpcfwi.convert.choosing import CODES, Gathering, choose_traces
-from hpcfwi.convert.request import HDF5, KINDS, SEGY, UNIX, VTK, Request, holds_gathers, kind_of
-from hpcfwi.convert.segy import LONGEST, ON_SAMPLE, Columns, Files, Places
+from hpcfwi.convert.choosing import CODES, Gathering
+from hpcfwi.convert.request import HDF5, KINDS, SEGY, UNIX, VTK, Request, kind_of
+from hpcfwi.convert.segy import LONGEST, ON_SAMPLE, Files, Table, pick
 from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError, quote, refusing, say_bytes
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import Progress, start_log
 from hpcfwi.storage.gathers import create_gathers
-from hpcfwi.storage.hdf5 import open_alone, plain, read_real
-from hpcfwi.survey import (
-    COMPONENTS,
-    PRESSURE,
-    Components,
-    Spectrum,
-    Survey,
-)
+from hpcfwi.storage.hdf5 import open_alone, plain, raise_on_all_ranks, read_real
+from hpcfwi.storage.models import read_attribute
+from hpcfwi.storage.unfinished import FORMAT
+from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Spectrum, Survey, TimeAxis
 from hpcfwi.system import check_regular, check_room, is_there
 
 # Largest size of the gathers relative to the SEG-Y files. More padding means damaged headers.
@@ -48,81 +44,73 @@ log = logging.getLogger("hpcfwi")
 class Contents:
     """The contents of a gathers file, and the SEG-Y files that they are read from.
 
-    delays: (trace of the files,), number of samples by which each trace begins after the first
-    written sample; extras: further attributes and arrays of the gathers file.
+    traces: numbers of the traces in the files, shot after shot; delays: number of samples by which
+    each of them begins after the first written sample; starts: (shot + 1,), the index at which each
+    shot begins, and the number of traces; extras: further attributes and arrays of the gathers
+    file.
     """
 
     files: Files
     survey: Survey
-    gathering: Gathering
+    traces: NDArray[np.int64]
     delays: NDArray[np.int64]
+    starts: NDArray[np.int64]
     extras: dict[str, Any]
 
 
 def look_into(request: Request) -> Contents:
     """Find everything but the samples, in one process. Raises `InputError`."""
-    recorded, files, dt = choose_traces(request)
-    chosen = recorded.swap() if request.reciprocity else recorded
-    gathering = choosing.gather(chosen.columns, chosen.places, files, request.headers)
-    gathering = gathering.select(request.keep.shots)
-    if not gathering.traces.size:
+    recorded, files, dt = choosing.choose_traces(request)
+    table = choosing.exchange(recorded) if request.reciprocity else recorded
+    gathering = choosing.gather(table, files).select(request.keep.shots)
+    if not gathering.counts.size:
         raise InputError("--keep shots", "no shot is left", "Give numbers of shots, from 0.")
-    choosing.check_repeats(
-        gathering, recorded.traces, recorded.columns, recorded.places, files, request.headers
-    )
-
-    # From here on `chosen` has only the traces that are written, in their final order.
-    chosen = chosen.select(gathering.traces)
-    gathering = Gathering(np.arange(chosen.traces.size), gathering.starts)
-    starts, n_samples = _find_times(chosen.columns, dt, files, request)
-    delays = np.zeros(files.starts[-1], dtype=np.int64)
-    delays[chosen.traces] = starts
+    traces = gathering.table["trace"]
+    choosing.check_repeats(pick(recorded, np.isin(recorded["trace"], traces)), files)
+    delays, n_samples = _find_delays(gathering.table, dt, files, request)
     _check_padding(gathering, n_samples, files)
-    line = segy.choose_line(chosen.places, request, files)
-    survey = _make_survey(gathering, chosen.places, line, dt, n_samples, request)
-    kinds = chosen.columns["component"]
-    _check_kinds(chosen.columns, line, files, request)
-    if kinds.any():
-        survey = replace(survey, components=_find_components(gathering, kinds))
+    line = segy.choose_line(gathering.table, request, files)
+    survey = _make_survey(gathering, line, dt, n_samples, request)
+    _check_kinds(gathering.table, line, files, request)
+    if gathering.table["component"].any():
+        survey = replace(survey, components=_find_components(gathering))
     if request.source_kind != "explosive":
         survey = replace(survey, source_kinds={request.source_kind: np.ones(())})
-    _tell(survey, gathering, chosen.places, line, files, request.depths is not None)
-    labels = _make_labels(gathering, chosen.columns, files, request)
-    gathering = Gathering(chosen.traces, gathering.starts)
+    _tell(survey, gathering, line, files, request.depths is not None)
     names = [layout.path.name for layout in files.layouts]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     extras = {
-        **labels,
+        **_make_labels(gathering, files, request),
         "converted_from": f"{names[0]}{more}, {files.size} bytes",
         "line": "" if line is None else str(line),
-        "source": _fingerprint(files, gathering, delays),
+        "source": _fingerprint(files, traces, delays, gathering.starts),
     }
-    return Contents(files, survey, gathering, delays, extras)
+    return Contents(files, survey, traces, delays, gathering.starts, extras)
 
 
-def _fingerprint(files: Files, gathering: Gathering, delays: NDArray[np.int64]) -> str:
+def _fingerprint(files: Files, *arrays: NDArray[np.int64]) -> str:
     """Return a hash of the source of the traces, so that an unfinished file gets no others."""
     digest = hashlib.sha256()
     for layout in files.layouts:
         with refusing(str(layout.path), "it cannot be read", "Check its file system."):
             changed = layout.path.stat().st_mtime_ns
         digest.update(repr((layout, changed)).encode())
-    for array in (gathering.traces, gathering.starts, delays):
+    for array in arrays:
         digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def _find_times(
-    columns: Columns, dt: float, files: Files, request: Request
+def _find_delays(
+    table: Table, dt: float, files: Files, request: Request
 ) -> tuple[NDArray[np.int64], int]:
     """Return the written sample at which each trace begins, and the number of written samples."""
     first, last = request.keep.time
-    delays = columns["begin"] - (first or 0.0)
+    delays = table["begin"] - (first or 0.0)
     starts = np.rint(delays / dt)
     astray = np.abs(delays / dt - starts) > segy.ON_SAMPLE
     if astray.any():
         raise InputError(
-            f"{files.name(columns['file'][astray])}, {request.headers.where('delay')}",
+            files.where("delay", which=table["file"][astray]),
             f"traces begin between samples, which are every {dt:g} s from {first or 0.0:g} s on",
             "Give a --keep time=FIRST: that is the time of a sample, or --value delay=0, in ms.",
         )
@@ -132,8 +120,8 @@ def _find_times(
     if n_samples < 1 or starts.min() >= n_samples:
         raise InputError(
             "--keep time",
-            f"traces begin at {columns['begin'].min():g} s, "
-            f"{request.headers.where('delay')}, and are {dt * files.n_samples:g} s long, so that "
+            f"traces begin at {table['begin'].min():g} s, "
+            f"{files.headers.where('delay')}, and are {dt * files.n_samples:g} s long, so that "
             "no sample is left",
             "Give a range within these times.",
         )
@@ -157,14 +145,13 @@ def _check_padding(gathering: Gathering, n_samples: int, files: Files) -> None:
 
 def _make_survey(
     gathering: Gathering,
-    places: Places,
     line: segy.Line | None,
     dt: float,
     n_samples: int,
     request: Request,
 ) -> Survey:
-    sources = places.sources[gathering.traces[gathering.starts[:-1]]]
-    receivers = gathering.pad(places.receivers)
+    sources = gathering.table["source"][gathering.starts[:-1]]
+    receivers = gathering.pad(gathering.table["receiver"])
     if line is None:
         sources, receivers = sources[:, ::-1], receivers[..., ::-1]
     else:
@@ -172,10 +159,9 @@ def _make_survey(
         sources = line.along(sources)
         receivers = line.along(receivers.reshape(-1, 3)).reshape(*shape, 2)
     mask = gathering.mask
-    if mask is None and (receivers == receivers[:1]).all():
-        receivers = receivers[0]
-    first = request.keep.time[0] or 0.0
-    wavelet = read_wavelet(request.wavelet, len(sources), n_samples, dt, first)
+    receivers = receivers if mask is not None else _merge(receivers)
+    axis = TimeAxis(dt, request.keep.time[0] or 0.0)
+    wavelet = read_wavelet(request.wavelet, len(sources), n_samples, axis)
     if request.reciprocity and wavelet.ndim > 1:
         raise InputError(
             f"--wavelet {request.wavelet}",
@@ -185,9 +171,9 @@ def _make_survey(
     return Survey(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask)
 
 
-def _check_kinds(columns: Columns, line: segy.Line | None, files: Files, request: Request) -> None:
+def _check_kinds(table: Table, line: segy.Line | None, files: Files, request: Request) -> None:
     """Raise `InputError` for components and sources that gathers of this survey cannot have."""
-    if request.reciprocity and (columns["component"].any() or request.source_kind != "explosive"):
+    if request.reciprocity and (table["component"].any() or request.source_kind != "explosive"):
         raise InputError(
             "--reciprocity",
             "some traces are of particle velocity, or sources are forces, but the exchange of "
@@ -200,47 +186,47 @@ def _check_kinds(columns: Columns, line: segy.Line | None, files: Files, request
             "found force-y, but the survey is along a line, which has no cross-line force",
             "Give force-x or force-z, or --axes zyx.",
         )
-    across = columns["component"] == COMPONENTS.index("vy")
+    across = table["component"] == COMPONENTS.index("vy")
     if line is not None and across.any():
         raise InputError(
-            f"{files.name(columns['file'][across])}, {request.headers.where('code')}",
+            files.where("code", which=table["file"][across]),
             f"{across.sum()} traces of cross-line motion (code {CODES['vy']}) belong to a survey "
             "along a line, which has none",
             "Leave them out, with the codes of others: --keep code=11,12,14.",
         )
 
 
-def _find_components(gathering: Gathering, kinds: NDArray[np.int64]) -> Components:
-    """Return the components of traces, given the index of each of them in `COMPONENTS`."""
+def _find_components(gathering: Gathering) -> Components:
+    kinds = gathering.table["component"]
     found = np.unique(kinds)
     numbers = gathering.pad(np.searchsorted(found, kinds)).astype(np.int8)
-    if gathering.mask is None and (numbers == numbers[:1]).all():
-        numbers = numbers[0]
+    numbers = numbers if gathering.mask is not None else _merge(numbers)
     names = tuple(COMPONENTS[kind] for kind in found)
     return Components(names, numbers if len(names) > 1 else None)
 
 
-def _make_labels(
-    gathering: Gathering, columns: Columns, files: Files, request: Request
-) -> dict[str, Any]:
+def _make_labels(gathering: Gathering, files: Files, request: Request) -> dict[str, Any]:
     """Return the labels of `storage.gathers`: the numbers and map positions of the headers."""
+    table = gathering.table
     ends = ("receiver", "source") if request.reciprocity else ("source", "receiver")
-    shot_map, trace_map = (segy.read_map(columns, of, files.layouts[0], request) for of in ends)
-    first = gathering.traces[gathering.starts[:-1]]
-    receiver_map = gathering.pad(trace_map)
+    shot_map, trace_map = (segy.read_map(table, of, files.layouts[0], request) for of in ends)
+    first = gathering.starts[:-1]
     labels = {
-        "records": _whole(columns["record"][first]),
-        "channels": _whole(gathering.pad(columns["channel"])),
+        "records": _whole(table["record"][first]),
+        "channels": _whole(gathering.pad(table["channel"])),
         "source_map": shot_map[first],
-        "receiver_map": receiver_map[0]
-        if (receiver_map == receiver_map[:1]).all()
-        else receiver_map,
+        "receiver_map": _merge(gathering.pad(trace_map)),
         "datum": request.datum,
         "start": request.keep.time[0] or 0.0,
     }
     if not request.reciprocity:
-        labels["shot_points"] = _whole(columns["shot_point"][first])
+        labels["shot_points"] = _whole(table["shot_point"][first])
     return labels
+
+
+def _merge(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values (receiver, ...) of the first shot if those of all shots are the same."""
+    return values[0] if (values == values[:1]).all() else values
 
 
 def _whole(numbers: NDArray) -> NDArray[np.int32]:
@@ -252,11 +238,11 @@ def _whole(numbers: NDArray) -> NDArray[np.int32]:
 def _tell(
     survey: Survey,
     gathering: Gathering,
-    places: Places,
     line: segy.Line | None,
     files: Files,
     positive: bool,
 ) -> None:
+    table = gathering.table
     counts = gathering.counts
     log.info(
         "%s: %d shots of %s traces, %d samples of %g s",
@@ -271,7 +257,7 @@ def _tell(
     if line is None:
         log.info("Positions (z, y, x) are those of the headers")
     else:
-        points = np.concatenate([places.sources, places.receivers])
+        points = np.concatenate([table["source"], table["receiver"]])
         log.info(
             "Positions (z, x) are along --line %s (azimuth %.2f degrees), from which points are up "
             "to %.3g m away",
@@ -279,19 +265,17 @@ def _tell(
             line.azimuth(),
             line.away(points).max(),
         )
-    above = [
-        (name, points[:, 2])
-        for name, points in (("sources", places.sources), ("receivers", places.receivers))
-        if (points[:, 2] < 0.0).all()
-    ]
-    for name, depths in above:
-        log.warning(
-            "All %s are above z = 0, at z from %g to %g m: give --datum, the elevation of z = 0%s",
-            name,
-            depths.min(),
-            depths.max(),
-            "" if positive else ", or --depths positive-elevation if elevations are depths",
-        )
+    for name in ("source", "receiver"):
+        depths = table[name][:, 2]
+        if (depths < 0.0).all():
+            log.warning(
+                "All %ss are above z = 0, at z from %g to %g m: give --datum, the elevation of "
+                "z = 0%s",
+                name,
+                depths.min(),
+                depths.max(),
+                "" if positive else ", or --depths positive-elevation if elevations are depths",
+            )
     receiver_positions = survey.receiver_positions()
     for name, points in (("Sources", survey.sources), ("Receivers", receiver_positions)):
         low, high = points.min(axis=0), points.max(axis=0)
@@ -339,19 +323,16 @@ def _read_part(
 
     An error on any rank is raised on all.
     """
-    survey, failure, data = contents.survey, None, None
+    failure = None
+    data = np.zeros((part.size, *contents.survey.shape[1:]), dtype=np.float32)
     try:
-        data = np.zeros((part.size, *survey.shape[1:]), dtype=np.float32)
         for gather, shot in zip(data, part, strict=True):
-            start, end = contents.gathering.starts[shot : shot + 2]
-            traces = contents.gathering.traces[start:end]
-            _place(gather[: end - start], contents.files.read(traces), contents.delays[traces])
+            rows = slice(*contents.starts[shot : shot + 2])
+            traces = contents.files.read(contents.traces[rows])
+            _place(gather[: len(traces)], traces, contents.delays[rows])
     except InputError as error:
         failure = error
-    for found in context.all_gather(failure):
-        if found is not None:
-            context.raise_on_all_ranks(found)
-    assert data is not None
+    raise_on_all_ranks(failure, context)
     return data
 
 
@@ -398,7 +379,8 @@ def _look_at(request: Request) -> tuple[str, str, bool]:
     """Return the kinds of source and target, and True for gathers, False for a model."""
     source, target = kind_of(request.source), kind_of(request.target)
     others = [path for path in request.sources if kind_of(path) not in (SEGY, UNIX)]
-    if len(request.sources) > 1 and (others or request.model):
+    is_model = request.model or request.parameter is not None
+    if len(request.sources) > 1 and (others or is_model):
         raise InputError(
             str(others[0] if others else request.source),
             "several files can be read only if all are SEG-Y data",
@@ -424,8 +406,9 @@ def _look_at(request: Request) -> tuple[str, str, bool]:
             "Seismic Unix files are read, not written",
             "Give a name that ends with .sgy; segyread of Seismic Unix reads that.",
         )
-    gathers = not request.model and (
-        source in (SEGY, UNIX) or (source == HDF5 and holds_gathers(request.source))
+    gathers = not is_model and (
+        source in (SEGY, UNIX)
+        or (source == HDF5 and read_attribute(request.source, "format") == FORMAT)
     )
     return source, target, gathers
 
@@ -438,46 +421,23 @@ ABOVE = 1e-3
 AT_A_TIME = 2**22
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """Wavelets (time,) or (shot, time), with their sampling interval and first time, in s.
-
-    dt and start are None if the file does not have them. The wavelet then has the sampling interval
-    of the traces, or begins with them.
-    """
-
-    values: NDArray[np.float64]
-    dt: float | None = None
-    start: float | None = None
-
-
 def read_wavelet(
-    path: Path | None, n_shots: int, n_samples: int, dt: float, first: float
+    path: Path | None, n_shots: int, n_samples: int, axis: TimeAxis
 ) -> NDArray[np.float32]:
-    """Read the wavelet and sample it like traces of `n_samples` every `dt` s from `first` (s) on.
+    """Read the wavelet, (time,) or (shot, time), and sample it like traces with this axis.
 
     The file is .npy, text, or HDF5 with a dataset `wavelet`. If it has times, as a first column or
     as attributes `dt` and `start`, the wavelet is interpolated to the times of the traces. A
-    wavelet that is shorter than the traces is followed by zeros.
-
-    Returns
-    -------
-    array, (time,) or (shot, time)
-        All zeros if `path` is None.
-
-    Raises
-    ------
-    InputError
-        If the wavelet cannot be read, has a wrong shape or values that are not finite, or begins
-        before or ends after the traces.
+    wavelet that is shorter than the traces is followed by zeros; without a file it is 0. Raises
+    `InputError` if the wavelet cannot be read, has a wrong shape or values that are not finite, or
+    begins before or ends after the traces.
     """
     if path is None:
         log.warning(
             "No --wavelet: /wavelet is zero, and an inversion must be given or estimate one"
         )
         return np.zeros(n_samples, dtype=np.float32)
-    read = _read(path)
-    found = read.values
+    found, own = _read(path, axis)
     if found.ndim not in (1, 2) or (found.ndim == 2 and len(found) != n_shots) or not found.size:
         raise InputError(
             str(path),
@@ -486,27 +446,23 @@ def read_wavelet(
         )
     if not np.isfinite(found).all() or np.abs(found).max() > np.finfo(np.float32).max:
         raise InputError(str(path), "the wavelet has values that are not finite", "Correct them.")
-    own_dt = dt if read.dt is None else read.dt
-    begins = 0.0 if read.start is None else read.start - first
-    _check_inside(path, found, own_dt, begins, n_samples, dt, first)
-    return _resample(path, found, own_dt, begins, n_samples, dt).astype(np.float32)
+    _check_inside(path, found, own, n_samples, axis)
+    return _resample(path, found, own, n_samples, axis).astype(np.float32)
 
 
 def _check_inside(
-    path: Path,
-    values: NDArray[np.float64],
-    own_dt: float,
-    begins: float,
-    n_samples: int,
-    dt: float,
-    first: float,
+    path: Path, values: NDArray[np.float64], own: TimeAxis, n_samples: int, axis: TimeAxis
 ) -> None:
-    """Raise `InputError` if a wavelet begins before the traces or ends after them."""
+    """Raise `InputError` if a wavelet begins before the traces or ends after them.
+
+    own, axis: times of the wavelet and of the traces.
+    """
     size = np.abs(values).max(axis=0) if values.ndim == 2 else np.abs(values)
     (heard,) = np.nonzero(size > NEGLIGIBLE * size.max())
     if not heard.size:
         return
-    earliest, latest = (begins + own_dt * heard[end] for end in (0, -1))
+    dt, first = axis.dt, axis.start
+    earliest, latest = (own.start - first + own.dt * heard[end] for end in (0, -1))
     if earliest < -ON_SAMPLE * dt:
         needed = dt * floor(round((first + earliest) / dt, 2))
         raise InputError(
@@ -518,7 +474,7 @@ def _check_inside(
     if latest > (n_samples - 1 + ON_SAMPLE) * dt:
         raise InputError(
             str(path),
-            f"the wavelet has {values.shape[-1]} samples of {own_dt:g} s and ends at "
+            f"the wavelet has {values.shape[-1]} samples of {own.dt:g} s and ends at "
             f"{first + latest:.6g} s, but the traces have {n_samples} of {dt:g} s and end at "
             f"{first + dt * (n_samples - 1):.6g} s",
             "Cut the wavelet after its end, or give its times (s) as the first column.",
@@ -526,64 +482,61 @@ def _check_inside(
 
 
 def _resample(
-    path: Path,
-    values: NDArray[np.float64],
-    own_dt: float,
-    begins: float,
-    n_samples: int,
-    dt: float,
+    path: Path, values: NDArray[np.float64], own: TimeAxis, n_samples: int, axis: TimeAxis
 ) -> NDArray[np.float64]:
     """Return wavelets at the times of the traces.
 
     If the samples of the wavelets are at these times, they are copied. Otherwise the band-limited
     function through them (Shannon 1949) is evaluated there, low-pass filtered if the traces are
     sampled more coarsely.
-
-    begins: time of the first sample of the wavelet minus that of the traces, s.
     """
+    dt, begins = axis.dt, own.start - axis.start
     length = values.shape[-1]
     found = np.zeros((*values.shape[:-1], n_samples))
     shift = round(begins / dt)
-    if max(abs(begins / dt - shift), length * abs(own_dt / dt - 1.0)) < ON_SAMPLE:
+    if max(abs(begins / dt - shift), length * abs(own.dt / dt - 1.0)) < ON_SAMPLE:
         start, end = max(0, shift), max(0, min(n_samples, shift + length))
         found[..., start:end] = values[..., start - shift : end - shift]
         return found
     log.info(
         "%s: the wavelet, sampled every %g s from %g s after the first sample of the traces on, is "
         "interpolated to samples every %g s",
-        *(path, own_dt, begins, dt),
+        *(path, own.dt, begins, dt),
     )
-    spectrum = Spectrum.of(values, own_dt)
+    spectrum = Spectrum.of(values, own.dt)
     if values.any() and spectrum.energy_above(0.5 / dt) > ABOVE:
         log.warning(
             "%s: %.1f %% of the wavelet's energy is above %g Hz, the highest frequency of the "
             "traces, and is removed",
             *(path, 100.0 * spectrum.energy_above(0.5 / dt), 0.5 / dt),
         )
-    coarser = max(own_dt, dt)
-    times = begins + own_dt * np.arange(length)
+    coarser = max(own.dt, dt)
+    times = begins + own.dt * np.arange(length)
     step = max(1, AT_A_TIME // length)
     for start in range(0, n_samples, step):
         targets = dt * np.arange(start, min(start + step, n_samples))
-        weights = np.sinc((times[:, None] - targets) / coarser) * (own_dt / coarser)
+        weights = np.sinc((times[:, None] - targets) / coarser) * (own.dt / coarser)
         found[..., start : start + step] = values @ weights
     return found
 
 
-def _read(path: Path) -> _Samples:
+def _read(path: Path, axis: TimeAxis) -> tuple[NDArray[np.float64], TimeAxis]:
+    """Read wavelets and their times, which are those of the traces if the file has none."""
     if KINDS.get(path.suffix) == HDF5:
         with open_alone(path) as file:
             values = read_real(file, path, "wavelet")
             dt, start = (_read_time(file.attrs.get(key), path, key) for key in ("dt", "start"))
         if dt is not None:
             _check_step(dt, f"{path}, attribute dt")
-        return _Samples(values, dt, start)
+        return values, TimeAxis(
+            axis.dt if dt is None else dt, axis.start if start is None else start
+        )
     if path.suffix == ".npy":
         values = read_npy(path)
         for columns in (values, values.T):
             if columns.ndim == 2 and columns.shape[1] == 2 and _grow_evenly(columns[:, 0]):
                 return _with_times(columns, path)
-        return _Samples(values)
+        return values, axis
     rows = _read_rows(path)
     if len(rows) > 1 and {len(row) for row in rows} == {2}:
         columns = np.array(rows)
@@ -594,7 +547,7 @@ def _read(path: Path) -> _Samples:
                 "Give one number per line, or a time (s) and an amplitude.",
             )
         return _with_times(columns, path)
-    return _Samples(np.array([number for row in rows for number in row]))
+    return np.array([number for row in rows for number in row]), axis
 
 
 def _read_rows(path: Path) -> list[list[float]]:
@@ -634,11 +587,11 @@ def _grow_evenly(times: NDArray[np.float64]) -> bool:
     return bool(step > 0.0 and np.abs(times - even).max() < 0.1 * step)
 
 
-def _with_times(columns: NDArray[np.float64], path: Path) -> _Samples:
+def _with_times(columns: NDArray[np.float64], path: Path) -> tuple[NDArray[np.float64], TimeAxis]:
     times = columns[:, 0]
     dt = float(times[-1] - times[0]) / (len(times) - 1)
     _check_step(dt, f"{path}, the first column")
-    return _Samples(np.ascontiguousarray(columns[:, 1]), dt, float(times[0]))
+    return np.ascontiguousarray(columns[:, 1]), TimeAxis(dt, float(times[0]))
 
 
 def _check_step(dt: float, where: str) -> None:

@@ -166,13 +166,17 @@ def find_interval(survey: Survey, where: str) -> int:
             f"found {survey.dt:g} s, but SEG-Y holds whole microseconds from 1 to {LARGEST_SHORT}",
             "Resample the traces, or write gathers (.h5).",
         )
-    if survey.n_samples > LARGEST_SHORT:
+    _check_length(survey.n_samples, where)
+    return round(interval)
+
+
+def _check_length(n_samples: int, where: str) -> None:
+    if n_samples > LARGEST_SHORT:
         raise InputError(
             where,
-            f"found traces of {survey.n_samples} samples, but SEG-Y holds at most {LARGEST_SHORT}",
-            "Cut or resample them, or write gathers (.h5).",
+            f"found traces of {n_samples} samples, but SEG-Y holds at most {LARGEST_SHORT}",
+            "Cut or resample them, or write another kind of file (.h5).",
         )
-    return round(interval)
 
 
 def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool) -> None:
@@ -308,12 +312,7 @@ def _new_file(
 
     lines: lines of the text header, by number.
     """
-    if n_samples > LARGEST_SHORT:
-        raise InputError(
-            str(path),
-            f"found traces of {n_samples} samples, but SEG-Y holds at most {LARGEST_SHORT}",
-            "Cut or resample them.",
-        )
+    _check_length(n_samples, str(path))
     make_directory(path.parent)
     spec = segyio.spec()
     spec.format, spec.tracecount, spec.samples = IEEE, n_traces, np.arange(n_samples)

@@ -1,4 +1,4 @@
-"""A fixture that calls `hpcfwi convert`."""
+"""Fixtures that call `hpcfwi convert`."""
 
 from __future__ import annotations
 
@@ -12,5 +12,20 @@ def convert(hpcfwi, tmp_path):
     def call(source, target, *options):
         assert hpcfwi("convert", tmp_path / source, tmp_path / target, *options) == 0
         return tmp_path / target
+
+    return call
+
+
+@pytest.fixture
+def refuse(hpcfwi, tmp_path, capsys):
+    """A function that returns the message, of one line, of a conversion that is refused."""
+
+    def call(source, target, *options):
+        capsys.readouterr()
+        assert hpcfwi("convert", tmp_path / source, tmp_path / target, *options) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("hpcfwi: ")
+        assert message.count("\n") == 1
+        return message
 
     return call

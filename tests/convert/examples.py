@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from hpcfwi.convert import to_gathers
+from hpcfwi.convert.layout import FIELDS, Headers
+from hpcfwi.convert.request import parse_value
+from hpcfwi.convert.segy import Files
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 
@@ -45,6 +49,11 @@ PLACES = {
 DTYPES = {1: "u4", 2: "i4", 3: "i2", 5: "f4", 6: "f8", 8: "i1", 10: "u4", 11: "u2", 16: "u1"}
 
 Fields = dict[str, Any]
+
+
+def rules(*values: str) -> Headers:
+    """Return the rules by which headers are read; values: as in --value, such as "samples=50"."""
+    return Headers(FIELDS, dict(map(parse_value, values)))
 
 
 def line_fields() -> Fields:
@@ -137,3 +146,18 @@ def read_gathers(path):
     """Return the survey and the traces of all shots of a gathers file."""
     with GatherReader(path, Context.alone()) as reader:
         return reader.survey, reader.read(np.arange(reader.survey.n_shots))
+
+
+def interrupt_fourth_read(monkeypatch):
+    """Interrupt a conversion in its fourth shot; return a list that grows with each shot."""
+    read_traces, calls = Files.read, []
+
+    def read_some(self, traces):
+        calls.append(traces)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read_traces(self, traces)
+
+    monkeypatch.setattr(to_gathers, "PART", 1)
+    monkeypatch.setattr(Files, "read", read_some)
+    return calls

@@ -8,11 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.convert import to_gathers
-from hpcfwi.convert.segy import TraceReader
 from tests.convert.examples import (
     COUNTS,
     N_TRACES,
+    interrupt_fourth_read,
     line_fields,
     line_traces,
     write_parts,
@@ -67,16 +66,7 @@ def test_files_can_differ_in_byte_order_and_format(join, tmp_path):
 def test_interrupted_conversion_of_several_files_continues(hpcfwi, join, tmp_path, monkeypatch):
     paths = write_parts(tmp_path, SHOTS // 2)
     whole = join(paths, "whole.h5")
-    read_traces, calls = TraceReader.read, []
-
-    def read_some(self, traces):
-        calls.append(traces)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return read_traces(self, traces)
-
-    monkeypatch.setattr(to_gathers, "PART", 1)
-    monkeypatch.setattr(TraceReader, "read", read_some)
+    calls = interrupt_fourth_read(monkeypatch)
     assert hpcfwi("convert", *paths, tmp_path / "a.h5") == 1
     check_equal(join(paths, "a.h5"), whole)
     assert len(calls) == 4 + 3, "three shots were written before the interruption"
@@ -154,9 +144,8 @@ def test_files_without_traces_in_the_offset_range_are_accepted(join, tmp_path):
 
 
 @pytest.mark.parametrize("others", [("model.h5",), ("b.sgy", "--model")])
-def test_only_segy_data_can_be_read_from_several_files(others, hpcfwi, tmp_path, capsys):
+def test_only_segy_data_can_be_read_from_several_files(others, tmp_path, refuse):
     write_segy(tmp_path / "a.sgy")
     name, *options = others
-    words = (tmp_path / "a.sgy", tmp_path / name, tmp_path / "out.h5", *options)
-    assert hpcfwi("convert", *words) == 2
-    assert "only if all are SEG-Y data" in capsys.readouterr().err
+    told = refuse("a.sgy", name, tmp_path / "out.h5", *options)
+    assert "only if all are SEG-Y data" in told

@@ -11,14 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.convert import to_gathers
-from hpcfwi.convert.segy import TraceReader
 from hpcfwi.report.page import read_metrics
 from hpcfwi.wave.numerics import ricker
 from tests.convert.examples import (
     DT,
     N_SAMPLES,
     N_TRACES,
+    interrupt_fourth_read,
     line_fields,
     line_traces,
     read_gathers,
@@ -72,13 +71,12 @@ def test_delay_scalar_in_bytes_215_is_applied(scalar, delay, revision, convert, 
 
 @pytest.mark.parametrize(("revision", "scalar"), [(0, 10), (1, 7), (1, 8224)])
 def test_invalid_delay_scalar_is_refused_and_can_be_overridden(
-    revision, scalar, hpcfwi, convert, tmp_path, capsys
+    revision, scalar, convert, tmp_path, refuse
 ):
     fields = {**line_fields(), "delay": 40, "time_scalar": scalar}
     write_segy(tmp_path / "a.sgy", fields, header={3501: ("u1", revision)})
-    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5") == 2
     told = rf"bytes 215-216 \(time_scalar\): found {scalar} .*Give --value time_scalar=1 "
-    assert re.search(told, capsys.readouterr().err)
+    assert re.search(told, refuse("a.sgy", "a.h5"))
     for number, option in enumerate(("time_scalar=1", "delay=40")):
         _, found = read_gathers(convert("a.sgy", f"{number}.h5", "--value", option))
         np.testing.assert_array_equal(found[..., 10:], padded())
@@ -97,11 +95,10 @@ def test_sampling_interval_of_fractional_microseconds_is_read(convert, tmp_path)
 
 @pytest.mark.parametrize("interval", [np.nan, np.inf, -4000.0, 1e9])
 def test_invalid_sampling_interval_is_refused_and_can_be_overridden(
-    interval, hpcfwi, convert, tmp_path, capsys
+    interval, convert, tmp_path, refuse
 ):
     write_segy(tmp_path / "a.sgy", header={3501: ("u1", 2), 3273: ("f8", interval)})
-    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5") == 2
-    assert re.search(r"bytes 3273-3280 .*found .* microseconds.*--dt", capsys.readouterr().err)
+    assert re.search(r"bytes 3273-3280 .*found .* microseconds.*--dt", refuse("a.sgy", "a.h5"))
     assert read_gathers(convert("a.sgy", "a.h5", "--dt", "0.004"))[0].dt == 0.004
 
 
@@ -114,11 +111,10 @@ def test_seismic_unix_file_is_converted_with_any_suffix(name, convert, tmp_path)
     np.testing.assert_array_equal(found, padded())
 
 
-def test_seismic_unix_target_is_refused(hpcfwi, convert, tmp_path, capsys):
+def test_seismic_unix_target_is_refused(convert, tmp_path, refuse):
     write_segy(tmp_path / "a.sgy")
     convert("a.sgy", "a.h5")
-    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "a.su") == 2
-    assert "read, not written. Give a name that ends with .sgy" in capsys.readouterr().err
+    assert "read, not written. Give a name that ends with .sgy" in refuse("a.h5", "a.su")
     assert not (tmp_path / "a.su").exists()
 
 
@@ -219,13 +215,12 @@ def test_wavelet_file_can_have_a_wavelet_per_shot(convert, tmp_path):
         (None, "w.npy: it cannot be read"),
     ],
 )
-def test_wavelet_that_does_not_fit_is_refused(wavelet, told, hpcfwi, tmp_path, capsys):
+def test_wavelet_that_does_not_fit_is_refused(wavelet, told, tmp_path, refuse):
     write_segy(tmp_path / "a.sgy")
     if wavelet is not None:
         np.save(tmp_path / "w.npy", wavelet)
     words = ("--wavelet", tmp_path / "w.npy")
-    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
-    assert re.search(told, capsys.readouterr().err)
+    assert re.search(told, refuse("a.sgy", "a.h5", *words))
 
 
 def tone(times):
@@ -279,15 +274,12 @@ def test_resampled_wavelet_is_filtered_below_the_nyquist_frequency(convert, tmp_
     assert re.search(r"WARNING: .*energy is above 125 Hz", capsys.readouterr().out)
 
 
-def test_wavelet_that_begins_before_the_shot_is_refused_with_a_remedy(
-    hpcfwi, convert, tmp_path, capsys
-):
+def test_wavelet_that_begins_before_the_shot_is_refused_with_a_remedy(convert, tmp_path, refuse):
     write_segy(tmp_path / "a.sgy")
     times = -0.05 + 0.002 * np.arange(90)
     path = save_wavelet(tmp_path, times, tone(times + 0.05), "w.txt")
     words = ("--wavelet", path)
-    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
-    remedy = re.search(r"begins at -0.05 s.*Give --keep (\S+) ", capsys.readouterr().err)[1]
+    remedy = re.search(r"begins at -0.05 s.*Give --keep (\S+) ", refuse("a.sgy", "a.h5", *words))[1]
     survey, found = read_gathers(convert("a.sgy", "a.h5", *words, "--keep", remedy))
     assert remedy == "time=-0.052:"
     np.testing.assert_allclose(
@@ -306,12 +298,11 @@ def test_wavelet_that_begins_before_the_shot_is_refused_with_a_remedy(
         ("0 1\n0.1 2\n0.2 3\n", r"3 samples of 0.1 s and ends at 0.2 s, but the traces have 50 of"),
     ],
 )
-def test_wavelet_file_with_invalid_times_is_refused(content, told, hpcfwi, tmp_path, capsys):
+def test_wavelet_file_with_invalid_times_is_refused(content, told, tmp_path, refuse):
     write_segy(tmp_path / "a.sgy")
     (tmp_path / "w.txt").write_text(content)
     words = ("--wavelet", tmp_path / "w.txt")
-    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *words) == 2
-    assert re.search(told, capsys.readouterr().err)
+    assert re.search(told, refuse("a.sgy", "a.h5", *words))
 
 
 # Units
@@ -329,7 +320,7 @@ SLIPS = {
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_error_for_wrong_units_names_the_likely_unit(slip, hpcfwi, tmp_path, capsys):
+def test_error_for_wrong_units_names_the_likely_unit(slip, tmp_path, refuse):
     changes, options, told = SLIPS[slip]
     header = {3217: ("u2", 4)} if slip == "dt in ms" else None
     fields, traces = {**IN, **changes}, np.tile(line_traces(), (1, 40))
@@ -338,8 +329,7 @@ def test_error_for_wrong_units_names_the_likely_unit(slip, hpcfwi, tmp_path, cap
     else:
         traces = line_traces()
     write_segy(tmp_path / "a.sgy", fields, traces, header=header)
-    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5", *options) == 2
-    assert re.search(told, capsys.readouterr().err)
+    assert re.search(told, refuse("a.sgy", "a.h5", *options))
 
 
 def test_given_coordinate_scalar_is_not_checked(convert, tmp_path):
@@ -393,11 +383,10 @@ def test_segyio_is_imported_only_by_convert():
     assert done.returncode == 0, "segyio was imported"
 
 
-def test_existing_target_is_not_overwritten(hpcfwi, tmp_path, capsys):
+def test_existing_target_is_not_overwritten(tmp_path, refuse):
     write_segy(tmp_path / "a.sgy")
     (tmp_path / "a.h5").write_text("precious")
-    assert hpcfwi("convert", tmp_path / "a.sgy", tmp_path / "a.h5") == 2
-    assert "this file exists already" in capsys.readouterr().err
+    assert "this file exists already" in refuse("a.sgy", "a.h5")
     assert (tmp_path / "a.h5").read_text() == "precious"
 
 
@@ -472,16 +461,7 @@ def test_interrupted_conversion_continues_only_for_the_same_file(
     same, hpcfwi, convert, tmp_path, monkeypatch
 ):
     path = write_segy(tmp_path / "a.sgy")
-    read_traces, calls = TraceReader.read, []
-
-    def read_some(self, traces):
-        calls.append(traces)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return read_traces(self, traces)
-
-    monkeypatch.setattr(to_gathers, "PART", 1)
-    monkeypatch.setattr(TraceReader, "read", read_some)
+    calls = interrupt_fourth_read(monkeypatch)
     assert hpcfwi("convert", path, tmp_path / "a.h5") == 1
     assert not (tmp_path / "a.h5").exists()
     if not same:

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from hpcfwi.convert.layout import FIELDS, Headers, Layout
 from hpcfwi.convert.request import Request
-from hpcfwi.convert.segy import NAMES, Files, Places, choose_line, find_places, scale
+from hpcfwi.convert.segy import NAMES, Files, choose_line, find_positions, scale
 from hpcfwi.errors import InputError
 
 
-def request(constants=None, **options):
-    return Request((Path("a.sgy"),), Path("a.h5"), Headers(FIELDS, constants or {}), **options)
+def request(**options):
+    return Request([Path("a.sgy")], Path("a.h5"), **options)
 
 
 def layout(in_feet=False):
-    return Layout(Path("a.sgy"), 10**6, ">", 5, 10, 3600, 2, 4000, in_feet)
+    return Layout(Path("a.sgy"), Headers(FIELDS, {}), 10**6, ">", 5, 10, 3600, 2, 4000, in_feet)
 
 
 FILES = Files((layout(),))
@@ -34,7 +34,7 @@ def columns(**given):
     ("scalar", "metres"), [(10, 1250.0), (1, 125.0), (0, 125.0), (-1, 125.0), (-10, 12.5)]
 )
 def test_positive_scalar_multiplies_and_negative_scalar_divides(scalar, metres):
-    found = find_places(
+    found = find_positions(
         columns(
             coordinate_scalar=[scalar] * 2,
             elevation_scalar=[scalar] * 2,
@@ -47,15 +47,15 @@ def test_positive_scalar_multiplies_and_negative_scalar_divides(scalar, metres):
         layout(),
         request(),
     )
-    assert found.sources.tolist() == [[metres, 0.0, metres], [metres, 2 * metres, 0.0]]
-    assert found.receivers.tolist() == [[2 * metres, 0.0, metres], [0.0, 0.0, -metres]]
+    assert found["source"].tolist() == [[metres, 0.0, metres], [metres, 2 * metres, 0.0]]
+    assert found["receiver"].tolist() == [[2 * metres, 0.0, metres], [0.0, 0.0, -metres]]
 
 
 def test_each_trace_uses_its_own_scalar():
-    found = find_places(
+    found = find_positions(
         columns(coordinate_scalar=[-100, 10], source_x=[125, 125]), layout(), request()
     )
-    assert found.sources[:, 0].tolist() == [1.25, 1250.0]
+    assert found["source"][:, 0].tolist() == [1.25, 1250.0]
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.sampled_from([1, 10, 100, 1000, 10000]))
@@ -73,14 +73,14 @@ def test_depths_are_relative_to_the_datum():
         receiver_elevation=[305, 295],
         receiver_depth=[0, 20],
     )
-    found = find_places(given, layout(), request(datum=500.0))
-    assert found.sources[:, 2].tolist() == [210.0, 202.0]
-    assert found.receivers[:, 2].tolist() == [195.0, 225.0]
+    found = find_positions(given, layout(), request(datum=500.0))
+    assert found["source"][:, 2].tolist() == [210.0, 202.0]
+    assert found["receiver"][:, 2].tolist() == [195.0, 225.0]
 
 
 def test_feet_are_converted_to_metres():
-    found = find_places(columns(source_x=[1000, 2000]), layout(in_feet=True), request())
-    np.testing.assert_allclose(found.sources[:, 0], [304.8, 609.6])
+    found = find_positions(columns(source_x=[1000, 2000]), layout(in_feet=True), request())
+    np.testing.assert_allclose(found["source"][:, 0], [304.8, 609.6])
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_feet_are_converted_to_metres():
 )
 def test_error_for_an_impossible_header_names_its_bytes(given, told):
     with pytest.raises(InputError, match=told):
-        find_places(columns(**given), layout(), request())
+        find_positions(columns(**given), layout(), request())
 
 
 def places(sources, receivers):
-    return Places(np.array(sources, dtype=float), np.array(receivers, dtype=float))
+    return {"source": np.array(sources, float), "receiver": np.array(receivers, float)}
 
 
 ALONG_X = places([[100, 7, 5], [200, 7, 5]], [[150, 7, 10], [300, 7, 10]])
@@ -112,8 +112,8 @@ ALONG_X = places([[100, 7, 5], [200, 7, 5]], [[150, 7, 10], [300, 7, 10]])
 
 def test_positions_on_a_line_along_x_are_those_of_the_headers():
     line = choose_line(ALONG_X, request(), FILES)
-    assert line.along(ALONG_X.sources).tolist() == [[5.0, 100.0], [5.0, 200.0]]
-    assert line.along(ALONG_X.receivers).tolist() == [[10.0, 150.0], [10.0, 300.0]]
+    assert line.along(ALONG_X["source"]).tolist() == [[5.0, 100.0], [5.0, 200.0]]
+    assert line.along(ALONG_X["receiver"]).tolist() == [[10.0, 150.0], [10.0, 300.0]]
 
 
 @pytest.mark.parametrize("angle", [0.3, 1.2, 2.5, -1.0, np.pi / 2])
@@ -146,7 +146,7 @@ def test_given_line_is_used_and_its_text_gives_the_same_line():
     line = choose_line(ALONG_X, request(line=given), FILES)
     assert line.along(np.array([[100.0, 30.0, 2.0]])).tolist() == [[2.0, 30.0]]
     again = choose_line(ALONG_X, request(line=tuple(map(float, str(line).split(",")))), FILES)
-    np.testing.assert_allclose(again.along(ALONG_X.sources), line.along(ALONG_X.sources))
+    np.testing.assert_allclose(again.along(ALONG_X["source"]), line.along(ALONG_X["source"]))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 import segyio
 
 from hpcfwi.convert.layout import read_layout
-from hpcfwi.convert.request import parse_headers
 from hpcfwi.convert.segy import read_headers
-from tests.convert.examples import COUNTS, N_TRACES, line_fields, line_traces, write_segy
+from tests.convert.examples import COUNTS, N_TRACES, line_fields, line_traces, rules, write_segy
 
 KEPT = (
     *("record", "shot_point", "channel", "source_x", "source_y", "receiver_x", "receiver_y"),
@@ -46,8 +45,7 @@ def map_fields():
 
 
 def headers_of(path):
-    headers = parse_headers([], [], None)
-    return read_headers(read_layout(path, headers), headers, KEPT)
+    return read_headers(read_layout(path, rules()), KEPT)
 
 
 def check_same_headers(found, expected):
@@ -145,11 +143,10 @@ def exchange(name, values):
         (lambda file: file.attrs.update(start=40.0), "attribute start: found 40 s"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(change, told, hpcfwi, convert, tmp_path, capsys):
+def test_labels_that_do_not_fit_are_refused(change, told, convert, tmp_path, refuse):
     write_segy(tmp_path / "a.sgy", map_fields())
     convert("a.sgy", "a.h5")
     damage(tmp_path / "a.h5", change)
-    assert hpcfwi("convert", tmp_path / "a.h5", tmp_path / "b.sgy") == 2
-    message = capsys.readouterr().err
+    message = refuse("a.h5", "b.sgy")
     assert re.search(told, message), message
     assert not (tmp_path / "b.sgy").exists()

@@ -7,19 +7,18 @@ import re
 import numpy as np
 import pytest
 
-from hpcfwi.convert.layout import FIELDS, Headers
-from hpcfwi.convert.request import parse_headers
-from hpcfwi.convert.segy import TraceReader, find_layout, read_headers
+from hpcfwi.convert.segy import find_layout, read_headers, read_traces
 from hpcfwi.errors import InputError
 from tests.convert.examples import (
     N_SAMPLES,
     N_TRACES,
     line_fields,
     line_traces,
+    rules,
     write_segy,
 )
 
-PLAIN = Headers(FIELDS, {})
+PLAIN = rules()
 REVISION_1, REVISION_2 = {3501: ("u1", 1)}, {3501: ("u1", 2)}
 TRAILER = b"((SEG: Something)) 1".ljust(3200)
 END = b"((SEG: EndText))".ljust(3200)
@@ -29,9 +28,8 @@ def check_read(path, headers=PLAIN):
     """Assert that a file has the traces and headers of the line; return its layout."""
     layout = find_layout(path, headers)
     assert layout.n_traces == N_TRACES
-    with TraceReader(layout) as reader:
-        np.testing.assert_array_equal(reader.read(np.arange(N_TRACES)), line_traces())
-    found = read_headers(layout, headers, ["receiver_x"])["receiver_x"]
+    np.testing.assert_array_equal(read_traces(layout, np.arange(N_TRACES)), line_traces())
+    found = read_headers(layout, ["receiver_x"])["receiver_x"]
     np.testing.assert_array_equal(found, line_fields()["receiver_x"])
     return layout
 
@@ -41,7 +39,7 @@ def check_remedy(path, told):
     with pytest.raises(InputError, match=told) as refused:
         find_layout(path, PLAIN)
     (option, *_) = re.findall(r"--value (\w+=[\d.]+)", refused.value.remedy)
-    return check_read(path, parse_headers([], [option], None))
+    return check_read(path, rules(option))
 
 
 def write_texts(path, blocks, header):
@@ -151,8 +149,7 @@ def test_additional_trace_headers_are_skipped(minor, kind, extra, tmp_path):
 
 def test_undeclared_additional_trace_headers_can_be_given(tmp_path):
     path = write_segy(tmp_path / "a.sgy", header=REVISION_1, extra=1)
-    given = parse_headers([], ["extra_headers=1"], None)
-    check_read(path, given)
+    check_read(path, rules("extra_headers=1"))
 
 
 def test_missing_additional_trace_headers_are_refused_with_a_remedy(tmp_path):
@@ -212,9 +209,9 @@ def test_whole_traces_of_a_truncated_file_can_be_read(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"ends within trace 34: .*--value traces=33"):
         find_layout(path, PLAIN)
-    assert find_layout(path, parse_headers([], ["traces=33"], None)).n_traces == 33
+    assert find_layout(path, rules("traces=33")).n_traces == 33
     with pytest.raises(InputError, match=r"--value traces: found 34, but .* has 33 whole traces"):
-        find_layout(path, parse_headers([], ["traces=34"], None))
+        find_layout(path, rules("traces=34"))
 
 
 @pytest.mark.parametrize("samples", [0, 7, N_SAMPLES + 1])

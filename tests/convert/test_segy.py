@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfwi.convert.layout import FIELDS, Field, Headers
-from hpcfwi.convert.segy import AT_ONCE, TraceReader, find_layout, read_headers, tell_floats
+from hpcfwi.convert.segy import AT_ONCE, find_layout, read_headers, read_traces, tell_floats
 from hpcfwi.errors import InputError
 from tests.convert.examples import (
     DTYPES,
@@ -25,8 +25,7 @@ PLAIN = Headers(FIELDS, {})
 
 def read_all(path, headers=PLAIN):
     layout = find_layout(path, headers)
-    with TraceReader(layout) as reader:
-        return reader.read(np.arange(layout.n_traces))
+    return read_traces(layout, np.arange(layout.n_traces))
 
 
 @pytest.mark.parametrize("texts", [0, 2])
@@ -38,7 +37,7 @@ def test_every_sample_format_is_read_in_either_byte_order(code, endian, texts, t
     assert (layout.endian, layout.code) == (endian, code)
     assert (layout.n_traces, layout.n_samples) == (N_TRACES, N_SAMPLES)
     np.testing.assert_array_equal(read_all(path), line_traces())
-    found = read_headers(layout, PLAIN, ["receiver_x", "coordinate_scalar"])
+    found = read_headers(layout, ["receiver_x", "coordinate_scalar"])
     np.testing.assert_array_equal(found["receiver_x"], line_fields()["receiver_x"])
     assert (found["coordinate_scalar"] == -10).all()
 
@@ -57,16 +56,15 @@ def test_file_written_by_segyio_is_read(code, endian, tmp_path):
     layout = find_layout(tmp_path / "made.sgy", PLAIN)
     assert layout.interval == 4000
     np.testing.assert_array_equal(read_all(tmp_path / "made.sgy"), traces)
-    found = read_headers(layout, PLAIN, ["receiver_x"])["receiver_x"]
+    found = read_headers(layout, ["receiver_x"])["receiver_x"]
     np.testing.assert_array_equal(found, -1000 * np.arange(7))
 
 
 def test_traces_are_read_in_the_requested_order(tmp_path):
     layout = find_layout(write_segy(tmp_path / "line.sgy"), PLAIN)
     numbers = np.array([3, 4, 5, 2, 9, 9, 8])
-    with TraceReader(layout) as reader:
-        np.testing.assert_array_equal(reader.read(numbers), line_traces()[numbers])
-        assert reader.read(numbers[:0]).shape == (0, N_SAMPLES)
+    np.testing.assert_array_equal(read_traces(layout, numbers), line_traces()[numbers])
+    assert read_traces(layout, numbers[:0]).shape == (0, N_SAMPLES)
 
 
 def test_file_larger_than_one_read_is_read(tmp_path):
@@ -74,7 +72,7 @@ def test_file_larger_than_one_read_is_read(tmp_path):
     fields = {"channel": np.arange(len(traces))}
     path = write_segy(tmp_path / "line.sgy", fields, traces)
     np.testing.assert_array_equal(read_all(path), traces)
-    found = read_headers(find_layout(path, PLAIN), PLAIN, ["channel"])["channel"]
+    found = read_headers(find_layout(path, PLAIN), ["channel"])["channel"]
     np.testing.assert_array_equal(found, fields["channel"])
 
 
@@ -85,14 +83,14 @@ def test_header_field_can_be_at_any_byte_and_of_any_type(kind, value, tmp_path):
     content[3600 + 202 : 3600 + 202 + int(kind[1])] = np.array([value], f"<{kind}").tobytes()
     path.write_bytes(content)
     headers = Headers({**FIELDS, "source_x": Field(203, kind)}, {})
-    assert read_headers(find_layout(path, headers), headers, ["source_x"])["source_x"][0] == value
+    assert read_headers(find_layout(path, headers), ["source_x"])["source_x"][0] == value
 
 
 def test_given_value_overrides_the_header(tmp_path):
     path = write_segy(tmp_path / "line.sgy", header={3221: ("u2", 0), 3225: ("i2", 77)})
     given = Headers(FIELDS, {"samples": N_SAMPLES, "format": 5, "delay": 12})
     np.testing.assert_array_equal(read_all(path, given), line_traces())
-    assert (read_headers(find_layout(path, given), given, ["delay"])["delay"] == 12).all()
+    assert (read_headers(find_layout(path, given), ["delay"])["delay"] == 12).all()
 
 
 @pytest.mark.parametrize(
@@ -123,8 +121,8 @@ def test_file_that_becomes_shorter_while_reading_is_refused(tmp_path):
     path = write_segy(tmp_path / "line.sgy")
     layout = find_layout(path, PLAIN)
     path.write_bytes(path.read_bytes()[:5000])
-    with TraceReader(layout) as reader, pytest.raises(InputError, match="it became shorter"):
-        reader.read(np.arange(N_TRACES))
+    with pytest.raises(InputError, match="it became shorter"):
+        read_traces(layout, np.arange(N_TRACES))
 
 
 # IBM and IEEE floats
