@@ -118,11 +118,6 @@ def test_seismic_unix_target_is_refused(convert, tmp_path, refuse):
     assert not (tmp_path / "a.su").exists()
 
 
-def test_dt_option_overrides_the_sampling_interval(convert, tmp_path):
-    write_segy(tmp_path / "a.sgy")
-    assert read_gathers(convert("a.sgy", "a.h5", "--dt", "0.002"))[0].dt == 0.002
-
-
 # Additional headers, and depths
 
 
@@ -171,12 +166,6 @@ def test_depths_in_elevation_fields_give_a_warning_and_an_option(convert, tmp_pa
     assert (survey.sources[:, 0] == 8.0).all()
     assert (survey.receiver_positions()[..., 0] == 12.5).all()
     assert "above z = 0" not in capsys.readouterr().out
-
-
-def test_positions_below_zero_give_no_warning(convert, tmp_path, capsys):
-    write_segy(tmp_path / "a.sgy")
-    convert("a.sgy", "a.h5")
-    assert "above" not in capsys.readouterr().out
 
 
 # The wavelet

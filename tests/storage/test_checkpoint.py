@@ -169,7 +169,7 @@ def test_save_beyond_the_file_size_limit_leaves_earlier_checkpoints(tmp_path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(WriteFailure, match=r"epoch_000002\.ckpt.*File too large"):
+        with pytest.raises(WriteFailure, match=r"epoch_000002\.ckpt.*File too large.*ulimit"):
             save_checkpoint(tmp_path, 2, {"vp": torch.zeros(100_000), "after": torch.zeros(9)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -236,9 +236,3 @@ def test_checkpoint_without_a_state_is_damaged_despite_its_checksums(tmp_path, c
     monkeypatch.undo()
     assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})
     assert caplog.text.count("it does not hold a state") == 2
-
-
-def test_pipe_in_place_of_a_checkpoint_does_not_block(tmp_path):
-    save_checkpoint(tmp_path, 1, {"vp": 1})
-    os.mkfifo(tmp_path / "epoch_000002.ckpt")
-    assert load_latest_checkpoint(tmp_path) == (1, {"vp": 1})

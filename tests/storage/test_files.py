@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.survey import Survey
-from tests.ranks import make_env, run_ranks, warm_python
+from tests.ranks import run_ranks
 from tests.storage.examples import example_model, mounted
 
 MB = 2**20
@@ -131,30 +130,6 @@ def test_failed_write_of_traces_leaves_no_file(small_disk, monkeypatch):
     with pytest.raises(WriteFailure, match=NO_SPACE):
         write()
     assert names(small_disk) == []
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from hpcfwi.errors import WriteFailure
-from hpcfwi.storage.checkpoint import save_checkpoint
-
-save_checkpoint(Path(sys.argv[1]), 1, {})
-resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
-try:
-    save_checkpoint(Path(sys.argv[1]), 2, {"vp": "1500" * 10000})
-except WriteFailure as failure:
-    print(failure)
-"""
-
-
-def test_file_size_limit_is_reported_with_its_remedy(tmp_path):
-    arguments = [*warm_python(), "-c", LIMITED, str(tmp_path)]
-    done = subprocess.run(arguments, env=make_env(), capture_output=True, text=True, check=True)
-    assert "epoch_000002.ckpt: cannot be written (File too large)" in done.stdout
-    assert "ulimit" in done.stdout
-    assert load_latest_checkpoint(tmp_path) == (1, {})
-    assert names(tmp_path) == ["epoch_000001.ckpt"]
 
 
 @pytest.mark.parametrize(

@@ -140,15 +140,6 @@ def test_file_gets_its_final_name_when_it_is_finished(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_exception_before_the_first_shot_leaves_no_file(tmp_path):
-    with (
-        pytest.raises(KeyboardInterrupt),
-        create_gathers(tmp_path / "observed.h5", example_survey(), Context.alone()),
-    ):
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_file_with_a_missing_shot_is_not_finished(tmp_path):
     path = tmp_path / "observed.h5"
     with pytest.raises(RuntimeError, match=r"shots \[0\] were never"):  # noqa: SIM117
