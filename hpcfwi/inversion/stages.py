@@ -59,7 +59,6 @@ class Stage:
 
     @property
     def section(self) -> InversionSection:
-        """The section [inversion] of the stage."""
         return self.experiment.config.inversion
 
     @property
@@ -82,8 +81,7 @@ class Stage:
 
     def wavelets(self) -> Wavelets:
         """Return the method by which the wavelet is found."""
-        method = self.section.wavelet.bind()
-        return cast(Wavelets, method())
+        return cast(Wavelets, self.section.wavelet.bind()())
 
     @cached_property
     def preconditioner(self) -> Preconditioner | None:
@@ -148,27 +146,21 @@ def _as_in(config: Config, experiment: Experiment, context: Context) -> Experime
     changed = replace(experiment, config=config, survey=survey, band=band)
     spacing = config.wave.spacing
     if spacing == "auto":
-        spacing = _widest_spacing(changed)
+        # The coarsest one that carries the wavelet in the slowest initial cells.
+        slowest = float(changed.equation.slowest(experiment.initial.arrays).min())
+        spacing = slowest / (survey.spectrum.highest(FAINT) * POINTS[config.wave.order])
     if spacing is not None:
         changed = replace(changed, coarsening=Coarsening.to(experiment.initial.grid, spacing))
     costs = find_costs(changed.aperture, changed.wave_grid, survey, context)
     return replace(changed, costs=costs)
 
 
-def _widest_spacing(experiment: Experiment) -> float:
-    """Return the coarsest spacing (m) that carries the wavelet in the slowest initial cells."""
-    slowest = float(experiment.equation.slowest(experiment.initial.arrays).min())
-    survey, order = experiment.survey, experiment.config.wave.order
-    return slowest / (survey.spectrum.highest(FAINT) * POINTS[order])
-
-
 @dataclass(frozen=True)
 class Part:
     """Some of the shots of a batch.
 
-    shots: their numbers in the survey; survey: the part with these shots; traces: a function that
-    waits for the observed traces (shot, receiver, time) and returns them; signs: of the sources of
-    encoded shots.
+    shots: their numbers in the survey; survey: of these shots only; traces: waits for the observed
+    traces (shot, receiver, time) and returns them; signs: of the sources of encoded shots.
     """
 
     shots: ShotNumbers
@@ -213,21 +205,16 @@ class Batch:
     deal: Callable[[ShotNumbers], Iterator[Part]]
 
     def with_wavelet(self, wavelet: Wavelet) -> Batch:
-        """Return the batch with this wavelet: (time,) for all sources, or (shot, time)."""
-
-        def part(shots: ShotNumbers) -> Part:
-            return self.part(shots).with_wavelet(wavelet)
-
-        def deal(left: ShotNumbers) -> Iterator[Part]:
-            return (part.with_wavelet(wavelet) for part in self.deal(left))
-
-        return replace(self, part=part, deal=deal)
+        """Return the batch with this wavelet, see `Part.with_wavelet`."""
+        return replace(
+            self,
+            part=lambda shots: self.part(shots).with_wavelet(wavelet),
+            deal=lambda left: (part.with_wavelet(wavelet) for part in self.deal(left)),
+        )
 
 
 class Sampler:
     """The draws of batches for the epochs of a stage, with data that are read in advance.
-
-    Every rank draws the same shots.
 
     costs: of simulating each shot of the survey, in any unit; chunks: of this rank's shots.
     """
@@ -248,8 +235,7 @@ class Sampler:
     def take(self, epoch: int) -> Batch:
         """Return the batch of an epoch, and draw the shots of the next one, to read them early."""
         following = range(epoch, min(epoch + 1, self._stage.last) + 1)
-        chosen = self._chosen
-        self._chosen = {e: chosen[e] if e in chosen else self._stage.shots(e) for e in following}
+        self._chosen = {e: self._stage.shots(e) for e in following}
         shots = self._chosen[epoch]
         key = tuple(sorted(shots.tolist()))
         return Batch(epoch, shots, key, self._part, partial(self._deal, epoch))
@@ -282,17 +268,16 @@ class EncodedSampler:
     """The draws of batches of encoded shots for the epochs of a stage."""
 
     def __init__(self, stage: Stage, data: EncodedData, schedule: Schedule, chunks: Chunks) -> None:
-        self._stage, self._data = stage, data
+        self._stage, self._data, self._number = stage, data, -1
         self._schedule, self._chunks = schedule, chunks
-        self._draws, self._number = stage.draws, -1
 
     def take(self, epoch: int) -> Batch:
         """Return the batch of an epoch; collective."""
-        number = self._draws.number(self._stage.epoch_in_stage(epoch))
+        draws = self._stage.draws
+        number = draws.number(self._stage.epoch_in_stage(epoch))
         if number != self._number:
-            signs = draw_signs(self._draws, number)
-            self._signs, self._traces = signs, self._data.combine(signs)
-            self._number = number
+            self._signs, self._number = draw_signs(draws, number), number
+            self._traces = self._data.combine(self._signs)
         shots = self._stage.shots(epoch)
         return Batch(epoch, shots, (number, shots.size), self._part, self._deal)
 
@@ -325,17 +310,13 @@ def _deal_all(
         part = make_part(shots[schedule.more(shots.size, chunks.size)])
 
 
-# Number of passes whose orders are kept (8 bytes per shot); an epoch and the next need no more.
-KEPT = 3
-
-
 @dataclass(frozen=True)
 class Draws:
     """The draws of a stage, one after the other.
 
     stage: its number, from 0; n_shots: of the survey; sizes: number of shots of each draw; hold:
     number of epochs that share a draw. With `sampling = "sweep"` the draws go through all shots of
-    the survey in passes, each in its own order. The orders of the last requested passes are kept.
+    the survey in passes, each in its own order.
     """
 
     seed: int
@@ -343,9 +324,7 @@ class Draws:
     n_shots: int
     sizes: tuple[int, ...]
     hold: int = 1
-    _orders: dict[int, ShotNumbers] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _orders: list[ShotNumbers] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, section: InversionSection, n_shots: int, stage: int = 0) -> Self:
@@ -375,47 +354,23 @@ class Draws:
     def order(self, index: int) -> ShotNumbers:
         """Return all shots of the survey in the order of a pass, numbered from 0.
 
-        The order depends on the pass before it, unless it stands alone. It is computed from the
-        last earlier pass that is kept, or that stands alone.
+        It depends on the pass before it. The orders of all passes are kept, 8 bytes for each shot.
         """
-        first = index
-        while first not in self._orders and not self._stands_alone(first):
-            first -= 1
-        for number in range(first, index + 1):
-            if number not in self._orders:
-                self._orders[number] = self._follow(number)
-                if len(self._orders) > KEPT:
-                    del self._orders[next(iter(self._orders))]
+        while len(self._orders) <= index:
+            self._orders.append(self._follow(len(self._orders)))
         return self._orders[index]
 
-    def _begin(self, index: int) -> tuple[int, int]:
-        """Return the size of a pass's first draw, and how many of its shots end the pass before."""
-        draw = bisect_right(self.starts, index * self.n_shots) - 1
-        size = self.sizes[draw] if draw < len(self.sizes) else 0
-        return size, index * self.n_shots - self.starts[draw]
-
-    def _stands_alone(self, index: int) -> bool:
-        """Return True if the order of a pass does not depend on the orders of earlier passes.
-
-        The order of the previous pass differs from its shuffled order only within the size of its
-        first draw. The shots at its end, to which the draw adds shots of this pass, are as
-        shuffled unless they begin within that size.
-        """
-        _, begun = self._begin(index)
-        return begun == 0 or begun + self._begin(index - 1)[0] <= self.n_shots
-
     def _follow(self, index: int) -> ShotNumbers:
-        """Return the shuffled order of a pass, but first shots that its first draw lacks."""
-        shuffled, (size, begun) = self.shuffled(index), self._begin(index)
+        """Return the shuffled order of the next pass, but first shots that its first draw lacks."""
+        shuffled = self.shuffled(index)
+        draw = bisect_right(self.starts, index * self.n_shots) - 1
+        # So many shots of the draw end the pass before.
+        begun = index * self.n_shots - self.starts[draw]
         if begun == 0:
             return shuffled
-        before = self._orders[index - 1] if index - 1 in self._orders else self.shuffled(index - 1)
-        is_new = np.ones(self.n_shots, dtype=bool)
-        is_new[before[-begun:]] = False
-        first = shuffled[is_new[shuffled]][: size - begun]
-        is_left = np.ones(self.n_shots, dtype=bool)
-        is_left[first] = False
-        return np.concatenate([first, shuffled[is_left[shuffled]]])
+        is_new = ~np.isin(shuffled, self._orders[index - 1][-begun:])
+        first = shuffled[is_new][: self.sizes[draw] - begun]
+        return np.concatenate([first, shuffled[~np.isin(shuffled, first)]])
 
 
 Choose = Callable[[Draws, int], ShotNumbers]
@@ -440,11 +395,8 @@ def sweep(draws: Draws, number: int) -> ShotNumbers:
     """
     n_shots, (begin, end) = draws.n_shots, draws.starts[number : number + 2]
     passes = range(begin // n_shots, -(-end // n_shots))
-    parts = (
-        draws.order(index)[max(0, begin - index * n_shots) : end - index * n_shots]
-        for index in passes
-    )
-    return np.concatenate([*parts])
+    orders = np.concatenate([draws.order(index) for index in passes])
+    return orders[begin - passes.start * n_shots :][: end - begin]
 
 
 Signs = NDArray[np.int8]
@@ -464,10 +416,7 @@ def draw_signs(draws: Draws, number: int) -> Signs:
 
 @dataclass(frozen=True)
 class Lattice:
-    """The multiples of a power of two, `unit`, which double precision adds exactly.
-
-    Sums therefore have the same bits in any order. Rounded values are in single precision.
-    """
+    """The multiples of a power of two, `unit`, which double precision adds exactly in any order."""
 
     unit: float
 
@@ -478,7 +427,7 @@ class Lattice:
         return cls(ldexp(1.0, frexp(largest)[1] - spare))
 
     def round(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the multiples nearest to these values."""
+        """Return the multiples nearest to these values, in single precision."""
         return (np.rint(values.astype(np.float64) / self.unit) * self.unit).astype(np.float32)
 
 
@@ -518,7 +467,7 @@ class EncodedData:
         # Pieces are rounded one at a time, so that at most one of them is in memory twice.
         for k, (shots, traces) in enumerate(held):
             held[k] = shots, self._lattice.round(traces)
-        self._held, self._holds = held, holds
+        self._held = held
 
     def combine(self, signs: Signs) -> NDArray[np.float32]:
         """Return the observed data of encoded shots (shot, receiver, time); collective.
@@ -526,20 +475,14 @@ class EncodedData:
         They have the same bits for any number of ranks.
         """
         total = torch.zeros((len(signs), *self._shape[1:]), dtype=torch.float64)
-        for shots, traces in self._pieces():
+        read_again = ((shots, self._lattice.round(traces)) for shots, traces in self._read())
+        for shots, traces in self._held or read_again:
             for shot, gather in zip(shots, torch.from_numpy(traces), strict=True):
                 for k, encoded in enumerate(total):
                     encoded.add_(gather, alpha=int(signs[k, shot]))
         with self._context.heartbeat.waiting():
             whole = self._context.sum(total.to(self._context.device))
         return whole.to(torch.float32).cpu().numpy()
-
-    def _pieces(self) -> Iterator[tuple[ShotNumbers, NDArray[np.float32]]]:
-        if self._holds:
-            yield from self._held
-        else:
-            for shots, traces in self._read():
-                yield shots, self._lattice.round(traces)
 
     def _read(self) -> Iterator[tuple[ShotNumbers, NDArray[np.float32]]]:
         """Yield this rank's shots and traces, a few at a time, while the next ones are read."""

@@ -71,34 +71,6 @@ def test_draw_does_not_depend_on_earlier_calls(draws, data):
         np.testing.assert_array_equal(sweep(draws, number), expected)
 
 
-@pytest.fixture
-def shuffled(monkeypatch):
-    """Return the list of the numbers of the sweeps that were shuffled."""
-    numbers, shuffle = [], Draws.shuffled
-
-    def note(draws, number):
-        numbers.append(number)
-        return shuffle(draws, number)
-
-    monkeypatch.setattr(Draws, "shuffled", note)
-    return numbers
-
-
-@pytest.mark.parametrize("size", [3, 40, 60, 99, 100], ids="batch {}".format)
-def test_consecutive_epochs_shuffle_every_sweep_at_most_twice(size, shuffled):
-    draws = Draws(0, 0, 100, (size,) * 60)
-    for number in range(60):
-        for draw in (number, min(59, number + 1), number):  # the next one is read in advance
-            sweep(draws, draw)
-    assert len(shuffled) <= 2 * -(-60 * size // 100)
-
-
-@pytest.mark.parametrize("size", [3, 33, 49, 50], ids="batch {}".format)
-def test_continuing_at_any_epoch_shuffles_at_most_three_sweeps(size, shuffled):
-    sweep(Draws(0, 0, 100, (size,) * 600), 597)
-    assert len(shuffled) <= 3
-
-
 @given(SEEDS, st.integers(20, 60))
 def test_sweeps_stages_and_seeds_have_different_orders(seed, n_shots):
     def orders(seed, stage):

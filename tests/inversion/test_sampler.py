@@ -73,13 +73,6 @@ def test_sampling_key_selects_the_method(name, choose):
         np.testing.assert_array_equal(sampler.take(epoch).shots, chosen)
 
 
-def test_continued_run_draws_same_shots():
-    whole = make_sampler(FakePrefetcher())
-    drawn = [whole.take(epoch).shots.tolist() for epoch in range(1, LAST + 1)]
-    continued = make_sampler(FakePrefetcher())
-    assert [continued.take(epoch).shots.tolist() for epoch in range(4, LAST + 1)] == drawn[3:]
-
-
 def test_data_of_next_batch_are_requested_while_one_is_used():
     prefetcher = FakePrefetcher()
     sampler = make_sampler(prefetcher)
@@ -126,17 +119,3 @@ def test_ranks_share_a_batch_and_each_reads_only_its_part():
             parts += mine
         np.testing.assert_array_equal(np.concatenate(parts), batch.shots)
         assert len(parts) == min(size, BATCH)
-
-
-def test_shots_of_an_epoch_are_drawn_once(monkeypatch):
-    drawn, shots = [], Stage.shots
-
-    def note(stage, epoch):
-        drawn.append(epoch)
-        return shots(stage, epoch)
-
-    monkeypatch.setattr(Stage, "shots", note)
-    sampler = make_sampler(FakePrefetcher())
-    for epoch in range(1, LAST + 1):
-        sampler.take(epoch)
-    assert drawn == [*range(1, LAST + 1)]
