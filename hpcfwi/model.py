@@ -51,6 +51,11 @@ class Grid:
             o + (n - 1) * h for o, n, h in zip(self.origin, self.shape, self.spacing, strict=True)
         )
 
+    @property
+    def extent(self) -> float:
+        """The length of the longest side, with all of its cells, m."""
+        return max(n * h for n, h in zip(self.shape, self.spacing, strict=True))
+
     def coordinates(self, axis: int) -> NDArray[np.float64]:
         """Return the positions of the points along an axis, m, (shape[axis],)."""
         return self.origin[axis] + self.spacing[axis] * np.arange(

@@ -9,6 +9,7 @@ the data. Each check yields its findings: `prepare` raises the first, and `hpcfw
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.config.survey import DataSection
 from hpcfwi.errors import Finding, InputError
 from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
 from hpcfwi.inversion.experiment import Experiment, equation_of
+from hpcfwi.inversion.parameters import SMALLEST_SPREAD
 from hpcfwi.model import PARAMETERS, Grid
 from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
@@ -36,11 +37,10 @@ from hpcfwi.wave.equation import ACOUSTIC
 from hpcfwi.wave.numerics import longest_step
 from hpcfwi.wave.simulation import check_kinds
 
+_error = partial(Finding, "error")
+
 # Smallest number of wavelengths in the longest side of a model. Waves do not see smaller models.
 FEWEST_WAVELENGTHS = 1.0 / 3.0
-# Smallest extent of sources or receivers, as a share of the model's longest side. A line in km
-# instead of m has a share of at most a thousandth.
-SMALLEST_SPREAD = 1.0 / 500.0
 # Smallest share of a cell that is a depth in m; smaller ones are in km.
 LEAST_OF_CELL = 0.1
 # Smallest and largest sampling interval of the data, in longest stable steps. With a longer one,
@@ -82,19 +82,17 @@ def _check_kinds(experiment: Experiment) -> Iterator[Finding]:
         except ValueError as error:
             where = f"{file}, attribute {attribute}" if file else f"survey.{key}"
             remedy = f"Give other {what}, or another wave.equation that has them."
-            yield Finding("error", where, str(error), remedy)
+            yield _error(where, str(error), remedy)
     weights = experiment.config.data.components
     if not any(weights.get(name, 1.0) for name in components):
-        yield Finding(
-            "error",
+        yield _error(
             "data.components",
             f"found 0 for {', '.join(components)}, which are all components of the survey",
             "Give one of them a weight above 0.",
         )
     for name in weights:
         if name not in components:
-            yield Finding(
-                "error",
+            yield _error(
                 "data.components",
                 f"found {name}, but the survey has {', '.join(components)}",
                 "Give weights of components of the survey.",
@@ -116,8 +114,7 @@ def _check_positions(experiment: Experiment) -> Iterator[Finding]:
     for name, points in places.items():
         outside = ~grid.contains(points)
         if outside.any():
-            yield Finding(
-                "error",
+            yield _error(
                 f"{where}: {name}",
                 f"{outside.sum()} of {outside.size} lie outside the model, the first at "
                 f"{points[outside][0].tolist()} m; expected {list(grid.origin)} to "
@@ -139,10 +136,9 @@ def _check_silence(config: Config, survey: Survey) -> Iterator[Finding]:
         remedy = "Check its delay against the duration."
         if 0.0 < 1e-3 * given.delay < duration:
             remedy = f"Its delay seems to be in milliseconds: give {1e-3 * given.delay:g}."
-        yield Finding("error", "survey.wavelet", found, remedy)
+        yield _error("survey.wavelet", found, remedy)
         return
-    yield Finding(
-        "error",
+    yield _error(
         f"{config.survey.file}, /wavelet",
         found,
         "Give a wavelet as survey.wavelet or to `hpcfwi convert` (--wavelet), or, if no shot has "
@@ -154,12 +150,11 @@ def _check_step(experiment: Experiment) -> Iterator[Finding]:
     config, survey, grid = experiment.config, experiment.survey, experiment.initial.grid
     fastest = experiment.fastest()
     longest = longest_step(config.wave.order, grid.spacing, fastest)
-    fewest, most = STEPS_A_SAMPLE
-    if not fewest <= survey.dt / longest <= most:
-        yield Finding(
-            "error",
+    low, high = (steps * longest for steps in STEPS_A_SAMPLE)
+    if not low <= survey.dt <= high:
+        yield _error(
             config.survey.dt_place,
-            f"found {survey.dt:g} s, expected {fewest * longest:.3g} to {most * longest:.3g} s "
+            f"found {survey.dt:g} s, expected {low:.3g} to {high:.3g} s "
             f"where waves of {fastest:g} m/s cross cells of {min(grid.spacing):g} m",
             "Check its unit, and those of the model's spacing and velocities.",
         )
@@ -171,15 +166,11 @@ def _check_wavelength(experiment: Experiment) -> Iterator[Finding]:
     frequency, equation = survey.spectrum.peak, experiment.equation
     if frequency == 0.0:
         return
-    extent, cell = (
-        max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True)),
-        min(grid.spacing),
-    )
-    arrays = experiment.initial.arrays
+    cell, arrays = min(grid.spacing), experiment.initial.arrays
     shortest = float(equation.slowest(arrays).min()) / frequency
     longest = float(equation.fastest(arrays).max()) / frequency
-    if shortest * FEWEST_WAVELENGTHS > extent:
-        misfits = f"longer than the model, which has {extent:g} m"
+    if shortest * FEWEST_WAVELENGTHS > grid.extent:
+        misfits = f"longer than the model, which has {grid.extent:g} m"
         factor, likely = 1e-3, "in milliseconds"
     elif longest < cell:
         misfits = f"shorter than a cell of {cell:g} m"
@@ -187,10 +178,9 @@ def _check_wavelength(experiment: Experiment) -> Iterator[Finding]:
     else:
         return
     guess = ""
-    if shortest * factor * FEWEST_WAVELENGTHS <= extent and longest * factor >= cell:
+    if shortest * factor * FEWEST_WAVELENGTHS <= grid.extent and longest * factor >= cell:
         guess = f"It seems to be {likely}: give {factor * survey.dt:g}. "
-    yield Finding(
-        "error",
+    yield _error(
         experiment.config.survey.dt_place,
         f"found {survey.dt:g} s, with which the wavelet's peak is at {frequency:.3g} Hz, and its "
         f"waves are {shortest:.3g} to {longest:.3g} m long, {misfits}; expected s",
@@ -200,18 +190,16 @@ def _check_wavelength(experiment: Experiment) -> Iterator[Finding]:
 
 def _check_duration(experiment: Experiment) -> Iterator[Finding]:
     """Yield an error if waves have left the model long before the end of the record."""
-    section, grid = experiment.config.survey, experiment.initial.grid
+    section, extent = experiment.config.survey, experiment.initial.grid.extent
     if section.duration is None or section.wavelet is None:
         return
-    extent = max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True))
     slowest = float(experiment.equation.slowest(experiment.initial.arrays).min())
     passages = section.duration * slowest / extent
     if passages <= MOST_PASSAGES:
         return
     seconds = 1e-3 * section.duration
     likely = seconds * section.wavelet.frequency >= 1.0 and 1e-3 * passages <= MOST_PASSAGES
-    yield Finding(
-        "error",
+    yield _error(
         "survey.duration",
         f"found {section.duration:g} s, in which waves of {slowest:g} m/s go {passages:.3g} times "
         f"through the model of {extent:g} m; expected s, {MOST_PASSAGES:g} times at most",
@@ -224,17 +212,15 @@ def _check_duration(experiment: Experiment) -> Iterator[Finding]:
 def _check_spread(experiment: Experiment) -> Iterator[Finding]:
     """Yield an error if all sources, or all receivers, lie next to each other."""
     grid, survey = experiment.initial.grid, experiment.survey
-    extent = max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True))
-    limit = max(*grid.spacing, SMALLEST_SPREAD * extent)
+    limit = max(*grid.spacing, SMALLEST_SPREAD * grid.extent)
     for name, points in (("sources", survey.sources), ("receivers", survey.receivers)):
         spread = float(np.ptp(points.reshape(-1, grid.ndim), axis=0).max())
         # Repeated shots and a single receiver are not an error.
         if 0.0 < spread < limit:
-            yield Finding(
-                "error",
+            yield _error(
                 f"{experiment.config.survey.file or 'survey'}: {name}",
-                f"all of them lie within {spread:.3g} m, in a model of {extent:g} m with cells of "
-                f"{min(grid.spacing):g} m; expected positions in m",
+                f"all of them lie within {spread:.3g} m, in a model of {grid.extent:g} m with "
+                f"cells of {min(grid.spacing):g} m; expected positions in m",
                 "They seem to be in km: multiply them by 1000.",
             )
 
@@ -257,8 +243,7 @@ def _check_free_surface(experiment: Experiment, device: torch.device) -> Iterato
         places["sources"] = _on_surface(survey.sources, top, spacing)
     for name, on_surface in places.items():
         if on_surface.any():
-            yield Finding(
-                "error",
+            yield _error(
                 f"{file}: {name}" if file else f"survey.{name}.depth",
                 f"{on_surface.sum()} of {on_surface.size} lie on the free surface at "
                 f"{top:g} m, where the pressure, and so their traces, are zero",
@@ -273,7 +258,7 @@ def _check_free_surface(experiment: Experiment, device: torch.device) -> Iterato
             simulator.set_up(simulator.restrict(model), survey.select(shots), None)
         except ValueError as error:
             key = f"{file}: sources" if file else "survey.sources.depth"
-            yield Finding("error", key, str(error), "Move them, or change their kind.")
+            yield _error(key, str(error), "Move them, or change their kind.")
 
 
 def _on_surface(points: NDArray[np.float64], top: float, spacing: float) -> NDArray[np.bool_]:
@@ -296,8 +281,7 @@ def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
     section, survey = experiment.config.inversion, experiment.survey
     largest = section.largest_batch(survey.n_shots)
     if largest > survey.n_shots:
-        yield Finding(
-            "error",
+        yield _error(
             f"{where}inversion.batch",
             f"found {largest}, but the survey has {survey.n_shots} shots",
             "Give at most this number.",
@@ -305,16 +289,21 @@ def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
     yield from _check_band(experiment.config, survey, where)
     yield from _check_offsets(experiment.config, survey, where)
     yield from _check_wavelet(section, survey, where)
-    if section.encoding != "none":
-        yield from _check_encoding(experiment, where)
+    reason = None if section.encoding == "none" else _find_difference(experiment)
+    if reason is not None:
+        yield _error(
+            f"{where}inversion.encoding",
+            f'found "{section.encoding}", but {reason}, and an encoded shot is a sum of all shots, '
+            "recorded by all receivers",
+            "Invert without an encoding, or treat all shots alike.",
+        )
     yield from _check_fixed(experiment, where)
     for name, bounds in section.bounds_by_name.items():
         array, free, parameter = experiment.initial[name], ~experiment.fixed, PARAMETERS[name]
         lowest = array.min(where=free, initial=np.inf)
         highest = array.max(where=free, initial=-np.inf)
         if lowest < bounds[0] or highest > bounds[1]:
-            yield Finding(
-                "error",
+            yield _error(
                 f"{where}inversion.bounds",
                 f"found {list(bounds)}, but the initial model has {lowest:.0f} to "
                 f"{highest:.0f} {parameter.unit}",
@@ -329,16 +318,14 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
     section, grid = experiment.config.inversion, experiment.initial.grid
     if section.fixed is None:
         if experiment.fixed.all():
-            yield Finding(
-                "error",
+            yield _error(
                 f"{where}inversion.fixed_above",
                 f"found {section.fixed_above}, which fixes the whole model",
                 f"Give a depth above {grid.last[0]} m.",
             )
         above, cell, top = section.fixed_above or 0.0, grid.spacing[0], grid.origin[0]
         if top < above < top + LEAST_OF_CELL * cell and 1e3 * above <= grid.last[0]:
-            yield Finding(
-                "error",
+            yield _error(
                 f"{where}inversion.fixed_above",
                 f"found {above:g} m, which is no depth in a model with cells of {cell:g} m",
                 f"Give {1e3 * above:g} if it is in km, or {top + cell:g} to fix the first rows.",
@@ -347,63 +334,42 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
     if experiment.fixed.any() and not experiment.fixed.all():
         return
     what = "the whole model" if experiment.fixed.any() else "no cell of it"
+    key = f"{where}inversion.fixed.file: {section.fixed.file}"
     if section.fixed.file in experiment.known.masks:
-        yield Finding(
-            "error",
-            f"{where}inversion.fixed.file: {section.fixed.file}",
-            f"its /fixed is 1 for {what}",
-            "Give 1 for fixed cells, and 0 for those that may change.",
-        )
-        return
-    if section.fixed.file is not None:
+        found = f"its /fixed is 1 for {what}"
+        yield _error(key, found, "Give 1 for fixed cells, and 0 for those that may change.")
+    elif section.fixed.file is not None:
         floor = experiment.known.floor(section, grid)
-        yield Finding(
-            "error",
-            f"{where}inversion.fixed.file: {section.fixed.file}",
+        yield _error(
+            key,
             f"its depths of {floor.min():g} to {floor.max():g} m fix {what}, which has depths of "
             f"{grid.origin[0]:g} to {grid.last[0]:g} m",
             "Give depths in m, downwards, in the model's coordinates.",
         )
-        return
-    speeds = experiment.known.start.p_velocity
-    yield Finding(
-        "error",
-        f"{where}inversion.fixed.above_velocity",
-        f"found {section.fixed.above_velocity:g}, which fixes {what}: the top cells of the "
-        f"starting model have {speeds[0].min():g} to {speeds[0].max():g} m/s, all its cells have "
-        f"{speeds.min():g} to {speeds.max():g} m/s",
-        "Give a velocity between those of the water and the sea floor, in m/s.",
-    )
-
-
-def _check_encoding(experiment: Experiment, where: str) -> Iterator[Finding]:
-    """Yield an error if shots cannot be encoded, because receivers differ between them."""
-    config, reason = experiment.config, None
-    survey = experiment.survey
-    kinds = survey.components.kinds
-    if survey.receivers.ndim == 3 or (kinds is not None and kinds.ndim == 2):
-        reason = "each shot of the survey has different receivers"
-    elif experiment.survey.mask is not None:
-        reason = "the survey has masked traces"
-    elif config.inversion.max_offset is not None:
-        reason = "inversion.max_offset leaves out different receivers for each shot"
     else:
-        reason = _tell_apart(config.data, experiment.survey)
-    if reason is not None:
-        yield Finding(
-            "error",
-            f"{where}inversion.encoding",
-            f'found "{config.inversion.encoding}", but {reason}, and an encoded shot is a sum of '
-            "all shots, recorded by all receivers",
-            "Invert without an encoding, or treat all shots alike.",
+        speeds = experiment.known.start.p_velocity
+        yield _error(
+            f"{where}inversion.fixed.above_velocity",
+            f"found {section.fixed.above_velocity:g}, which fixes {what}: the top cells of the "
+            f"starting model have {speeds[0].min():g} to {speeds[0].max():g} m/s, all its cells "
+            f"have {speeds.min():g} to {speeds.max():g} m/s",
+            "Give a velocity between those of the water and the sea floor, in m/s.",
         )
 
 
-def _tell_apart(data: DataSection, survey: Survey) -> str | None:
-    """Return which key of [data] cannot be applied to sums of shots, and why, or None.
+def _find_difference(experiment: Experiment) -> str | None:
+    """Return why the shots differ so that their traces cannot be summed, or None.
 
     Only a factor that is the same function of time for all traces can be applied to sums of traces.
     """
+    survey, data = experiment.survey, experiment.config.data
+    kinds = survey.components.kinds
+    if survey.receivers.ndim == 3 or (kinds is not None and kinds.ndim == 2):
+        return "each shot of the survey has different receivers"
+    if survey.mask is not None:
+        return "the survey has masked traces"
+    if experiment.config.inversion.max_offset is not None:
+        return "inversion.max_offset leaves out different receivers for each shot"
     if data.offsets is not None:
         return "data.offsets leaves out different receivers for each shot"
     if any(mute.after is None for mute in data.mute):
@@ -439,8 +405,7 @@ def _check_band(config: Config, survey: Survey, where: str) -> Iterator[Finding]
         place = int(silent.argmax())
         whose = "the wavelet" if len(wavelets) == 1 else f"the wavelet of shot {part.start + place}"
         peak = frequencies[amplitudes[place].argmax()]
-        yield Finding(
-            "error",
+        yield _error(
             f"{where}data.band",
             f"found {list(config.data.band)}, in which {whose} is zero: its peak is at "
             f"{peak:.3g} Hz, and there is less than {NOTHING:g} of that amplitude in the band",
@@ -451,11 +416,10 @@ def _check_band(config: Config, survey: Survey, where: str) -> Iterator[Finding]
 
 def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Iterator[Finding]:
     """Yield errors for estimates that need single shots or near traces that do not exist."""
-    wavelets = section.wavelet.bind()()
+    wavelets, key = section.wavelet.bind()(), f"{where}inversion.wavelet.furthest"
     each, furthest = wavelets.per == "shot", wavelets.furthest
     if each and section.encoding != "none":
-        yield Finding(
-            "error",
+        yield _error(
             f"{where}inversion.wavelet.per",
             f'found "shot" with inversion.encoding = "{section.encoding}", but the wavelets of '
             "single shots cannot be estimated from encoded traces",
@@ -464,9 +428,8 @@ def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Ite
     if furthest is None:
         return
     if section.encoding != "none":
-        yield Finding(
-            "error",
-            f"{where}inversion.wavelet.furthest",
+        yield _error(
+            key,
             f'found {furthest:g} with inversion.encoding = "{section.encoding}", but an encoded '
             "shot has sources near and far from each receiver",
             "Leave it out, or estimate the wavelet in a stage without an encoding.",
@@ -474,16 +437,14 @@ def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Ite
         return
     dead = Aperture(max_offset=furthest).find_dead_shots(survey)
     if dead.size == survey.n_shots:
-        yield Finding(
-            "error",
-            f"{where}inversion.wavelet.furthest",
+        yield _error(
+            key,
             f"found {furthest:g} m, but no receiver is this close to its source",
             "Give a larger offset.",
         )
     elif each and dead.size:
-        yield Finding(
-            "error",
-            f"{where}inversion.wavelet.furthest",
+        yield _error(
+            key,
             f"found {furthest:g} m, but {dead.size} of {survey.n_shots} shots, whose wavelets are "
             f"estimated separately, have no receiver this close, the first is shot {dead[0]}",
             'Give a larger offset, or per = "survey".',
@@ -500,8 +461,7 @@ def _check_offsets(config: Config, survey: Survey, prefix: str) -> Iterator[Find
         if config.data.offsets is not None:
             where, found = "data.offsets", str(list(config.data.offsets))
             remedy = "Give a wider range, in m."
-        yield Finding(
-            "error",
+        yield _error(
             f"{prefix}{where}",
             f"found {found}, but {dead.size} of {survey.n_shots} shots have no receiver at such "
             f"offsets, the first is shot {dead[0]}",

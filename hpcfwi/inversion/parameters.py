@@ -19,7 +19,7 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError, StepFailure
 from hpcfwi.model import PARAMETERS, Grid, Model, find_nearest, fixed_cells
 
-# Smallest extent of a surface's places, as a share of the model's extent. Places in km instead of m
+# Smallest extent of positions, as a share of the model's longest side. Positions in km instead of m
 # have a share of at most a thousandth.
 SMALLEST_SPREAD = 1.0 / 500.0
 
@@ -35,8 +35,8 @@ class Known:
     """
 
     start: Model
-    surfaces: Mapping[str, NDArray[np.float64]]
-    priors: Mapping[str, Model]
+    surfaces: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    priors: Mapping[str, Model] = field(default_factory=dict)
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
@@ -161,20 +161,16 @@ class Limits:
 
     def free(self, gradient: Model) -> Model:
         """Return a gradient that is zero in the fixed cells."""
-        return Model(
-            gradient.grid,
-            {n: torch.where(self.fixed[n], 0.0, array) for n, array in gradient.arrays.items()},
-        )
+        free = {n: torch.where(self.fixed[n], 0.0, array) for n, array in gradient.arrays.items()}
+        return Model(gradient.grid, free)
 
     def within(self, model: Model, direction: Model) -> Model:
         """Return a direction that is zero in cells where it would leave the limits at once."""
-        return Model(
-            model.grid,
-            {
-                name: torch.where(self._is_stuck(name, model[name], array), 0.0, array)
-                for name, array in direction.arrays.items()
-            },
-        )
+        within = {
+            name: torch.where(self._is_stuck(name, model[name], array), 0.0, array)
+            for name, array in direction.arrays.items()
+        }
+        return Model(model.grid, within)
 
     def _is_stuck(self, name: str, values: Tensor, direction: Tensor) -> Tensor:
         if name not in self.bounds:

@@ -7,7 +7,7 @@ host share the models and the positions of receivers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
-from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.sections import Initial
 from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
@@ -87,93 +86,97 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     given = _load_given(config, needed, context)
     if given.arrays.keys() == set(names):
         _check_medium(config, given, "model.file" if section.file is not None else "model.dataset")
+    spacing = given.grid.spacing
     if section.spacing is not None:
         spacing = (section.spacing,) * given.grid.ndim
-        _check_shape(resampled_shape(given.grid, spacing), spacing, context)
+    _check_shape(given.grid, spacing, context)
+    if section.spacing is not None:
         # One rank of each host resamples and smooths, because both take several times the memory
         # of the result.
         given = once_per_host(partial(resample, given, spacing), context)
-    else:
-        _check_shape(given.grid.shape, given.grid.spacing, context)
     survey, observed = _make_survey(config, given.grid, context)
     if target is not None:
+        known = Known(given)
         experiment = Experiment(
-            config,
-            given,
-            given,
-            Known(given, {}, {}),
-            survey,
-            target,
-            is_synthetic=True,
-            leader=context.leader,
+            config, given, given, known, survey, target, is_synthetic=True, leader=context.leader
         )
-        _check(experiment, context)
-        refuse_engine(config, "", context)
-        refuse_layers(experiment, "", context)
-        return experiment
-    _refuse_other_times(config)
-    start = _find_start(config, given, context)
-    known = Known(
-        start,
-        _load_surfaces(config, start.grid, context),
-        _load_priors(config, start.grid, context),
-        _load_masks(config, start.grid, context),
-        _load_weights(config, start.grid, context),
-    )
-    initial, asked = start, config.model.initial
-    kept = known.cells(config.inversion, start.grid)
-    if asked.smoothing is not None:
-        _, length, power = asked.smoothing
-        initial = once_per_host(partial(smooth, start, length, kept, power), context)
-    elif asked.linear is not None:
-        initial = once_per_host(partial(_make_linear, asked.linear, start, kept), context)
-    if _find_derived(config):
-        own = _load_own(config, start.grid, context)
-        derive = partial(_derive, asked, initial, start, kept, own)
-        initial = once_per_host(derive, context)
-    initial = _limit_medium(config, initial)
-    _check_medium(config, initial, "model.initial")
-    is_synthetic = config.survey.file is None
-    true = given if is_synthetic or section.dataset is not None else None
-    if section.true is not None:
-        true = load_onto(given.grid, section.true, names, "model.true", context)
-        _check_medium(config, true, "model.true")
-    experiment = Experiment(
-        config, true, initial, known, survey, observed, is_synthetic, leader=context.leader
-    )
-    files = dict.fromkeys(file for _, part in config.stages() for file in part.data.picks)
-    picks = {
-        file: once_per_host(partial(read_picks, Path(file), survey), context)
-        for file in (*config.data.picks, *files)
-    }
-    experiment = replace(experiment, picks=picks)
+        stages = [("", experiment)]
+    else:
+        experiment = _prepare_inversion(config, given, survey, observed, context)
+        stages = [(where, replace(experiment, config=part)) for where, part in _stages(config)]
     _check(experiment, context)
-    stages = [
-        (f"stage.{number}." if config.stage else "", replace(experiment, config=part))
-        for number, (_, part) in enumerate(config.stages(), start=1)
-    ]
-    # Only one rank checks the model and all shots.
-    context.from_root(
-        lambda: refuse(finding for where, part in stages for finding in check_stage(part, where))
-    )
+    if target is None:
+        # Only one rank checks the model and all shots.
+        context.from_root(
+            lambda: refuse(found for where, part in stages for found in check_stage(part, where))
+        )
     for where, part in stages:
         refuse_engine(part.config, where, context)
     refuse_layers(experiment, "", context)
     return experiment
 
 
+def _prepare_inversion(
+    config: Config, given: Model, survey: Survey, observed: Path, context: Context
+) -> Experiment:
+    """Return the experiment of an inversion, which is not yet checked; collective."""
+    _refuse_other_times(config)
+    section, is_synthetic = config.model, config.survey.file is None
+    start = _find_start(config, given, context)
+    known = _load_known(config, start, context)
+    initial = _make_initial(config, start, known.cells(config.inversion, start.grid), context)
+    _check_medium(config, initial, "model.initial")
+    true = given if is_synthetic or section.dataset is not None else None
+    if section.true is not None:
+        names = equation_of(config).parameters
+        true = load_onto(given.grid, section.true, names, "model.true", context)
+        _check_medium(config, true, "model.true")
+    picks = {
+        file: once_per_host(partial(read_picks, Path(file), survey), context)
+        for file in _name_once(f for part in _sections(config) for f in part.data.picks)
+    }
+    return Experiment(
+        config,
+        true,
+        initial,
+        known,
+        survey,
+        observed,
+        is_synthetic,
+        picks=picks,
+        leader=context.leader,
+    )
+
+
+def _stages(config: Config) -> list[tuple[str, Config]]:
+    """Return the configs of the stages, each with the prefix of its keys in messages."""
+    return [
+        (f"stage.{number}." if config.stage else "", part)
+        for number, (_, part) in enumerate(config.stages(), start=1)
+    ]
+
+
+def _sections(config: Config) -> list[Config]:
+    """Return the whole input, whose stages may all replace its keys, and those of the stages."""
+    return [config, *(part for _, part in config.stages())]
+
+
+def _name_once(files: Iterable[str | None]) -> list[str]:
+    """Return the files that are given, each once."""
+    return [file for file in dict.fromkeys(files) if file is not None]
+
+
 def _check_parameters(config: Config) -> None:
     """Raise `InputError` if the equation lacks a parameter, or the stages do not fit together."""
     equation, names = config.wave.equation, equation_of(config).parameters
-    for name in DERIVED:
+    for name in WATER:
         if getattr(config.model.initial, name) is not None and name not in names:
             raise InputError(
                 f"model.initial.{name}",
                 f'wave.equation = "{equation}" has no {name}, only {", ".join(names)}',
                 "Leave it out, or choose another equation.",
             )
-    for number, (_, part) in enumerate(config.stages(), start=1):
-        where = f"stage.{number}." if config.stage else ""
+    for where, part in _stages(config):
         _check_unknowns(part, where, names)
         if part.wave.attenuation is not None and "qp" not in names:
             raise InputError(
@@ -191,7 +194,7 @@ def _check_parameters(config: Config) -> None:
         for key, found, expected in alike:
             if found != expected:
                 raise InputError(
-                    f"stage.{number}.{key}",
+                    f"{where}{key}",
                     f"found {quote(found)}, expected {quote(expected)}, as in the other stages",
                     "Leave it out, or run the stages one after the other with model.initial.run.",
                 )
@@ -267,21 +270,9 @@ def _check_medium(config: Config, model: Model, key: str) -> None:
         )
 
 
-def _limit_medium(config: Config, model: Model) -> Model:
-    """Return a starting model in which waves can be simulated, see `Equation.limit`.
-
-    Parameters are smoothed separately, and need not be possible together.
-    """
-    asked = config.model.initial
-    if asked.smoothing is None and asked.linear is None and not _find_derived(config):
-        return model
-    arrays = model.as_tensors(torch.device("cpu")).arrays
-    changed = equation_of(config).limit(arrays, arrays.keys())
-    return Model(model.grid, {**model.arrays, **{n: a.numpy() for n, a in changed.items()}})
-
-
-def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: Context) -> None:
-    """Raise `InputError` if a model has too few points, or too many for the memory."""
+def _check_shape(grid: Grid, spacing: tuple[float, ...], context: Context) -> None:
+    """Raise `InputError` if a spacing gives too few points, or too many for the memory."""
+    shape = resampled_shape(grid, spacing)
     points = " x ".join(f"{n:.9g}" for n in shape) + f" points, {spacing} m apart"
     if min(shape) < FEWEST_POINTS:
         raise InputError(
@@ -290,12 +281,8 @@ def _check_shape(shape: tuple[float, ...], spacing: tuple[float, ...], context: 
             "Give a smaller spacing, or a larger model.",
         )
     # The model in double precision while it is resampled and smoothed, and in single precision.
-    needed = 20.0 * prod(shape)
-    context.from_root(
-        lambda: check_room(
-            "model.spacing", f"a model of {points}", needed, "Give a larger spacing."
-        )
-    )
+    what, needed = f"a model of {points}", 20.0 * prod(shape)
+    context.from_root(lambda: check_room("model.spacing", what, needed, "Give a larger spacing."))
 
 
 def _find_start(config: Config, given: Model, context: Context) -> Model:
@@ -303,11 +290,10 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
     start, names = config.model.initial, _find_base(config)
     if start.smoothing is not None:
         key, length, _ = start.smoothing
-        extent = max(n * h for n, h in zip(given.grid.shape, given.grid.spacing, strict=True))
-        if length > extent:
+        if length > given.grid.extent:
             raise InputError(
                 f"model.initial.{key}",
-                f"found {length:g}, but the model is {extent:g} m at its longest",
+                f"found {length:g}, but the model is {given.grid.extent:g} m at its longest",
                 "Give the length over which to smooth, in m, or a starting model as a file. Check "
                 "that the spacing of the model is in m, too.",
             )
@@ -323,11 +309,9 @@ def _find_start(config: Config, given: Model, context: Context) -> Model:
     return load_onto(given.grid, result, names, "model.initial.run", context)
 
 
-# The parameters with starting values of their own.
-DERIVED = ("vs", "rho", "qp", "qs")
-# Values of water, and its largest P velocity, m/s.
+# The parameters with starting values of their own, by their values in water.
 WATER = {"vs": 0.0, "rho": 1000.0, "qp": 1e4, "qs": 1e4}
-FASTEST_WATER = 1600.0
+FASTEST_WATER = 1600.0  # P velocity, m/s
 # kg/m3 of a rock in which P waves have 1 m/s, and power of their velocity: Gardner, Gardner and
 # Gregory (1974), figure 1.
 GARDNER = 310.0, 0.25
@@ -336,7 +320,7 @@ GARDNER = 310.0, 0.25
 def _find_derived(config: Config) -> list[str]:
     """Return the names of the parameters with starting values of their own."""
     names, asked = equation_of(config).parameters, config.model.initial
-    return [name for name in DERIVED if name in names and getattr(asked, name) is not None]
+    return [name for name in WATER if name in names and getattr(asked, name) is not None]
 
 
 def _find_base(config: Config) -> list[str]:
@@ -345,14 +329,32 @@ def _find_base(config: Config) -> list[str]:
     return [n for n in equation_of(config).parameters if n not in derived]
 
 
-def _load_own(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float32]]:
-    """Read the starting values of parameters that have a file of their own; collective."""
-    files = {name: getattr(config.model.initial, name).file for name in _find_derived(config)}
-    return {
-        name: load_onto(grid, file, [name], f"model.initial.{name}.file", context)[name]
-        for name, file in files.items()
-        if file is not None
-    }
+def _make_initial(config: Config, start: Model, kept: NDArray[np.bool_], context: Context) -> Model:
+    """Return the initial model that is made of a starting model; collective.
+
+    kept: fixed cells.
+    """
+    initial, asked = start, config.model.initial
+    if asked.smoothing is not None:
+        _, length, power = asked.smoothing
+        initial = once_per_host(partial(smooth, start, length, kept, power), context)
+    elif asked.linear is not None:
+        initial = once_per_host(partial(_make_linear, asked.linear, start, kept), context)
+    derived = _find_derived(config)
+    if derived:
+        files = {name: getattr(asked, name).file for name in derived}
+        own = {
+            name: load_onto(start.grid, file, [name], f"model.initial.{name}.file", context)[name]
+            for name, file in files.items()
+            if file is not None
+        }
+        initial = once_per_host(partial(_derive, asked, initial, start, kept, own), context)
+    if initial is start:
+        return start
+    # Parameters are smoothed separately, and need not be possible together.
+    arrays = initial.as_tensors(torch.device("cpu")).arrays
+    changed = equation_of(config).limit(arrays, arrays.keys())
+    return Model(initial.grid, {**initial.arrays, **{n: a.numpy() for n, a in changed.items()}})
 
 
 def _derive(
@@ -452,71 +454,49 @@ def _check_cover(grid: Grid, own: Grid, where: str) -> None:
         )
 
 
-def _load_surfaces(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float64]]:
-    """Read the surfaces that the input and its stages name; collective."""
+def _load_known(config: Config, start: Model, context: Context) -> Known:
+    """Read the files of prior knowledge that the input and its stages name; collective."""
+    grid, key = start.grid, "inversion.regularize"
 
-    def load(file: str) -> NDArray[np.float64]:
-        return lay_surface(read_surface(Path(file), grid.ndim), grid, file)
+    def load_surface(file: str) -> NDArray[np.float64]:
+        read = partial(read_surface, Path(file), grid.ndim)
+        return context.from_root(lambda: lay_surface(read(), grid, file))
 
-    files = [file for file in _fixed_files(config) if not _is_hdf5(file)]
-    return {file: context.from_root(partial(load, file)) for file in files}
-
-
-def _load_masks(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.bool_]]:
-    """Read the masks that the input and its stages name; collective."""
-
-    def load(file: str) -> NDArray[np.bool_]:
-        where = f"{file}, /fixed"
-        mask = read_cells(Path(file), "fixed")
-        others = ~np.isin(mask["fixed"], (0.0, 1.0))
-        if others.any():
-            first = tuple(int(i[0]) for i in others.nonzero())
-            raise InputError(
-                where,
-                f"{others.sum()} of {others.size} values are neither 0 nor 1, the first at index "
-                f"{first}",
-                "Give 1 for each fixed cell, and 0 for the others.",
-            )
-        _check_cover(grid, mask.grid, where)
-        return find_nearest(mask["fixed"] == 1.0, mask.grid, grid)
-
-    files = [file for file in _fixed_files(config) if _is_hdf5(file)]
-    return {file: once_per_host(partial(load, file), context) for file in files}
-
-
-def _fixed_files(config: Config) -> list[str]:
-    """Return the files of `inversion.fixed` of the input and of its stages, each once."""
-    asked = [section.fixed for section in _updates(config)]
-    return list(dict.fromkeys(f.file for f in asked if f is not None and f.file is not None))
-
-
-def _is_hdf5(file: str) -> bool:
-    return KINDS.get(Path(file).suffix.lower()) == HDF5
-
-
-def _load_priors(config: Config, grid: Grid, context: Context) -> dict[str, Model]:
-    """Read the models that regularizers of the input and its stages name; collective."""
-    asked = [section.regularize for section in _updates(config)]
-    files = dict.fromkeys(choice.prior for choice in asked if choice is not None and choice.prior)
-    key, names = "inversion.regularize.prior", config.changing
-    return {file: load_onto(grid, file, names, key, context) for file in files}
-
-
-def _load_weights(config: Config, grid: Grid, context: Context) -> dict[str, NDArray[np.float32]]:
-    """Read the weights of cells that regularizers of the input and its stages name; collective."""
-
-    def load(file: str) -> NDArray[np.float32]:
+    def load_weights(file: str) -> NDArray[np.float32]:
         read = once_per_host(partial(read_cells, Path(file), "weights"), context)
-        return _lay_onto(grid, read, f"inversion.regularize.weights: {file}", context)["weights"]
+        return _lay_onto(grid, read, f"{key}.weights: {file}", context)["weights"]
 
-    asked = [section.regularize for section in _updates(config)]
-    files = dict.fromkeys(choice.weights for choice in asked if choice is not None)
-    return {file: load(file) for file in files if file is not None}
+    sections = [part.inversion for part in _sections(config)]
+    fixed = _name_once(section.fixed.file for section in sections if section.fixed is not None)
+    masks = [file for file in fixed if KINDS.get(Path(file).suffix.lower()) == HDF5]
+    asked = [section.regularize for section in sections if section.regularize is not None]
+    return Known(
+        start,
+        {file: load_surface(file) for file in fixed if file not in masks},
+        {
+            file: load_onto(grid, file, config.changing, f"{key}.prior", context)
+            for file in _name_once(choice.prior for choice in asked)
+        },
+        {file: once_per_host(partial(_read_mask, file, grid), context) for file in masks},
+        {file: load_weights(file) for file in _name_once(choice.weights for choice in asked)},
+    )
 
 
-def _updates(config: Config) -> list[InversionSection]:
-    """Return the sections [inversion] of the whole input and of its stages."""
-    return [config.inversion, *(part.inversion for _, part in config.stages())]
+def _read_mask(file: str, grid: Grid) -> NDArray[np.bool_]:
+    """Read a mask of fixed cells on the grid of the inversion."""
+    where = f"{file}, /fixed"
+    mask = read_cells(Path(file), "fixed")
+    others = ~np.isin(mask["fixed"], (0.0, 1.0))
+    if others.any():
+        first = tuple(int(i[0]) for i in others.nonzero())
+        raise InputError(
+            where,
+            f"{others.sum()} of {others.size} values are neither 0 nor 1, the first at index "
+            f"{first}",
+            "Give 1 for each fixed cell, and 0 for the others.",
+        )
+    _check_cover(grid, mask.grid, where)
+    return find_nearest(mask["fixed"] == 1.0, mask.grid, grid)
 
 
 def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bool_]) -> Model:
@@ -553,7 +533,8 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
         _refuse_segy(path)
         with GatherReader(path, context) as reader:
             survey = emit(reader.survey, section)
-            if not survey.wavelet.any() and _finds_wavelet(config):
+            methods = (part.inversion.wavelet.bind()() for _, part in config.stages())
+            if not survey.wavelet.any() and all(isinstance(m, Estimate) for m in methods):
                 guess = context.from_root(lambda: _guess_wavelet(reader))
                 survey = replace(survey, wavelet=guess)
         return know_spectrum(survey, context), path
@@ -634,11 +615,6 @@ def _refuse_other_times(config: Config) -> None:
             )
 
 
-def _finds_wavelet(config: Config) -> bool:
-    """Return True if every stage estimates the wavelet, so that the survey need not have one."""
-    return all(isinstance(part.inversion.wavelet.bind()(), Estimate) for _, part in config.stages())
-
-
 def _guess_wavelet(reader: GatherReader) -> NDArray[np.float32]:
     """Return a first wavelet for an estimate, in the band of the traces of three shots."""
     survey = reader.survey
@@ -658,8 +634,7 @@ def _check_spread(receivers: Receivers, sources: NDArray[np.float64], context: C
     assert isinstance(count, int)
     # Memory of the positions, their x, a mask of the existing ones, and the indices of these.
     needed = 8.0 * (ndim + 4) * count * n_shots
-    what = f"{count} receivers for each of {n_shots} shots"
-    key = "survey.receivers.count"
+    key, what = "survey.receivers.count", f"{count} receivers for each of {n_shots} shots"
     context.from_root(lambda: check_room(key, what, needed, "Give fewer points."))
 
 
@@ -674,11 +649,6 @@ def _check(experiment: Experiment, context: Context) -> None:
         )
     # Only one rank checks the positions, because there are many.
     context.from_root(lambda: refuse(check_units(experiment, context.device)))
-    _check_traces(experiment, context)
-
-
-def _check_traces(experiment: Experiment, context: Context) -> None:
-    survey = experiment.survey
     # Observed and simulated traces and their difference.
     needed = 3 * 4.0 * survey.n_receivers * survey.n_samples
     what = f"one shot of {survey.n_receivers} receivers and {survey.n_samples} samples"

@@ -104,12 +104,12 @@ def check_size(size: float, grid: Grid, option: str) -> None:
     size: of a checkerboard's cell, or distance between points, m; option: its name, for messages.
     """
     least = FEWEST_CELLS * max(grid.spacing)
-    most = max(n * h for n, h in zip(grid.shape, grid.spacing, strict=True))
-    if not least <= size <= most:
+    if not least <= size <= grid.extent:
         raise InputError(
             option,
-            f"found {size:g} m for a model of {most:g} m with cells of {max(grid.spacing):g} m",
-            f"Give {least:g} to {most:g} m.",
+            f"found {size:g} m for a model of {grid.extent:g} m with cells of "
+            f"{max(grid.spacing):g} m",
+            f"Give {least:g} to {grid.extent:g} m.",
         )
 
 
@@ -212,14 +212,8 @@ def measure_checkerboard(
     def average(values: Values) -> Values:
         return np.asarray(scipy.ndimage.gaussian_filter(values, sigma, mode="constant"))
 
-    both, own, other = (
-        average(a * b)
-        for a, b in (
-            (perturbation, response),
-            (perturbation, perturbation),
-            (response, response),
-        )
-    )
+    both, own = average(perturbation * response), average(perturbation * perturbation)
+    other = average(response * response)
     with np.errstate(invalid="ignore", divide="ignore"):
         found = {"correlation": both / np.sqrt(own * other), "amplitude": np.sqrt(other / own)}
     found = {name: np.where(free, values, np.nan) for name, values in found.items()}
