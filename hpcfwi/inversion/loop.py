@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from math import frexp, ldexp
+from operator import add
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -25,13 +26,27 @@ from hpcfwi.config.values import find_plugin
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.networks import Represented
-from hpcfwi.inversion.objective import Evaluation, Objective, Times, Timings, measure_timings
+from hpcfwi.inversion.objective import (
+    Evaluation,
+    Objective,
+    Times,
+    Timings,
+    estimate_shots,
+    measure_timings,
+    relate_shots,
+)
 from hpcfwi.inversion.optimizers import Optimizer, OptimizerCost
 from hpcfwi.inversion.optimizers.wrappers import Denoised, Parametrized, Reparametrized
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.stages import Batch, EncodedSampler, Sampler, Stage
 from hpcfwi.inversion.state import KnownEvaluation, State
-from hpcfwi.inversion.wavelets import Estimate, Optimize, WaveletEstimate, check_estimates
+from hpcfwi.inversion.wavelets import (
+    Estimate,
+    Optimize,
+    Wavelet,
+    WaveletEstimate,
+    check_estimates,
+)
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Magnitudes
@@ -93,13 +108,9 @@ def find_optimizer_cost(experiment: Experiment) -> Callable[[int], OptimizerCost
     Costs are per cell, so that they are those of an optimizer of a single cell.
     """
     section, grid = experiment.config.inversion, experiment.initial.grid
-    first = (slice(1),) * grid.ndim
     cell = replace(grid, shape=(1,) * grid.ndim)
-    arrays = experiment.inverted.arrays
-    names = section.parameters
-    initial = Model(cell, {name: torch.tensor(arrays[name][first]) for name in names})
-    fixed = dict.fromkeys(initial.arrays, torch.tensor(experiment.fixed[first]))
-    limits = Limits(initial, fixed, section.bounds_by_name)
+    initial = Model(cell, {name: torch.zeros(cell.shape) for name in section.parameters})
+    limits = Limits(initial, {}, {})
     return cast(Optimizer, section.optimizer.bind()(initial, limits)).cost
 
 
@@ -142,9 +153,8 @@ def first_state(experiment: Experiment, stage: Experiment, context: Context) -> 
 class EpochEvaluator:
     """The `Evaluator` of one epoch, which evaluates models with its shots and counts the cost.
 
-    illuminate: True to compute the illuminations of the model at the beginning of the epoch; times:
-    those of this rank; simulations: number of simulations, as in `Evaluation`; model: the arrays of
-    the state's model that the stage changes.
+    illuminate: True to compute the illuminations of the epoch's first model; times: those of this
+    rank; simulations: as in `Evaluation`; model: the arrays of the state that the stage changes.
     """
 
     objective: Objective
@@ -180,7 +190,9 @@ class EpochEvaluator:
         Raises `InversionFailure` on all ranks if the estimate is zero or not finite.
         """
         stage, wavelets = self.stage, self.stage.wavelets()
-        if isinstance(wavelets, Estimate) and wavelets.per == "shot":
+        if not isinstance(wavelets, Estimate):
+            return
+        if wavelets.per == "shot":
             self._renew_each(wavelets, epoch)
             return
         if not wavelets.is_due(stage.epoch_in_stage(epoch)):
@@ -188,9 +200,10 @@ class EpochEvaluator:
         self._known = None
         before = stage.wavelet if self._estimated is None else self._estimated.wavelet
         batch = self.batch.with_wavelet(before)
-        spectra = self.objective.cross_spectra(self.model, batch, self.times, wavelets.furthest)
+        relate = partial(relate_shots, furthest=wavelets.furthest)
+        spectra = self.objective.find_each(relate, self.model, batch, self.times)
         self.simulations += batch.shots.size
-        found = wavelets.estimate(before, spectra, stage.experiment.survey.dt)
+        found = wavelets.estimate(before, reduce(add, spectra), stage.experiment.survey.dt)
         check_estimates(found[None], ["the survey"])
         self._estimated = WaveletEstimate(found)
         self.batch = batch.with_wavelet(found)
@@ -206,7 +219,9 @@ class EpochEvaluator:
         self._known = None
         before = np.where(estimated.epochs[:, None] > 0, estimated.wavelet, survey.wavelet)
         batch = replace(self.batch, shots=due).with_wavelet(before)
-        found = self.objective.estimate_each(self.model, batch, self.times, wavelets)
+        estimate = partial(estimate_shots, wavelets=wavelets)
+        each: list[Wavelet] = self.objective.find_each(estimate, self.model, batch, self.times)
+        found = np.stack(each)
         self.simulations += due.size
         check_estimates(found, [f"shot {shot}" for shot in due])
         self._estimated = estimated.having(due, found, epoch)
@@ -221,8 +236,12 @@ class EpochEvaluator:
         """
         begins = model is self.model
         if begins and self._known is not None:
-            look = self.illuminate and not self._known.illuminations
-            found = self._add_illuminations(model, self._known) if look else self._known
+            found = self._known
+            if self.illuminate and not found.illuminations:
+                # Only these are added, so that figures do not change bits.
+                lit = self.objective.evaluate(model, self.batch, found.magnitudes)
+                self._count(lit)
+                found = replace(found, illuminations=lit.illuminations)
         else:
             illuminate = self._needs_illuminations or (self.illuminate and begins)
             found = self.objective.evaluate(model, self.batch, self._magnitudes, illuminate)
@@ -245,12 +264,6 @@ class EpochEvaluator:
         model = self.stage.experiment.complete(self.model)
         return self._preconditioner.apply(gradient, self._illuminations, model)
 
-    def _add_illuminations(self, model: Model, known: Evaluation) -> Evaluation:
-        """Return the evaluation with illuminations added, so that figures do not change bits."""
-        found = self.objective.evaluate(model, self.batch, known.magnitudes)
-        self._count(found)
-        return replace(known, illuminations=found.illuminations)
-
     def carry_over(self, model: Model) -> tuple[WaveletEstimate | None, KnownEvaluation | None]:
         """Return what the next epoch takes over: wavelets, and the evaluation of its first model.
 
@@ -271,11 +284,9 @@ class EpochEvaluator:
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """Return the product of the Gauss-Newton matrix and a direction other than 0; collective.
 
-        shots: number of shots of the batch, by default all. The product is in double precision,
-        because the direction and the product may be too small for single precision.
-
-        The exact sums take their resolution from the first direction of the epoch. Directions are
-        divided by a power of two to about the same size, so that all products have similar sizes.
+        It is in double precision, because it may be too small for single precision. The exact sums
+        take their resolution from the first direction of the epoch, so that directions are divided
+        by a power of two to about the same size.
         """
         largest = max(float(array.abs().max()) for array in direction.arrays.values())
         size = ldexp(1.0, frexp(largest)[1])

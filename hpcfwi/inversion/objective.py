@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from math import fsum, isfinite
 from time import perf_counter
 from typing import TypeVar
@@ -63,12 +63,12 @@ class Evaluation:
 
     misfit: of the data; penalty: of the regularizer, 0 without one; gradient: of both with respect
     to the model; illuminations: time sums of the squared forward and adjoint fields, by name, zero
-    if they were not requested or the engine has none. Arrays have the shape and precision of the
-    model. failed: shots that are left out because their results are not finite; magnitudes: the
-    largest absolute value of a shot's term in each sum, from which the next evaluation takes the
-    unit of its exact sums; simulations: number of simulated shots, where the forward and the
-    backward pass together count once, and a derivative twice; wavelet_gradient: with respect to the
-    wavelet of the survey, (time,), if that is an unknown.
+    if they were not requested or the engine has none; failed: shots that are left out because their
+    results are not finite; magnitudes: the largest absolute value of a shot's term in each sum,
+    from which the next evaluation takes the unit of its exact sums; simulations: number of
+    simulated shots, where the forward and the backward pass together count once, and a derivative
+    twice; wavelet_gradient: with respect to the wavelet of the survey, (time,), if that is an
+    unknown.
     """
 
     misfit: float
@@ -119,8 +119,7 @@ class Objective:
 
         This is the product of the Gauss-Newton matrix and the direction, J^T H J d, where J is the
         derivative of the traces with respect to the model, and H that of the gradients of misfit
-        and penalty. A shot counts as two simulations: the wave, and the scattered field with the
-        backward pass.
+        and penalty.
         """
         return replace(self, direction=direction, wavelet_samples=0)
 
@@ -130,7 +129,6 @@ class Objective:
 
     @property
     def _cost(self) -> int:
-        """The number of simulations that a shot counts as."""
         return self.simulator.simulations_per_shot + (0 if self.direction is None else PRODUCT - 1)
 
     def evaluate(
@@ -267,36 +265,20 @@ class Objective:
         )
         found = work_on_part(part, work, self.simulator, self.chunks, self.context, times)
         for shot, result in found:
-            yield shot, _collect(result, shot, part)
+            gradient, fields = result.fields.get(WAVELET), result.fields
+            if gradient is not None:
+                collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
+                fields = {**fields, WAVELET: collected.to(gradient.device)}
+            yield shot, replace(result, fields=fields)
 
-    def cross_spectra(
-        self, model: Model, batch: Batch, times: Times, furthest: float | None = None
-    ) -> CrossSpectra:
-        """Return the cross-spectra of simulated and observed traces of a batch; collective.
-
-        furthest: largest offset of the traces, m; None for all. The sums have the same bits on any
-        number of ranks. Raises `InversionFailure` on all ranks if memory does not suffice for one
-        shot.
-        """
-        work = partial(cross_spectra_of_shots, furthest=furthest)
-        return reduce(operator.add, self._find_each(work, model, batch, times))
-
-    def estimate_each(
-        self, model: Model, batch: Batch, times: Times, wavelets: Estimate
-    ) -> Wavelet:
-        """Estimate the wavelets (shot, time) of the shots of a batch, in their order; collective.
-
-        The batch has the wavelets with which the shots are simulated. Raises as `cross_spectra`
-        does.
-        """
-        work = partial(estimate_shots, wavelets=wavelets)
-        found: list[Wavelet] = self._find_each(work, model, batch, times)
-        return np.stack(found)
-
-    def _find_each(
+    def find_each(
         self, work: Callable[..., list[T]], model: Model, batch: Batch, times: Times
     ) -> list[T]:
-        """Return the results of `work` for all shots of a batch, on every rank; collective."""
+        """Return the results of `work` for the shots of a batch, in their order; collective.
+
+        work: `relate_shots` or `estimate_shots`. Every rank gets all results. Raises
+        `InversionFailure` on all ranks if memory does not suffice for one shot.
+        """
         mine: dict[int, T] = {}
         bound = partial(
             work,
@@ -347,9 +329,9 @@ def work_on_part(
 ) -> Iterator[tuple[int, T]]:
     """Yield the result of `work` for each shot of a part, with its number.
 
-    `work` is a function of some shots with the same window that returns a value for each. Shots
-    are simulated in chunks that fit into memory (`Chunks.for_each_shot`). The iterator ends early
-    if memory does not suffice for a single shot: call `chunks.check` after it.
+    work: a function of some shots with the same window that returns a value for each, see
+    `Chunks.for_each_shot`. The iterator ends early if memory does not suffice for a single shot:
+    call `chunks.check` after it.
     """
 
     def read_traces(places: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -383,15 +365,6 @@ class ShotResult:
         return isfinite(self.misfit) and all(field is not None for field in gradient)
 
 
-def _collect(result: ShotResult, shot: int, part: Part) -> ShotResult:
-    """Return a result whose gradients of wavelets, if any, are added up over the sources."""
-    gradient = result.fields.get(WAVELET)
-    if gradient is None:
-        return result
-    collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
-    return replace(result, fields={**result.fields, WAVELET: collected.to(gradient.device)})
-
-
 def evaluate_shots(
     model: Model,
     survey: Survey,
@@ -406,13 +379,11 @@ def evaluate_shots(
 ) -> list[ShotResult]:
     """Simulate shots, compare them with the observed data, and propagate adjoint sources back.
 
-    model: of tensors; survey: of these shots, which all have this window; read_traces: returns
-    their observed traces (shot, receiver, time), called after the simulation; conditioning: of both
-    kinds of traces; illuminate: True if illuminations are wanted; direction: a change of the model.
-    If it is given, the products of the Gauss-Newton matrix and it, J^T H J d, replace the
-    gradients: the derivative of the adjoint source along the scattered traces J d is propagated
-    back. solves_wavelet: True if the gradient with respect to the wavelet is wanted. The result of
-    a shot does not depend on other shots.
+    model: of tensors; survey: of these shots, which all have this window; read_traces: called after
+    the simulation; conditioning: of both kinds of traces; illuminate: True if illuminations are
+    wanted; direction: a change of the model, with which the derivative of the adjoint source along
+    the scattered traces is propagated back, see `Objective.along`; solves_wavelet: True if the
+    gradient with respect to the wavelet is wanted. The result of a shot does not depend on others.
     """
     simulation = simulator.simulate(model, survey, True, illuminate, window)
     conditioned = condition(survey, window, read_traces, simulator, conditioning)
@@ -433,16 +404,16 @@ def evaluate_shots(
     wanted = {name: gradients.model[name] for name in model.arrays}
     fields = {**wanted, **{name: getattr(gradients, name) for name in others}}
     fields = {name: term for name, term in fields.items() if term is not None}
-    is_finite = _find_finite(fields)
-
-    def fields_of(shot: int) -> dict[str, Tensor | None]:
-        return {
-            name: term[shot] if is_finite[name][shot] else None for name, term in fields.items()
+    # A single transfer from the device tells which fields of which shots are finite.
+    flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
+    results = []
+    for shot, finite in enumerate(torch.stack(flags, dim=1).tolist()):
+        each = {
+            name: term[shot] if is_finite else None
+            for (name, term), is_finite in zip(fields.items(), finite, strict=True)
         }
-
-    return [
-        ShotResult(window, value, fields_of(shot)) for shot, value in enumerate(misfits.tolist())
-    ]
+        results.append(ShotResult(window, float(misfits[shot]), each))
+    return results
 
 
 def condition(
@@ -454,18 +425,15 @@ def condition(
 ) -> Conditioned:
     """Return the observed traces of shots in their window, conditioned for the comparison."""
     chosen = window.trace_mask
-    mask = None if survey.mask is None else survey.mask[:, chosen]
     shots = replace(
         survey,
         receivers=survey.receivers[:, chosen],
-        mask=mask,
+        mask=None if survey.mask is None else survey.mask[:, chosen],
         components=survey.components.select_receivers(chosen),
     )
     given = conditioning.apply(read_traces()[:, chosen], shots)
-    counts = simulator.aperture.within_offsets(shots.sources, shots.receivers) & given.counts
-    if mask is not None:
-        counts = counts & mask
-    return replace(given, counts=counts)
+    near = simulator.aperture.within_offsets(shots.sources, shots.receivers)
+    return replace(given, counts=given.counts & near)
 
 
 def _differentiate(
@@ -481,16 +449,7 @@ def _differentiate(
         return misfits.detach(), found
 
 
-def _find_finite(fields: Mapping[str, Tensor]) -> dict[str, list[bool]]:
-    """Return, for each field, True for the shots in which it is finite.
-
-    This takes a single transfer from the device.
-    """
-    flags = [torch.stack([each.isfinite().all() for each in term]) for term in fields.values()]
-    return dict(zip(fields, torch.stack(flags).tolist(), strict=True))
-
-
-def cross_spectra_of_shots(
+def relate_shots(
     model: Model,
     survey: Survey,
     window: Window,
@@ -499,11 +458,10 @@ def cross_spectra_of_shots(
     conditioning: Conditioning,
     furthest: float | None = None,
 ) -> list[CrossSpectra]:
-    """Simulate shots, and return the cross-spectra of their traces.
+    """Simulate shots, and return the cross-spectra of their traces, see `evaluate_shots`.
 
-    The parameters are those of `evaluate_shots`. Traces are multiplied by their gains, but not by
-    factors, because a filter does not map muted traces to muted traces. furthest: largest offset of
-    the traces, m; None for all.
+    Traces are multiplied by their gains, but not by factors, because a filter does not map muted
+    traces to muted traces. furthest: largest offset of the traces, m; None for all.
     """
     simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
     given = condition(survey, window, read_traces, simulator, conditioning)
@@ -529,11 +487,13 @@ def estimate_shots(
     wavelets: Estimate,
 ) -> list[Wavelet]:
     """Estimate the wavelet (time,) of each of these shots from its own traces."""
-    related = cross_spectra_of_shots(
+    related = relate_shots(
         model, survey, window, read_traces, simulator, conditioning, wavelets.furthest
     )
-    pairs = zip(survey.wavelet, related, strict=True)
-    return [wavelets.estimate(*pair, survey.dt) for pair in pairs]
+    return [
+        wavelets.estimate(wavelet, spectra, survey.dt)
+        for wavelet, spectra in zip(survey.wavelet, related, strict=True)
+    ]
 
 
 @dataclass
@@ -558,7 +518,6 @@ class Times:
             setattr(self, what, getattr(self, what) + spent)
 
     def add(self, other: Times) -> None:
-        """Add other times."""
         for what, part in asdict(other).items():
             setattr(self, what, getattr(self, what) + part)
 

@@ -388,9 +388,7 @@ def stop_and_die(folder: Path) -> None:
             say("stop_and_die", context.rank, stop)
         invert(folder / "input.toml", context, stopped)
         die_at_2 = partial(die, folder / "run" / "checkpoints" / "epoch_000002.ckpt")
-        with mock.patch.object(
-            Objective, "cross_spectra", after(2, Objective.cross_spectra, die_at_2)
-        ):
+        with mock.patch.object(Objective, "find_each", after(2, Objective.find_each, die_at_2)):
             invert(folder / "input.toml", context)
 
 

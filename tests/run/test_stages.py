@@ -121,10 +121,8 @@ def test_stopped_stages_continue_to_the_same_bits_from_any_epoch(
 @pytest.mark.parametrize(
     ("place", "call", "done"),
     [
-        pytest.param("cross_spectra", 1, 0, id="before the first wavelet is estimated"),
-        pytest.param(
-            "estimate_each", 3, 4, id="before the wavelet of each shot is estimated again"
-        ),
+        pytest.param("find_each", 1, 0, id="before the first wavelet is estimated"),
+        pytest.param("find_each", 4, 4, id="before the wavelet of each shot is estimated again"),
         pytest.param("evaluate", 7, 5, id="within a line search"),
     ],
 )
