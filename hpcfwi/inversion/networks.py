@@ -18,7 +18,7 @@ the number of ranks. `optimizers.wrappers` turns an optimizer of models into one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -109,10 +109,9 @@ class Represented:
 
     def push(self, weights: Weights, direction: Weights) -> Model:
         """Return the first-order change of the model with the weights in a direction."""
-        names = [*weights.arrays]
         change = torch.zeros(self._points, len(self._initial.arrays), device=self.context.device)
-        at = {name: weights[name] for name in names}
-        along = {name: direction[name].to(weights[name]) for name in names}
+        at = dict(weights.arrays)
+        along = {name: direction[name].to(array) for name, array in at.items()}
         with torch.no_grad(), self._computing():
             for where in self._mine:
                 call = partial(self._call, where=where)
@@ -127,7 +126,6 @@ class Represented:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of the arrays of weights."""
         return [weight.numel() for weight in self._network.parameters()]
 
     @property
@@ -184,27 +182,24 @@ class Represented:
         return bool(getattr(self._network, "pointwise", False))
 
     @property
-    def _mine(self) -> Iterator[slice]:
+    def _mine(self) -> list[slice]:
         """The blocks of this rank."""
-        yield from self._blocks[self.context.rank :: self.context.size]
+        return self._blocks[self.context.rank :: self.context.size]
 
     def _call(self, arrays: Mapping[str, Tensor], where: slice | Tensor) -> Tensor:
         """Return values (point, count) of the network with these weights at some points."""
-        network = self._network
+        call = partial(functional_call, self._network, dict(arrays))
         if self._is_pointwise:
-            found: Tensor = functional_call(network, dict(arrays), (self._coordinates[where],))
-            return found
+            return cast(Tensor, call(self._coordinates[where]))
         everywhere = self._coordinates.reshape(*self._initial.grid.shape, -1)
-        found = functional_call(network, dict(arrays), (everywhere,))
-        return found.reshape(self._points, -1)[where]
+        return cast(Tensor, call(everywhere)).reshape(self._points, -1)[where]
 
     def _call_model(self, weights: Weights, where: slice) -> Tensor:
         return self._call(weights.arrays, where)
 
     def _scale(self, values: Tensor, is_change: bool = False) -> Model:
         """Return the model of values (point, count) of the network, or a change of a model."""
-        grid = self._initial.grid
-        arrays = {}
+        grid, arrays = self._initial.grid, {}
         for column, (name, (mean, spread)) in zip(values.T, self._spreads.items(), strict=True):
             array = column.reshape(grid.shape) * spread
             arrays[name] = array if is_change else array + mean
@@ -295,8 +290,7 @@ class Cnn(nn.Module):
         for layer, size in zip(self.hidden, self._sizes, strict=True):
             found = nn.functional.interpolate(found, size, mode=self._mode)
             found = nn.functional.leaky_relu(layer(found), 0.1)
-        made: Tensor = self.last(found)
-        return made[0].movedim(0, -1)
+        return cast(Tensor, self.last(found))[0].movedim(0, -1)
 
 
 WIDTH = "Number of units of each hidden layer."
@@ -340,5 +334,4 @@ class Siren(nn.Module):
         found = coordinates
         for layer in self.hidden:
             found = torch.sin(self._omega * layer(found))
-        made: Tensor = self.last(found)
-        return made
+        return cast(Tensor, self.last(found))

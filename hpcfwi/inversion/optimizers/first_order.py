@@ -25,7 +25,7 @@ from hpcfwi.inversion.optimizers import Evaluator, OptimizerCost
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import check_like
-from hpcfwi.parallel.shards import WHOLE, Shard, Shards
+from hpcfwi.parallel.shards import WHOLE, Shards
 
 # Values beyond these are infinite or zero in single precision.
 Rate = OneOrPair[Annotated[float, Field(gt=0.0, le=1e30)]]
@@ -86,7 +86,6 @@ class FirstOrder(ABC):
     def step(
         self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        """Return the next model, and the evaluation of this one, preconditioned."""
         evaluation = evaluate(model)
         free = self._limits.free(evaluation.gradient)
         preconditioned = evaluate.precondition(free)
@@ -112,13 +111,13 @@ class FirstOrder(ABC):
 
     def state(self) -> Mapping[str, Any]:
         kept = (
-            {name: self._keep(array, like) for name, array in memory.items()}
+            {n: self._shards.wrap(a, like.shape if a.ndim else ()) for n, a in memory.items()}
             for memory, like in zip(self._memories, self._initial.arrays.values(), strict=True)
         )
         return {"state": dict(enumerate(kept))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a result of `state`, or from that of torch's class of the same name.
+        """Continue from a result of `state`.
 
         Raises
         ------
@@ -127,13 +126,9 @@ class FirstOrder(ABC):
         """
         for number, kept in state["state"].items():
             memory = self._memories[number]
-            if any(array is not None for array in kept.values()):  # as torch's SGD may have none
-                taken = {name: self._shards.unwrap(kept[name]) for name in memory}
-                check_like(taken, memory)
-                memory.update({n: array.to(memory[n].device) for n, array in taken.items()})
-
-    def _keep(self, array: Tensor, like: Tensor) -> Tensor | Shard:
-        return self._shards.wrap(array, tuple(like.shape) if array.ndim else ())
+            taken = {name: self._shards.unwrap(kept[name]) for name in memory}
+            check_like(taken, memory)
+            memory.update({n: array.to(memory[n].device) for n, array in taken.items()})
 
     def _recall(self, name: str) -> list[Tensor]:
         return [memory[name] for memory in self._memories]

@@ -32,6 +32,7 @@ from hpcfwi.inversion.optimizers.line_search import (
     Start,
     Step,
     as_model,
+    where_nonzero,
 )
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
@@ -87,11 +88,8 @@ class GaussNewton(Descent):
         self._expected: Model | None = None
 
     def cost(self, shots: int) -> OptimizerCost:
-        """Return the cost of an epoch of so many shots.
-
-        The forcing term usually ends a long iteration after half of its products.
-        """
         each = float(min(self._sample, shots))
+        # The forcing term usually ends a long iteration after half of its products.
         products = each, each * max(min(2.0, self._inner), 0.5 * self._inner)
         cost = super().cost(shots)
         return replace(cost, products=products, remembered=2 * 4 * self._memory, working=5 * 8)
@@ -108,23 +106,21 @@ class GaussNewton(Descent):
     ) -> tuple[Model, float] | None:
         """Return a direction by preconditioned conjugate gradients, up to a negative curvature.
 
-        Algorithms 7.1 and 5.3 of Nocedal and Wright (2006).
-
-        The preconditioner is that of the last steps (Morales and Nocedal 2000), in the cells that
-        can follow the gradient. It also defines the norm of residuals. The result is None if the
-        first curvature is negative.
+        These are algorithms 7.1 and 5.3 of Nocedal and Wright (2006). The preconditioner is that of
+        the last steps (Morales and Nocedal 2000), in the cells that can follow the gradient. It
+        also defines the norm of residuals. The result is None if the first curvature is negative.
         """
         self._expected = None
         downhill = start.downhill
         left: Model[Tensor] = downhill.map(Tensor.double)
         solution, bent = left * 0.0, left * 0.0
-        conjugate = self._pairs.solve(left, precondition).map(_where_free, downhill)
+        conjugate = self._pairs.solve(left, precondition).map(where_nonzero, downhill)
         first = squares = dot(left, conjugate)
         damping: float | None = None
         for _ in range(self._inner):
             if squares <= self._forcing**2 * first:
                 break
-            product = hessian_product(conjugate, self._sample).map(_where_free, downhill)
+            product = hessian_product(conjugate, self._sample).map(where_nonzero, downhill)
             curvature, length = dot(conjugate, product), dot(conjugate, conjugate)
             if damping is None:
                 damping = self._damping * max(curvature, 0.0) / length
@@ -136,7 +132,7 @@ class GaussNewton(Descent):
             bent = bent.map(partial(go_along, by=share), product)
             left = left.map(partial(go_along, by=-share), product)
             left = left.map(partial(go_along, by=-share * damping), conjugate)
-            steepest = self._pairs.solve(left, precondition).map(_where_free, downhill)
+            steepest = self._pairs.solve(left, precondition).map(where_nonzero, downhill)
             before, squares = squares, dot(left, steepest)
             conjugate = steepest.map(partial(go_along, by=squares / before), conjugate)
         if dot(solution, downhill) == 0.0:
@@ -145,11 +141,7 @@ class GaussNewton(Descent):
         return solution, 1.0
 
     def _learn(self, taken: Advance) -> None:
-        """Set the forcing term, (2.1) of Eisenstat and Walker, by the error of the linear model.
-
-        The change of the gradient is that of the shots of the last step, whatever the next shots
-        are.
-        """
+        """Set the forcing term, (2.1) of Eisenstat and Walker, by the error of the linear model."""
         self._pairs.learn(taken)
         if self._expected is None:  # a step of steepest descent
             return
@@ -162,10 +154,6 @@ class GaussNewton(Descent):
     def _forget(self) -> None:
         self._forcing, self._expected = FORCING, None
         self._pairs.forget()
-
-
-def _where_free(product: Tensor, downhill: Tensor) -> Tensor:
-    return torch.where(downhill == 0.0, 0.0, product)
 
 
 BALANCE = """Weight depths from the second step on by the curvature of the misfit in the first step.
@@ -262,12 +250,13 @@ class LinearConjugateGradients:
         found = self._limits.apply(moved)
         self._direction, self._norm = direction, norm
         y = product.map(lambda array: array * far)
-        self._y = y.map(_where_free, downhill)
+        self._y = y.map(where_nonzero, downhill)
         if self._balances and not self._weights:
             spread = evaluate.precondition(product)
             self._weights = dict(steepest.map(weigh_depths, spread).arrays)
             self._direction = None
-        if _are_equal(found, moved) and not evaluation.penalty:
+        is_within = all(torch.equal(found[name], moved[name]) for name in found.arrays)
+        if is_within and not evaluation.penalty:
             misfit = evaluation.misfit - 0.5 * far * slope
             gradient = evaluation.gradient.map(partial(go_along, by=1.0), y)
             evaluate.remember(found, replace(evaluation, misfit=misfit, gradient=gradient))
@@ -293,8 +282,3 @@ def weigh_depths(direction: Tensor, product: Tensor) -> Tensor:
     largest = DEPTH_DAMPING * max(curvature.max(), np.finfo(np.float64).tiny)
     weights = largest / (np.maximum(curvature, 0.0) + largest)
     return torch.from_numpy(weights.reshape(-1, *[1] * len(level))).to(direction)
-
-
-def _are_equal(one: Model, other: Model) -> bool:
-    pairs = zip(one.arrays.values(), other.arrays.values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)

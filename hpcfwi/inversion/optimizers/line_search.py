@@ -150,8 +150,8 @@ def _cubic(a: Point, b: Point) -> float | None:
     return None if below == 0.0 else b.distance - width * (b.slope + two - one) / below
 
 
-Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""The change of a model and that of its gradient: this rank's shards, by parameter."""
+Part = Mapping[str, Tensor | Shard]
+"""The change of a model or of its gradient, by parameter, in the form of `Shards.wrap`."""
 
 MEMORY = "Number of steps that are remembered; each takes twice the memory of the model."
 
@@ -168,7 +168,7 @@ class LBFGSMemory:
 
     def __init__(self, initial: Model, memory: int, shards: Shards = WHOLE) -> None:
         self._initial, self._memory, self._shards = initial, memory, shards
-        self._pairs: list[Pair] = []
+        self._pairs: list[tuple[Part, Part]] = []
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -200,47 +200,36 @@ class LBFGSMemory:
         """Add the pair of a step if its curvature is positive, and drop the oldest if necessary."""
         s, y = taken.s, taken.y
         if dot(s, y) > COSINE * (dot(s, s) * dot(y, y)) ** 0.5:
-            pair = self._cut(s), self._cut(y)
+            pair = self._shards.divide((s.arrays, y.arrays))
             self._pairs = [*self._pairs, pair][-self._memory :]
 
     def forget(self) -> None:
-        """Remove all pairs."""
         self._pairs = []
 
-    def state(self) -> list[tuple[Mapping[str, Tensor | Shard], ...]]:
-        """Return a copy of the pairs, possibly as shards."""
-        return [tuple(map(self._keep, pair)) for pair in self._pairs]
+    def state(self) -> list[tuple[Part, Part]]:
+        """Return the pairs, whose arrays are never changed."""
+        return self._pairs
 
     def restore(self, state: list[Any]) -> None:
         """Continue from a result of `state`."""
         self._pairs = [(self._take(s), self._take(y)) for s, y in state]
 
-    def _cut(self, whole: Model) -> dict[str, Tensor]:
-        return {name: self._shards.cut(array).clone() for name, array in whole.arrays.items()}
-
-    def _gather(self, pair: Pair) -> tuple[Model, Model]:
+    def _gather(self, pair: tuple[Part, Part]) -> tuple[Model, Model]:
         """Return a pair of whole models; collective."""
-        initial = self._initial
-        s, y = (
-            Model(
-                initial.grid,
-                {n: self._shards.all_gather(shard, initial[n].shape) for n, shard in part.items()},
-            )
-            for part in pair
-        )
+        initial, shards = self._initial, self._shards
+
+        def gather(name: str, kept: Tensor | Shard) -> Tensor:
+            return shards.all_gather(shards.unwrap(kept), initial[name].shape)
+
+        s, y = (Model(initial.grid, {n: gather(n, a) for n, a in part.items()}) for part in pair)
         return s, y
 
-    def _keep(self, part: Mapping[str, Tensor]) -> dict[str, Tensor | Shard]:
-        return {
-            name: self._shards.wrap(shard, tuple(self._initial[name].shape))
-            for name, shard in part.items()
-        }
-
-    def _take(self, kept: Mapping[str, Tensor | Shard]) -> dict[str, Tensor]:
-        initial = self._initial
-        taken = {name: self._shards.unwrap(shard) for name, shard in kept.items()}
-        check_like(taken, {name: self._shards.cut(array) for name, array in initial.arrays.items()})
-        return {name: array.to(initial.any.device) for name, array in taken.items()}
+    def _take(self, kept: Part) -> Part:
+        initial, shards = self._initial, self._shards
+        taken = {name: shards.unwrap(array) for name, array in kept.items()}
+        check_like(taken, {name: shards.cut(array) for name, array in initial.arrays.items()})
+        device = initial.any.device
+        return {n: shards.wrap(a.to(device), initial[n].shape) for n, a in taken.items()}
 
 
 STEP = """Largest change of a cell in the first trial step, in the parameter's unit.
@@ -316,14 +305,6 @@ class Descent(ABC):
         return OptimizerCost(tries=(1.0, self.tries), carries=True)
 
     @abstractmethod
-    def state(self) -> Mapping[str, Any]:
-        """Return the state on which the next step depends, see `Optimizer.state`."""
-
-    @abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a result of `state`."""
-
-    @abstractmethod
     def _direct(
         self, start: Start, hessian_product: HessianProduct, precondition: Precondition
     ) -> tuple[Model, float] | None:
@@ -331,7 +312,7 @@ class Descent(ABC):
 
     @abstractmethod
     def _learn(self, advance: Advance) -> None:
-        """Store the information of a step that later directions need."""
+        """Store the information of a step that later directions need, whatever their shots."""
 
     @abstractmethod
     def _forget(self) -> None:
@@ -408,7 +389,7 @@ class Descent(ABC):
         if end is None:
             return None
         s = end.model - model
-        y = (end.gradient - evaluation.gradient).map(_where_changed, s)
+        y = (end.gradient - evaluation.gradient).map(where_nonzero, s)
         self._learn(Advance(start, direction, here.value - end.value, s, y))
         return end.model
 
@@ -423,12 +404,13 @@ def as_model(arrays: Mapping[str, Tensor], initial: Model) -> Model:
     return Model(initial.grid, {name: array.to(device) for name, array in arrays.items()})
 
 
-def _where_changed(y: Tensor, s: Tensor) -> Tensor:
-    return torch.where(s == 0.0, 0.0, y)
+def where_nonzero(values: Tensor, other: Tensor) -> Tensor:
+    """Return the values in the cells in which another array is not 0, and 0 elsewhere."""
+    return torch.where(other == 0.0, 0.0, values)
 
 
-# Curvature condition of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5).
-LBFGS_CURVATURE = 0.9
+# Curvature conditions of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5).
+LBFGS_CURVATURE, NCG_CURVATURE = 0.9, 0.1
 
 
 class LBFGS(Descent):
@@ -475,10 +457,6 @@ class LBFGS(Descent):
 
     def _forget(self) -> None:
         self._pairs.forget()
-
-
-# Curvature condition of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5).
-NCG_CURVATURE = 0.1
 
 
 @dataclass(frozen=True)
@@ -536,11 +514,7 @@ class ConjugateGradients(Descent):
     def _direct(
         self, start: Start, *_: HessianProduct | Precondition
     ) -> tuple[Model, float] | None:
-        """Return the direction of (5.44), preconditioned, and the first distance of (3.60).
-
-        The change of the gradient is that of the shots of the last step, whatever the current shots
-        are.
-        """
+        """Return the direction of (5.44), preconditioned, and the first distance of (3.60)."""
         before = self._before
         if before is None:
             return None

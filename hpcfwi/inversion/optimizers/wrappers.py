@@ -111,17 +111,13 @@ class Denoised:
         context: Context,
         reproducible: bool,
     ) -> None:
-        self._optimizer, self._limits, self._section = optimizer, limits, section
-        self._keep = keep
-        shape = limits.initial.grid.shape
-        patch, overlap = (
-            (max(shape), 0) if section.patch is None else (section.patch, section.overlap)
-        )
+        self._optimizer, self._limits, self._keep = optimizer, limits, keep
+        self._section, self._steps, shape = section, 0, limits.initial.grid.shape
+        patch, overlap = section.patch or max(shape), section.overlap if section.patch else 0
         self._tiles = Tiles(
             denoiser, context, patch=patch, overlap=overlap, batch=1, axes=len(shape)
         )
         self._computing = one_thread if reproducible else nullcontext
-        self._steps = 0
 
     def step(
         self, model: Model, evaluate: Evaluator, progress: float = 0.0
@@ -129,7 +125,8 @@ class Denoised:
         found, evaluation = self._optimizer.step(model, evaluate, progress)
         self._steps += 1
         if self._steps % self._section.every == 0:
-            found = self._keep(self._denoise(found))
+            denoised = {name: self._denoise(name, array) for name, array in found.arrays.items()}
+            found = self._keep(Model(model.grid, denoised))
         return found, evaluation
 
     def cost(self, shots: int) -> OptimizerCost:
@@ -142,13 +139,8 @@ class Denoised:
         self._steps = state["steps"]
         self._optimizer.restore(state["optimizer"])
 
-    def _denoise(self, model: Model) -> Model:
-        found = {name: self._denoise_one(name, array) for name, array in model.arrays.items()}
-        return Model(model.grid, found)
-
-    def _denoise_one(self, name: str, array: Tensor) -> Tensor:
-        lowest, highest = self._limits.bounds.get(name, torch.aminmax(array))
-        lowest, highest = float(lowest), float(highest)
+    def _denoise(self, name: str, array: Tensor) -> Tensor:
+        lowest, highest = map(float, self._limits.bounds.get(name, torch.aminmax(array)))
         extent = highest - lowest or 1.0
         image = ((array - lowest) / extent)[None, None]
         with self._computing():
@@ -186,8 +178,8 @@ class Parametrized:
         self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
         unknowns = self._unknowns
-        start, through = unknowns.of(model), _ThroughUnknowns(unknowns, evaluate)
-        through.know(start, model)
+        start = unknowns.of(model)
+        through = _ThroughUnknowns(unknowns, evaluate, (start, model))
         found, evaluation = self._optimizer.step(start, through, progress)
         gradient = unknowns.pull_back_to_model(model, evaluation.gradient)
         return through.make(found), replace(evaluation, gradient=gradient)
@@ -246,8 +238,8 @@ class Reparametrized:
     def step(
         self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
-        inner, through = self._ready(), _Through(self._represented, evaluate)
-        through.know(self._weights, model)
+        inner = self._ready()
+        through = _Through(self._represented, evaluate, (self._weights, model))
         self._weights, _ = inner.step(self._weights, through, progress)
         return through.make(self._weights), through.first
 
@@ -294,12 +286,14 @@ class _Finite(Limits):
 class _Through:
     """An `Evaluator` of unknowns, which evaluates their models.
 
-    source: makes models, and transforms directions and gradients.
+    source: makes models, and transforms directions and gradients; start: the first unknowns and
+    their model, which is kept as the same object so that its known evaluation can be used.
     """
 
-    def __init__(self, source: Represented | Unknowns, evaluate: Evaluator) -> None:
-        self._source, self._evaluate = source, evaluate
-        self._known: tuple[Model, Model] | None = None
+    def __init__(
+        self, source: Represented | Unknowns, evaluate: Evaluator, start: tuple[Model, Model]
+    ) -> None:
+        self._source, self._evaluate, self._known = source, evaluate, start
         self._first: Evaluation | None = None
 
     @property
@@ -308,12 +302,8 @@ class _Through:
         assert self._first is not None, "optimisers evaluate the model that they begin with"
         return self._first
 
-    def know(self, unknowns: Model, model: Model) -> None:
-        """Store the model of some unknowns, so that its known evaluation can be used."""
-        self._known = unknowns, model
-
     def make(self, unknowns: Model) -> Model:
-        if self._known is None or self._known[0] is not unknowns:
+        if self._known[0] is not unknowns:
             self._known = unknowns, self._source.make(unknowns)
         return self._known[1]
 
@@ -321,12 +311,14 @@ class _Through:
         model = self.make(unknowns)
         found = self._evaluate(model)
         self._first = self._first or found
-        return replace(found, gradient=self._pull(unknowns, model, found.gradient))
+        gradient = self._source.pull_back(unknowns, model, found.gradient)
+        return replace(found, gradient=gradient)
 
     def product(self, unknowns: Model, direction: Model, shots: int | None = None) -> Model:
         model = self.make(unknowns)
         change = self._source.push(unknowns, direction)
-        return self._pull(unknowns, model, self._evaluate.product(model, change, shots))
+        product = self._evaluate.product(model, change, shots)
+        return self._source.pull_back(unknowns, model, product)
 
     def remember(self, unknowns: Model, evaluation: Evaluation) -> None:
         """Do nothing, because the gradient of the model does not follow from that of weights."""
@@ -335,9 +327,6 @@ class _Through:
         """Return the gradient unchanged, because gradients of weights have no place."""
         return gradient
 
-    def _pull(self, unknowns: Model, model: Model, gradient: Model) -> Model:
-        return self._source.pull_back(unknowns, model, gradient)
-
 
 class _ThroughUnknowns(_Through):
     """An `Evaluator` of unknowns in each cell.
@@ -345,13 +334,11 @@ class _ThroughUnknowns(_Through):
     Preconditioners treat each array separately, and need not know what it means.
     """
 
-    def __init__(self, unknowns: Unknowns, evaluate: Evaluator) -> None:
-        super().__init__(unknowns, evaluate)
-        self._unknowns = unknowns
+    _source: Unknowns
 
     def remember(self, unknowns: Model, evaluation: Evaluation) -> None:
         model = self.make(unknowns)
-        gradient = self._unknowns.pull_back_to_model(model, evaluation.gradient)
+        gradient = self._source.pull_back_to_model(model, evaluation.gradient)
         self._evaluate.remember(model, replace(evaluation, gradient=gradient))
 
     def precondition(self, gradient: Model) -> Model:

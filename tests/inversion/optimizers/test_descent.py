@@ -1,4 +1,4 @@
-"""L-BFGS and conjugate gradients: convergence, limits, and continuation from a state."""
+"""Line search methods: convergence, limits, and continuation from a state."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
 from hpcfwi.inversion.objective import Evaluation, Times
+from hpcfwi.inversion.optimizers.gauss_newton import GaussNewton
 from hpcfwi.inversion.optimizers.line_search import LBFGS, TRIES, ConjugateGradients
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
@@ -28,6 +29,10 @@ METHODS = [
     for method in (LBFGS, ConjugateGradients)
     for search in ("wolfe", "backtracking")
 ]
+WITH_GAUSS_NEWTON = [
+    *METHODS,
+    *(partial(GaussNewton, step=10.0, damping=damping) for damping in (0.0, 0.1)),
+]
 
 
 def model_of(values):
@@ -38,12 +43,12 @@ def model_of(values):
 class Descending:
     """A model and an optimizer that minimizes a function of its values.
 
-    function(values) returns a value and its gradient, for a NumPy array (n,); weights (n,): the
-    preconditioner.
+    function(values) returns a value and its gradient, for a NumPy array (n,); its attribute
+    `matrix` (n, n) is that of the products; weights (n,): the preconditioner.
     """
 
     def __init__(self, make, function, initial, fixed=(), bounds=None, weights=None):
-        self.function, self.asked, self.failed = function, [], ()
+        self.function, self.asked, self.products, self.failed = function, [], [], ()
         self.weights = None if weights is None else model_of(weights)["vp"]
         self.model = self.initial = model_of(initial)
         kept = np.isin(np.arange(len(initial)), fixed).reshape(2, -1)
@@ -67,13 +72,22 @@ class Descending:
             return gradient
         return gradient.map(lambda array: array * self.weights.to(array.dtype))
 
+    def matrix(self, _):
+        return self.function.matrix
+
+    def product(self, model, direction, shots=None):
+        self.products.append((model, direction, shots))
+        vp, along = (m["vp"].numpy().astype(np.float64).ravel() for m in (model, direction))
+        found = torch.as_tensor(self.matrix(vp) @ along).reshape(model["vp"].shape)
+        return Model(model.grid, {"vp": found.to(model["vp"].dtype)})
+
     def make_evaluate(self):
         """Return the callable that the optimizer evaluates."""
 
         def evaluate(model):
             return self.evaluate(model)
 
-        evaluate.precondition = self.precondition
+        evaluate.precondition, evaluate.product = self.precondition, self.product
         return evaluate
 
     def step(self, n=1):
@@ -97,6 +111,7 @@ def quadratic(spectrum, seed=0):
         slope = matrix @ (x - minimum)
         return 0.5 * (x - minimum) @ slope, slope
 
+    function.matrix = matrix
     return function, minimum
 
 
@@ -157,7 +172,7 @@ def test_every_method_finds_minimum_of_rosenbrock(make):
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(METHODS), st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e6]))
+@given(st.sampled_from(WITH_GAUSS_NEWTON), st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e6]))
 def test_fixed_cells_keep_their_bits_and_others_stay_within_bounds(make, seed, scale):
     initial = np.random.default_rng(seed).uniform(1999.0, 2001.0, 12).astype(np.float32)
     function, _ = quadratic(scale * np.geomspace(1.0, 100.0, 12), seed)
@@ -170,9 +185,11 @@ def test_fixed_cells_keep_their_bits_and_others_stay_within_bounds(make, seed, s
         np.testing.assert_array_equal(values[[0, 5]], initial[[0, 5]])
         assert values.min() >= 1999.0
         assert values.max() <= 2001.0
+    for _, direction, _ in descending.products:
+        assert not direction["vp"].numpy().ravel()[[0, 5]].any()
 
 
-@pytest.mark.parametrize("make", METHODS)
+@pytest.mark.parametrize("make", WITH_GAUSS_NEWTON)
 def test_minimum_within_bounds_matches_scipy(make):
     function, _ = quadratic(np.geomspace(1.0, 30.0, 8), seed=4)
     bounds = (1999.8, 2000.3)
@@ -201,7 +218,7 @@ def test_cells_at_bounds_do_not_slow_down_lbfgs():
         assert len(ours.asked) < 400
 
 
-@pytest.mark.parametrize("make", METHODS)
+@pytest.mark.parametrize("make", WITH_GAUSS_NEWTON)
 @pytest.mark.parametrize("done", [0, 1, 7])
 def test_steps_continue_from_a_checkpoint_to_the_bit(make, done, tmp_path):
     initial = np.random.default_rng(3).uniform(1500.0, 2500.0, 12).astype(np.float32)

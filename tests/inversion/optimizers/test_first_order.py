@@ -147,23 +147,6 @@ def test_later_steps_do_not_change_a_state(optimizer):
         assert torch.equal(array, copy["state"][0][name]), name
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, SGD])
-def test_steps_continue_from_a_torch_state_of_earlier_versions(optimizer):
-    initial, updater = make_updater(optimizer)
-    model = torch.tensor(initial)
-    own = make_torch_method(optimizer, model)
-    first, second, third = gradients(3)
-    for gradient in (first, second):
-        model.grad = gradient.clone()
-        own.step()
-    updater.model = Model(updater.model.grid, {"vp": model.clone()})
-    updater.optimizer.restore(deepcopy(own.state_dict()))
-    model.grad = third.clone()
-    own.step()
-    updater.step(third)
-    assert torch.equal(updater.vp, model)
-
-
 def rename(memory):
     memory["exp_avg_sr"] = memory.pop("exp_avg_sq")
 

@@ -1,21 +1,15 @@
-"""Truncated Gauss-Newton: convergence, limits, and continuation from a state."""
+"""Truncated Gauss-Newton: its products, its forcing term and its convergence."""
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from hpcfwi.inversion.optimizers import gauss_newton
 from hpcfwi.inversion.optimizers.gauss_newton import GaussNewton
-from hpcfwi.model import Model
-from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from tests.inversion.optimizers.test_descent import Descending, quadratic, stretched
 
 MAKE = partial(GaussNewton, step=10.0)
@@ -29,25 +23,12 @@ class Solving(Descending):
 
     def __init__(self, make, function, matrix, initial, **limits):
         super().__init__(make, function, initial, **limits)
-        self.matrix, self.products = matrix, []
-
-    def make_evaluate(self):
-        evaluate = super().make_evaluate()
-        evaluate.product = self.product
-        return evaluate
-
-    def product(self, model, direction, shots=None):
-        self.products.append((model, direction, shots))
-        vp, along = (m["vp"].numpy().astype(np.float64).ravel() for m in (model, direction))
-        found = torch.as_tensor(self.matrix(vp) @ along).reshape(model["vp"].shape)
-        return Model(model.grid, {"vp": found.to(model["vp"].dtype)})
+        self.matrix = matrix
 
 
-def solve_quadratic(make, spectrum, initial, seed=0, **limits):
-    function, minimum = quadratic(spectrum, seed)
-    columns = [function(minimum + unit)[1] for unit in np.eye(len(spectrum))]
-    matrix = np.stack(columns, axis=1)
-    return Solving(make, function, lambda _: matrix, initial(minimum), **limits)
+def solve_quadratic(make, spectrum, initial):
+    function, minimum = quadratic(spectrum)
+    return Descending(make, function, initial(minimum))
 
 
 def rosenbrock(x):
@@ -115,58 +96,6 @@ def test_convergence_is_superlinear_for_vanishing_residuals():
     ratios = np.array(losses[1:]) / losses[:-1]
     assert ratios[-1] < 1e-4
     assert ratios[-1] < 0.1 * ratios[-3]
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e6]), st.sampled_from([0.0, 0.1]))
-def test_fixed_cells_keep_their_bits_and_others_stay_within_bounds(seed, scale, damping):
-    initial = np.random.default_rng(seed).uniform(1999.0, 2001.0, 12).astype(np.float32)
-    solving = solve_quadratic(
-        partial(MAKE, damping=damping), scale * np.geomspace(1.0, 100.0, 12), lambda _: initial,
-        seed, fixed=[0, 5], bounds=(1999.0, 2001.0),
-    )  # fmt: skip
-    first = solving.loss()
-    solving.step(8)
-    assert solving.loss() < first
-    for model in (*solving.asked, solving.model):
-        values = model["vp"].numpy().ravel()
-        np.testing.assert_array_equal(values[[0, 5]], initial[[0, 5]])
-        assert values.min() >= 1999.0
-        assert values.max() <= 2001.0
-    for _, direction, _ in solving.products:
-        assert not direction["vp"].numpy().ravel()[[0, 5]].any()
-
-
-def test_minimum_within_bounds_matches_scipy():
-    bounds = (1999.8, 2000.3)
-    solving = solve_quadratic(
-        MAKE, np.geomspace(1.0, 30.0, 8), lambda _: np.full(8, 2000.0), seed=4, bounds=bounds
-    )
-    solving.step(40)
-    theirs = minimize(
-        solving.function, np.full(8, 2000.0), jac=True, method="L-BFGS-B", bounds=[bounds] * 8,
-        options={"ftol": 0.0, "gtol": 1e-10},
-    )  # fmt: skip
-    assert 0 < np.isin(theirs.x, bounds).sum() < 8
-    np.testing.assert_allclose(solving.values, theirs.x, atol=1e-5)
-
-
-@pytest.mark.parametrize("done", [0, 1, 3])
-def test_steps_continue_from_a_checkpoint_to_the_bit(done, tmp_path):
-    initial = np.tile([8.8, 11.0], 6).astype(np.float32)
-    whole, continued = (solve_rosenbrock(partial(MAKE, inner=3), initial) for _ in range(2))
-    whole.step(done)
-    save_checkpoint(tmp_path, 1, {"optimizer": dict(whole.optimizer.state())})
-    before = deepcopy(whole.optimizer.state())
-    _, table = load_latest_checkpoint(tmp_path)
-    continued.model = whole.model
-    continued.optimizer.step(whole.model, continued.make_evaluate())  # is undone by restore
-    continued.optimizer.restore(table["optimizer"])
-    whole.step(3)
-    continued.step(3)
-    np.testing.assert_array_equal(whole.values, continued.values)
-    assert not np.array_equal(whole.values, initial)
-    assert str(before) == str(table["optimizer"]), "a state is a copy"
 
 
 def test_inner_and_sample_limit_products_and_their_shots(monkeypatch):

@@ -27,12 +27,13 @@ def flat(found):
 
 @dataclass
 class Quadratic:
-    """Half of (x - x0)^T A (x - x0), which records its evaluations."""
+    """Half of (x - x0)^T A (x - x0), which records its evaluations and directions of products."""
 
     matrix: np.ndarray
     least: np.ndarray
     weights: float = 1.0
     asked: list[str] = field(default_factory=list)
+    directions: list[np.ndarray] = field(default_factory=list)
     known: tuple | None = None
 
     def __call__(self, x):
@@ -46,6 +47,7 @@ class Quadratic:
     def product(self, _, direction, shots=None):
         assert shots is None
         self.asked.append("product")
+        self.directions.append(flat(direction))
         return model(self.matrix @ flat(direction))
 
     def precondition(self, gradient):
@@ -78,17 +80,6 @@ def test_steps_to_minimum_are_as_many_as_distinct_curvatures(curvatures):
     assert problem.asked == ["gradient", *["product"] * len(curvatures)]
 
 
-@dataclass
-class RecordingQuadratic(Quadratic):
-    """A quadratic that records the directions of products."""
-
-    directions: list[np.ndarray] = field(default_factory=list)
-
-    def product(self, _, direction, shots=None):
-        self.directions.append(flat(direction))
-        return super().product(_, direction, shots)
-
-
 def test_depth_weights_are_inverse_to_curvature():
     random = np.random.default_rng(2)
     change = torch.from_numpy(random.normal(size=(300, 400)))
@@ -112,7 +103,7 @@ def test_depth_balance_starts_at_second_step_with_conjugate_directions():
     start = model(np.full(N, 2000.0))
     found = {}
     for balance in (False, True):
-        problem = RecordingQuadratic(plain.matrix, plain.least)
+        problem = Quadratic(plain.matrix, plain.least)
         optimizer = LinearConjugateGradients(start, limits(start), balance=balance)
         x, _ = optimizer.step(start, problem)
         left = problem.known[1].gradient
