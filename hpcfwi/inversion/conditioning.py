@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -99,12 +100,8 @@ class Band:
 
     def survey(self, survey: Survey, wavelet: NDArray[np.float32]) -> Survey:
         """Return the survey in this band, with its filtered wavelet."""
-        return replace(
-            survey,
-            wavelet=wavelet,
-            dt=self.interval,
-            start=survey.start - self.lead,
-        )
+        start = survey.start - self.lead
+        return replace(survey, wavelet=wavelet, dt=self.interval, start=start)
 
     def response(self, frequencies: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the amplitudes at frequencies (Hz) of a filter that is applied in both directions.
@@ -182,8 +179,9 @@ class Picks:
     times: NDArray[np.float64]
 
     @cached_property
-    def _places(self) -> dict[bytes, int]:
-        return {source.tobytes(): shot for shot, source in enumerate(self.sources)}
+    def _places(self) -> dict[bytes, slice]:
+        pairs = zip(self.sources, pairwise(self.ends), strict=True)
+        return {source.tobytes(): slice(*ends) for source, ends in pairs}
 
     def find_line(
         self, source: NDArray[np.float64], offsets: NDArray[np.float64]
@@ -192,10 +190,9 @@ class Picks:
 
         They are NaN beyond the outermost picks, and for a source without picks.
         """
-        shot = self._places.get(source.tobytes())
-        if shot is None:
+        mine = self._places.get(source.tobytes())
+        if mine is None:
             return np.full(offsets.shape, np.nan)
-        mine = slice(*self.ends[shot : shot + 2])
         at, where = np.unique(sign_offsets(source, self.receivers[mine]), return_inverse=True)
         times = np.bincount(where, self.times[mine]) / np.bincount(where)
         return np.asarray(np.interp(offsets, at, times, left=np.nan, right=np.nan))
@@ -205,9 +202,8 @@ class Picks:
     ) -> NDArray[np.float64]:
         """Return the pick (s) of each trace, or a time interpolated between others without one."""
         times = self.find_line(source, sign_offsets(source, receivers))
-        shot = self._places.get(source.tobytes())
-        if shot is not None:
-            mine = slice(*self.ends[shot : shot + 2])
+        mine = self._places.get(source.tobytes())
+        if mine is not None:
             pairs = zip(self.receivers[mine], self.times[mine], strict=True)
             own = {receiver.tobytes(): time for receiver, time in pairs}
             for trace, receiver in enumerate(receivers):
@@ -333,7 +329,10 @@ def _find_traces(
         for what in ("source", "receiver")
     )
     shots, heard = np.empty((2, len(values)), dtype=np.int64)
-    for source, rows in _group(sources):
+    each, which = np.unique(sources, axis=0, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    ends = np.cumsum(np.bincount(which.reshape(-1)))[:-1]
+    for source, rows in zip(each, np.split(order, ends), strict=True):
         away = np.linalg.norm(survey.sources[:, 1:] - source, axis=1)
         shot = int(away.argmin())
         _check_near(path, lines[rows[0]], "source", away[shot])
@@ -347,16 +346,6 @@ def _find_traces(
         _check_near(path, lines[rows[worst]], "receiver of this shot", least[worst])
         shots[rows], heard[rows] = shot, found
     return shots, heard
-
-
-def _group(
-    points: NDArray[np.float64],
-) -> list[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """Return the distinct points, each with the numbers of its rows."""
-    each, which = np.unique(points, axis=0, return_inverse=True)
-    order = np.argsort(which.reshape(-1), kind="stable")
-    ends = np.cumsum(np.bincount(which.reshape(-1)))[:-1]
-    return list(zip(each, np.split(order, ends), strict=True))
 
 
 def _check_near(path: Path, line: int, what: str, away: float) -> None:
@@ -436,33 +425,27 @@ class Conditioning:
             offsets = find_offsets(sources, survey.receivers)
             factors = np.ones(observed.shape, np.float32)
             for k, alike in list_alike(survey):
-                picked = {f: at[alike] for f, at in self._find_times(survey, k).items()}
+                at = survey.sources[k], survey.receivers[k]
+                picked = {f: self.picks[f].find_times(*at)[alike] for f in section.picks}
                 factors[k, alike] = find_factors(
                     observed[k, alike], offsets[k, alike], times, section, picked
                 )
         counts, gains = self.select(observed, survey), None
         if self.gains:
-            gains = np.array(self.gains, np.float32)[survey.components.of_traces(counts.shape)][
-                ..., None
-            ]
-            counts &= gains[..., 0] > 0.0
+            each = np.array(self.gains, np.float32)[survey.components.of_traces(counts.shape)]
+            counts &= each > 0.0
+            gains = each[..., None]
         return Conditioned(observed, counts, factors, gains)
 
-    def _find_times(self, survey: Survey, shot: int) -> dict[str, NDArray[np.float64]]:
-        """Return the times of first breaks of a shot (receiver,), s, by the names of the files."""
-        at = survey.sources[shot], survey.receivers[shot]
-        return {file: self.picks[file].find_times(*at) for file in self.section.picks}
-
     def select(self, observed: NDArray[np.float32], survey: Survey) -> NDArray[np.bool_]:
-        """Return a mask (shot, receiver) of the traces that `edit` does not leave out."""
+        """Return a mask (shot, receiver) of the survey's traces that `edit` does not leave out."""
         edit = self.section.edit
         mask = np.ones(observed.shape[:2], dtype=bool)
-        if edit is None:
-            return mask
-        offsets = find_offsets(survey.sources, survey.receivers)
-        for k, alike in list_alike(survey):
-            mask[k, alike] = find_alike(observed[k, alike], offsets[k, alike], edit)
-        return mask
+        if edit is not None:
+            offsets = find_offsets(survey.sources, survey.receivers)
+            for k, alike in list_alike(survey):
+                mask[k, alike] = find_alike(observed[k, alike], offsets[k, alike], edit)
+        return mask if survey.mask is None else mask & survey.mask
 
 
 def list_alike(survey: Survey) -> Iterator[tuple[int, slice | NDArray[np.bool_]]]:
@@ -481,14 +464,9 @@ def measure_energies(given: Conditioned, survey: Survey) -> NDArray[np.float64]:
     traces = given.observed if given.factors is None else given.factors * given.observed
     energies = np.square(root_mean_square(traces)) * traces.shape[-1]
     counts = given.counts & np.isfinite(energies)
-    kinds = survey.components.of_traces(counts.shape)
-    return np.stack(
-        [
-            np.sum(energies, axis=1, where=counts & (kinds == number))
-            for number in range(len(survey.components.names))
-        ],
-        axis=1,
-    )
+    kinds, count = survey.components.of_traces(counts.shape), len(survey.components.names)
+    of_kinds = [energies.sum(axis=1, where=counts & (kinds == kind)) for kind in range(count)]
+    return np.stack(of_kinds, axis=1)
 
 
 def find_gains(

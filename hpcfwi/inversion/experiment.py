@@ -24,7 +24,7 @@ from hpcfwi.config import Config
 from hpcfwi.config.sections import HistorySection, WaveSection
 from hpcfwi.config.survey import Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes
-from hpcfwi.errors import InputError, StepFailure
+from hpcfwi.errors import InputError, StepFailure, quote
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
 from hpcfwi.inversion.parameters import Known, Limits
 from hpcfwi.inversion.parametrizations import POWERS, Medium, Unknowns
@@ -60,25 +60,24 @@ MOST_POINTS = 10**6
 
 def place_points(points: Points, grid: Grid, key: str) -> NDArray[np.float64]:
     """Return positions (point, ndim) in m, x varying fastest; raise `InputError` with the key."""
-    is_pair = isinstance(points.count, tuple)
-    if is_pair != (grid.ndim == 3):
+    counts = np.atleast_1d(points.count).tolist()
+    if len(counts) != grid.ndim - 1:
         axes = "one number, along x" if grid.ndim == 2 else "a pair, along y and x"
-        found = list(points.count) if isinstance(points.count, tuple) else points.count
         raise InputError(
             key,
-            f"found {found}, but the model has {grid.ndim} axes ({', '.join(grid.axes)}); "
-            f"expected {axes}",
+            f"found {quote(points.count)}, but the model has {grid.ndim} axes "
+            f"({', '.join(grid.axes)}); expected {axes}",
             f"Give the numbers of points as {'count = 24' if grid.ndim == 2 else 'count = [4, 6]'}"
             ", and first and last likewise.",
         )
-    if prod(np.atleast_1d(points.count).tolist()) > MOST_POINTS:
+    if prod(counts) > MOST_POINTS:
         raise InputError(
             key,
             f"found {points.count}, expected at most {MOST_POINTS} points in all",
             "Give fewer points.",
         )
     places = [np.array([points.depth])]
-    for axis, n in enumerate(np.atleast_1d(points.count), start=1):
+    for axis, n in enumerate(counts, start=1):
         first, last = (
             end[axis] if given is None else np.atleast_1d(given)[axis - 1]
             for given, end in ((points.first, grid.origin), (points.last, grid.last))
@@ -255,7 +254,6 @@ class Experiment:
 
     @property
     def equation(self) -> Equation:
-        """The equation of the waves."""
         return equation_of(self.config)
 
     @cached_property
@@ -309,7 +307,6 @@ class Experiment:
 
     @property
     def aperture(self) -> Aperture:
-        """The aperture of the shots."""
         return Aperture(self.config.wave.aperture, *self.config.offset_limits)
 
     def simulator(self, model: Model) -> Simulator:
@@ -392,12 +389,9 @@ class Experiment:
         """Return the experiment with models on the grid of the waves, for estimates."""
         if self.coarsening is None:
             return self
-        cpu, coarsening = torch.device("cpu"), self.coarsening
-        initial, true = (
-            None if model is None else coarsening.restrict(model.as_tensors(cpu)).as_arrays()
-            for model in (self.initial, self.true)
-        )
-        assert initial is not None
+        restrict, cpu = self.coarsening.restrict, torch.device("cpu")
+        initial = restrict(self.initial.as_tensors(cpu)).as_arrays()
+        true = self.true and restrict(self.true.as_tensors(cpu)).as_arrays()
         return replace(self, true=true, initial=initial, coarsening=None)
 
     def conditioning(self) -> Conditioning:
@@ -410,7 +404,7 @@ class Experiment:
         """Return the speed of the fastest waves in any model of the experiment, m/s."""
         models = [model for model in (self.initial, self.true) if model is not None]
         speeds = [float(self.equation.fastest(model.arrays).max()) for model in models]
-        return max(*speeds, *(self._fastest_within_bounds(model) for model in models))
+        return max(*speeds, *map(self._fastest_within_bounds, models))
 
     def _fastest_within_bounds(self, model: Model) -> float:
         """Return the fastest speed within the bounds, or in the model for parameters without any.
@@ -463,12 +457,9 @@ class Experiment:
         """A hash of everything that synthetic observed data depend on."""
         assert self.true is not None
         method = vars(self.simulator(self.true).method)
-        others = {
-            "engine",
-            "history",
-            "leader",
-            *(() if method["attenuation"] else ("attenuation",)),
-        }
+        others = {"engine", "history", "leader"}
+        if not method["attenuation"]:
+            others.add("attenuation")
         scheme = {k: v for k, v in method.items() if k not in others}
         digest = hashlib.sha256(repr(sorted(scheme.items())).encode())
         grid, survey = self.true.grid, self.survey

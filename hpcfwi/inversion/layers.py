@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hpcfwi.errors import InputError, say_bytes
-from hpcfwi.inversion.experiment import Experiment, equation_of
+from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.model import AXES
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.engines import choose
@@ -39,7 +39,8 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
     key, ranks = f"{where}wave.ranks_per_shot", experiment.config.wave.ranks_per_shot
     if ranks == 1 or (ranks == "auto" and context.leader is None):
         return
-    if not _has_layers(experiment, context):
+    engine = _choose_engine(experiment, context.device)
+    if engine != "cpu" and not (engine == "gpu" and experiment.equation is ACOUSTIC):
         raise InputError(
             key,
             f"found {ranks}, but only the engine cpu divides shots between ranks, and for the "
@@ -47,18 +48,16 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
             'Leave it out, or give wave.engine = "cpu".',
         )
     hosts = 1 if context.leader is None else context.leader.hosts
-    if _choose_engine(experiment, context.device) == "gpu" and max(context.all_gather(hosts)) > 1:
+    if engine == "gpu" and max(context.all_gather(hosts)) > 1:
         raise InputError(
             key,
             f"found {ranks} ranks on several hosts, but the engine gpu divides shots between ranks "
             "of the same host",
             "Start a multiple of this number of ranks on each host.",
         )
+    count = ranks if ranks != "auto" else context.leader.size
     try:
-        cut(
-            _first_problem(experiment, context.device),
-            ranks if ranks != "auto" else context.leader.size,
-        )
+        cut(_first_problem(experiment, context.device), count)
     except ValueError as error:
         raise InputError(key, str(error), "Give a smaller number.") from error
 
@@ -141,16 +140,9 @@ def describe_layers(
     )
 
 
-def _has_layers(experiment: Experiment, context: Context) -> bool:
-    """Return True if the engine of an experiment divides the shots of its equation."""
-    engine = _choose_engine(experiment, context.device)
-    return engine == "cpu" or (engine == "gpu" and experiment.equation is ACOUSTIC)
-
-
 def _choose_engine(experiment: Experiment, device: torch.device) -> str:
     """Return the name of an experiment's engine."""
-    config = experiment.config
-    return choose(config.wave.engine, device, equation_of(config)).NAME
+    return choose(experiment.config.wave.engine, device, experiment.equation).NAME
 
 
 def _first_problem(experiment: Experiment, device: torch.device) -> Problem:

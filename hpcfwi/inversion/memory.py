@@ -116,10 +116,10 @@ class MemoryOverhead:
     def ahead(self, device: torch.device, has_state: bool) -> int:
         """Return the bytes still to be allocated on a device; has_state: without the state."""
         begun = 0 if has_state else self.state + self.remembered
-        on_host = 0
+        ahead = self.stage + begun + self.update
         if device.type == "cpu":
-            on_host = self.traces + self.records + self.figures + (0 if has_state else self.engine)
-        return self.stage + begun + self.update + on_host
+            ahead += self.traces + self.records + self.figures + (0 if has_state else self.engine)
+        return ahead
 
 
 def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOverhead:
@@ -127,16 +127,16 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
     section, survey = experiment.config.inversion, experiment.survey
     cells, traces = prod(experiment.initial.grid.shape), survey.n_receivers * survey.n_samples
     values = _count_values(experiment)
-    batch = section.largest_batch(survey.n_shots)
+    shots = -(-section.largest_batch(survey.n_shots) // ranks)
     # The next epoch's data are read while this one's are used.
-    held = min(2, section.epochs) * -(-batch // ranks)
+    held = min(2, section.epochs) * shots
     host, given = estimate_given(experiment)
     tapers = section.precondition is not None and section.precondition.taper is not None
     whole, shards = estimate_optimizer(experiment, ranks)
     return MemoryOverhead(
         host + TAPER * cells * tapers,
         given,
-        _estimate_stage(experiment, -(-batch // ranks)),
+        _estimate_stage(experiment, shots),
         STATE * values,
         shards if section.optimizer.sharded else whole,
         _estimate_update(experiment),
@@ -149,7 +149,6 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
 
 
 def _count_values(experiment: Experiment) -> int:
-    """Return the number of values of all inverted parameters."""
     return sum(array.size for array in experiment.inverted.arrays.values())
 
 
@@ -180,16 +179,14 @@ def estimate_given(experiment: Experiment) -> tuple[int, int]:
 
 def _find_given(experiment: Experiment) -> Iterator[NDArray[Any]]:
     known, survey = experiment.known, experiment.survey
-    models: list[Model | None] = [experiment.true, experiment.initial, known.start]
-    for model in (*models, *known.priors.values()):
+    models = experiment.true, experiment.initial, known.start, *known.priors.values()
+    for model in models:
         if model is not None:
             yield from model.arrays.values()
     yield from (*known.surfaces.values(), *known.masks.values(), *known.weights.values())
     yield from (survey.sources, survey.receivers, survey.wavelet)
-    components = survey.components
-    for array in (survey.mask, components.kinds, components.directions):
-        if array is not None:
-            yield array
+    some = survey.mask, survey.components.kinds, survey.components.directions
+    yield from (array for array in some if array is not None)
 
 
 def estimate_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:
@@ -200,7 +197,6 @@ def estimate_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:
 
 
 def _find_cost(experiment: Experiment) -> OptimizerCost:
-    """Return the cost of an epoch of the experiment's optimizer."""
     batch = experiment.config.inversion.largest_batch(experiment.survey.n_shots)
     return find_optimizer_cost(experiment)(batch)
 
@@ -231,11 +227,9 @@ def _estimate_sources(experiment: Experiment) -> int:
 def _estimate_records(experiment: Experiment, whole: int) -> int:
     """Return the bytes for figures and files on rank 0; whole: bytes of an optimizer's state."""
     section, grid, survey = experiment.config.inversion, experiment.initial.grid, experiment.survey
-    carried = CARRIED * _find_cost(experiment).carries
-    pictures = PICTURES + FILES
-    if prod(grid.shape) > MOST_WHOLE:
-        pictures = EXCERPTED + MODEL_FILE
-    each = pictures + IMAGES * section.linear + WRITTEN + carried
+    is_large = prod(grid.shape) > MOST_WHOLE
+    each = EXCERPTED + MODEL_FILE if is_large else PICTURES + FILES
+    each += IMAGES * section.linear + WRITTEN + CARRIED * _find_cost(experiment).carries
     # With a mask, each figure has the positions of the receivers that exist.
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
     drawn = DRAWN * _count_drawn(grid) * len(experiment.inverted.arrays)
@@ -259,8 +253,9 @@ def find_shares(
     """Return each rank's memory for shots, and the bytes of data for encoded shots; collective.
 
     The memory is `wave.memory` if given, otherwise the memory that is free now and not needed for
-    other things. has_state: True if the state between epochs is allocated; a given limit is then
-    not refused any more.
+    other things. The bytes are 0 if they are too many; data are then read again for each batch.
+    has_state: True if the state between epochs is allocated; a given limit is then not refused any
+    more.
     """
     config = experiment.config
     most_at_once = most_at_a_time(config.inversion, survey.n_shots, context)
@@ -273,7 +268,8 @@ def find_shares(
     shares = context.all_gather(share)
     if config.inversion.encoding == "none":
         return shares, 0
-    held = _bytes_to_hold(survey, min(share.memory for share in shares), context.size)
+    part = 4 * -(-survey.sources.shape[-2] // context.size) * survey.n_receivers * survey.n_samples
+    held = part if part <= HELD_SHARE * min(share.memory for share in shares) else 0
     return [replace(share, memory=share.memory - held) for share in shares], held
 
 
@@ -299,8 +295,7 @@ def plan_memory_of_ranks(
 ) -> MemoryPlan:
     """Choose how the shots are simulated with the memory that the ranks have now; collective.
 
-    has_state: as in `find_shares`. Raises `InputError` on all ranks as `plan_memory` and
-    `largest_task` do.
+    has_state: as in `find_shares`. Raises `InputError` on all ranks.
     """
     shares, _ = find_shares(experiment, survey, context, has_state)
     task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
@@ -347,21 +342,12 @@ def count_forward_shots(experiment: Experiment, context: Context, is_loaded: boo
     return min(context.shots_at_once, share.memory // needed)
 
 
-def _bytes_to_hold(survey: Survey, memory: int, ranks: int) -> int:
-    """Return the bytes of observed data that each rank holds for encoded shots.
-
-    The result is 0 if they are too many for this memory; data are then read again for each batch.
-    """
-    part = 4 * -(-survey.sources.shape[-2] // ranks) * survey.n_receivers * survey.n_samples
-    return part if part <= HELD_SHARE * memory else 0
-
-
 def choose_history_and_chunk(
     simulator: Simulator, model: Model, experiment: Experiment, context: Context, has_state: bool
 ) -> tuple[Simulator, Chunks]:
     """Return a simulator with the history that fits, and the first size of chunks; collective.
 
-    has_state: as in `find_shares`. Raises `InputError` on all ranks as `plan_memory_of_ranks` does.
+    has_state: as in `find_shares`. Raises `InputError` on all ranks.
     """
     survey = experiment.simulated_survey()
     if simulator.aperture.margin is not None and context.is_root:

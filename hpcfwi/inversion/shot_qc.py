@@ -64,9 +64,9 @@ class ShotFit:
 class Fit:
     """The fit of some shots of a survey.
 
-    frequency: of the phases, Hz; axis: time axis of the traces; shots: in the order of their
-    numbers; views: of a few of them; normalized: True if the misfit ignores amplitudes, so that
-    powers are those of traces with norm 1.
+    frequency: of the phases, Hz; axis: of the traces; shots: in the order of their numbers; views:
+    of a few of them; normalized: True if the misfit ignores amplitudes, so that powers are those of
+    traces with norm 1.
     """
 
     frequency: float
@@ -77,7 +77,6 @@ class Fit:
 
     @property
     def n_samples(self) -> int:
-        """The number of samples of the traces."""
         return int(self.views[0].observed.shape[-1])
 
     @property
@@ -111,24 +110,15 @@ class Fit:
 def measure_fit(
     view: View, misfit: float, frequency: float, dt: float, normalized: bool
 ) -> ShotFit:
-    """Return the fit of one shot, given its view and its misfit.
-
-    frequency: of the phases, Hz; normalized: as in `Fit`.
-    """
+    """Return the fit of one shot, given its view and its misfit; others: as in `Fit`."""
     observed, simulated = (a.astype(np.float64) for a in (view.observed, view.simulated))
     phases = find_phases(observed, simulated, frequency, dt)
     if normalized:
         observed, simulated = (to_unit_norm(traces) for traces in (observed, simulated))
         there = observed.any(axis=-1) & simulated.any(axis=-1)
         observed, simulated = observed[there], simulated[there]
-    return ShotFit(
-        view.number,
-        misfit,
-        view.offsets,
-        phases,
-        find_power(observed),
-        find_power(observed - simulated),
-    )
+    powers = find_power(observed), find_power(observed - simulated)
+    return ShotFit(view.number, misfit, view.offsets, phases, *powers)
 
 
 def knows_amplitudes(misfit: Misfit) -> bool:
@@ -291,10 +281,7 @@ def read_observed(
 
 
 def limit(experiment: Experiment, recorded: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return recorded traces (shot, receiver, time) in the experiment's band.
-
-    The bits of a shot do not depend on other shots.
-    """
+    """Return recorded traces (shot, receiver, time) in the experiment's band, shot by shot."""
     if experiment.band is None or not len(recorded):
         return recorded
     return np.stack([experiment.band.filter(gather) for gather in recorded])
@@ -316,10 +303,8 @@ def balance(
     if shots.size:
         some = survey.select(shots)
         given = experiment.conditioning().apply(traces(), some)
-        counts = given.counts & experiment.aperture.within_offsets(some.sources, some.receivers)
-        if some.mask is not None:
-            counts &= some.mask
-        found = measure_energies(replace(given, counts=counts), some)
+        near = experiment.aperture.within_offsets(some.sources, some.receivers)
+        found = measure_energies(replace(given, counts=given.counts & near), some)
     # The sums are exact, so that they do not depend on the number of ranks.
     each_shot = np.concatenate(context.all_gather(found))
     energies = np.array([fsum(each) for each in each_shot.T])

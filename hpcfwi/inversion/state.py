@@ -48,22 +48,17 @@ class EngineChoice:
 
     @classmethod
     def of(cls, simulator: Simulator, device: torch.device) -> Self:
-        """Return the choice of this simulator."""
         engine = simulator.method.choose_engine(device).NAME
         history = simulator.method.history
         assert isinstance(history, Snapshots | Boundary | Recompute), "chosen in inversion.memory"
         return cls(engine, history)
 
     def to_table(self) -> dict[str, Any]:
-        """Return a table of plain values."""
         return {"engine": self.engine, "history": to_table(self.history)}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Return the choice of a table that `to_table` has made.
-
-        Raises as `history.from_table` does, and `ValueError` for an impossible frequency.
-        """
+        """Return the choice in a table of `to_table`; raises as `history.from_table` does."""
         history = from_table(table["history"])
         if history.frequency is not None and not LOWEST <= history.frequency <= HIGHEST:
             raise ValueError(f"no survey has waves of {history.frequency} Hz")
@@ -86,13 +81,10 @@ class EngineChoice:
             )
         if not experiment.config.inversion.reproducible:
             return simulator
-        history = self.history
-        kept = (
-            Auto(history.interval, history.frequency, kind="recompute")
-            if isinstance(history, Recompute)
-            else history
-        )
-        return simulator.with_history(kept)
+        history: History | Auto = self.history
+        if isinstance(history, Recompute):
+            history = Auto(history.interval, history.frequency, kind="recompute")
+        return simulator.with_history(history)
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,6 @@ class KnownEvaluation:
     evaluation: Evaluation
 
     def to_table(self) -> dict[str, Any]:
-        """Return a table for a checkpoint."""
         found = self.evaluation
         return {
             "sample": self.key,
@@ -133,7 +124,7 @@ class KnownEvaluation:
         """Return the evaluation of a model in a table of `to_table`."""
         device = model.any.device
         gradient = _to_device(table["gradient"], model.grid, device)
-        illuminations = table.get("illuminations", {})
+        illuminations = table["illuminations"]
         _check_finite([table["misfit"], table["penalty"], illuminations])
         _check_all_counts([*table["sample"], *table["failed"]])
         evaluation = Evaluation(
@@ -183,11 +174,7 @@ class State:
         estimated: WaveletEstimate | None = None,
         evaluated: KnownEvaluation | None = None,
     ) -> State:
-        """Return the state after one more epoch.
-
-        score: of the model, lower is better; entry: metrics of the epoch; evaluated: the evaluation
-        of the model, if it is known.
-        """
+        """Return the state after an epoch; score: lower is better; entry: metrics of the epoch."""
         epoch, failed = self.epoch + 1, dict(self.failed)
         for shot in evaluation.failed:
             failed[shot] = failed.get(shot, 0) + 1
@@ -213,16 +200,14 @@ class State:
 
         keeps_best: True if the scores of this stage and of earlier ones can be compared.
         """
-        best = self.best if keeps_best else None
-        return replace(
-            self,
+        return State(
+            self.epoch,
+            self.model,
+            optimizer,
+            metrics=self.metrics,
+            best=self.best if keeps_best else None,
+            failed=self.failed,
             stage=stage,
-            optimizer=optimizer,
-            engine=None,
-            magnitudes=None,
-            best=best,
-            estimated=None,
-            evaluated=None,
         )
 
     def having(self, initial: Model) -> State:
@@ -234,12 +219,8 @@ class State:
         def complete(model: Model) -> Model:
             return Model(model.grid, {**initial.arrays, **model.arrays})
 
-        best = self.best
-        return replace(
-            self,
-            model=complete(self.model),
-            best=None if best is None else replace(best, model=complete(best.model)),
-        )
+        best = self.best and replace(self.best, model=complete(self.best.model))
+        return replace(self, model=complete(self.model), best=best)
 
     @property
     def is_sharded(self) -> bool:
@@ -280,8 +261,7 @@ class State:
         ValueError, TypeError, LookupError, AttributeError
             If the table is not that of a state on this grid.
         """
-        best, evaluated = table["best"], table.get("evaluated")
-        is_estimated = table.get("wavelet") is not None
+        best, evaluated = table["best"], table["evaluated"]
         model = _to_device(table["model"], grid, device)
         _check_finite(table["optimizer"])
         _check_counts(table)
@@ -294,8 +274,8 @@ class State:
             tuple(table["history"]),
             None if best is None else Best(best[0], best[1], _to_device(best[2], grid, device)),
             table["failed"],
-            table.get("stage", 0),
-            WaveletEstimate.from_table(table) if is_estimated else None,
+            table["stage"],
+            WaveletEstimate.from_table(table) if "wavelet" in table else None,
             None if evaluated is None else KnownEvaluation.from_table(evaluated, model),
         )
 
@@ -322,13 +302,13 @@ def _check_finite(tree: Any) -> None:
 
 def _check_counts(table: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError if numbers of epochs and shots are not counts."""
-    if not isinstance(table["failed"], Mapping):
+    failed, history = table["failed"], table["history"]
+    if not isinstance(failed, Mapping):
         raise TypeError("the table of failed shots is not a table")
-    _check_all_counts([table["epoch"], table.get("stage", 0)])
-    _check_all_counts([*table["failed"], *table["failed"].values()])
-    if not all(isinstance(entry, dict) for entry in table["history"]):
+    if not all(isinstance(entry, dict) for entry in history):
         raise TypeError("an entry of its metrics is not that of an epoch")
-    _check_all_counts([entry["epoch"] for entry in table["history"]])
+    epochs = [table["epoch"], *(entry["epoch"] for entry in history)]
+    _check_all_counts([*epochs, table["stage"], *failed, *failed.values()])
     if table["best"] is not None:
         score, epoch, _ = table["best"]
         float(score), int(epoch)

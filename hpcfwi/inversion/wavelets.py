@@ -75,12 +75,10 @@ class Momentum:
     unit: float
 
     def to_table(self) -> dict[str, Any]:
-        """Return a table for a checkpoint."""
         return {**vars(self), "mean": torch.from_numpy(self.mean)}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Return the moments in a table of `to_table`."""
         return cls(**{**table, "mean": table["mean"].numpy()})
 
 
@@ -127,7 +125,7 @@ class WaveletEstimate:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """Return the estimate in a table of `to_table`."""
-        estimated, momentum = table.get("estimated"), table.get("momentum")
+        estimated, momentum = table["estimated"], table["momentum"]
         return cls(
             table["wavelet"].numpy(),
             None if estimated is None else np.array(estimated, np.int64),
@@ -168,12 +166,7 @@ class Known:
     furthest: float | None = None
 
     def is_due(self, place: int) -> bool:  # noqa: ARG002
-        """Return False."""
         return False
-
-    def estimate(self, wavelet: Wavelet, spectra: CrossSpectra, dt: float) -> Wavelet:  # noqa: ARG002
-        """Return the given wavelet."""
-        return wavelet
 
 
 class Estimate:
@@ -240,6 +233,8 @@ class Estimate:
             wavelet, delay = give_phase(wavelet, self._phase)
         if self._length is not None:
             samples = min(n, max(1, round(self._length / dt)))
+        if samples == n and self._taper is None:
+            return wavelet
         if samples < n and delay is None:
             energy = np.concatenate([[0.0], np.cumsum(wavelet**2)])
             begin = int(np.argmax(energy[samples:] - energy[:-samples]))
@@ -252,8 +247,6 @@ class Estimate:
             window[samples - slope :] *= ramp[::-1]
             if self._phase != "minimum":
                 window[:slope] *= ramp
-        if samples == n and self._taper is None:
-            return wavelet
         kept = np.zeros(n)
         first, last = max(0, begin), min(n, begin + samples)
         kept[first:last] = wavelet[first:last] * window[first - begin : last - begin]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -11,24 +10,20 @@ import pytest
 import torch
 from scipy.ndimage import map_coordinates
 
-from hpcfwi import registry
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import preparation
 from hpcfwi.inversion.loop import find_optimizer_cost
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.model import Grid, Model, resample, rms_difference, smooth
+from hpcfwi.model import Grid, Model, resample, smooth
 from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.equation import ACOUSTIC
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
 from tests.parallel.together import on_ranks
-
-OTHER = replace(ACOUSTIC, parameters=("rho",))
 
 
 def prepared(folder, changes=None, name="input"):
@@ -80,16 +75,6 @@ def test_one_rank_resamples_and_smooths_for_all_ranks(tmp_path, monkeypatch):
     for experiment in found:
         np.testing.assert_array_equal(experiment.initial["vp"], alone.initial["vp"])
         np.testing.assert_array_equal(experiment.true["vp"], alone.true["vp"])
-
-
-def test_initial_error_grows_with_smoothing_length(tmp_path):
-    errors = []
-    for length in (20.0, 80.0, 320.0):
-        experiment = prepared(tmp_path, {"model.initial": {"smooth": length}})
-        free = ~experiment.fixed
-        errors.append(rms_difference(experiment.initial["vp"], experiment.true["vp"], free))
-    assert errors == sorted(errors)
-    assert errors[0] > 10.0
 
 
 def test_initial_model_may_have_smooth_slowness(tmp_path):
@@ -174,12 +159,6 @@ def test_boundary_uses_upper_bound_or_else_maximum_of_the_model(tmp_path):
     assert bounded.simulator(bounded.initial).method.max_velocity == 4000.0
 
 
-def test_fixed_history_interval_reaches_the_engine(tmp_path):
-    for kept, interval in (({"interval": 1}, 1), ("auto", None)):
-        experiment = prepared(tmp_path, {"wave.history": kept})
-        assert experiment.simulator(experiment.initial).method.history.interval == interval
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -218,13 +197,6 @@ def test_history_is_given_by_a_name_or_a_table(given, expected, tmp_path):
 )
 def test_fingerprint_changes_with_every_key_that_affects_data(changes, tmp_path):
     assert prepared(tmp_path).fingerprint != prepared(tmp_path, changes).fingerprint
-
-
-def test_fingerprint_is_computed_once(tmp_path, monkeypatch):
-    experiment, taken, sha256 = prepared(tmp_path), [], hashlib.sha256
-    monkeypatch.setattr(hashlib, "sha256", lambda begin: taken.append(begin) or sha256(begin))
-    assert experiment.fingerprint == experiment.fingerprint
-    assert len(taken) == 1
 
 
 LBFGS = {"name": "lbfgs", "step": 20.0, "memory": 7}
@@ -293,11 +265,3 @@ def test_fingerprint_changes_with_the_trace_mask(tmp_path):
 )
 def test_fingerprint_does_not_change_with_other_keys(changes, tmp_path):
     assert prepared(tmp_path).fingerprint == prepared(tmp_path, changes).fingerprint
-
-
-def test_parameter_that_the_equation_lacks_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.EQUATIONS, "acoustic", "tests.inversion.test_experiment:OTHER")
-    with pytest.raises(InputError) as caught:
-        prepared(tmp_path)
-    assert caught.value.where == "inversion.parameters"
-    assert caught.value.problem == 'found vp, but wave.equation = "acoustic" has rho'

@@ -37,14 +37,6 @@ def test_wavelet_estimate_survives_a_checkpoint(estimated):
         np.testing.assert_array_equal(found.epochs, estimated.epochs)
 
 
-def test_checkpoint_without_wavelets_per_shot_is_read():
-    table = state_with(WaveletEstimate(np.ones(5, np.float32))).to_table()
-    del table["estimated"]
-    found = State.from_table(table, GRID, CPU).estimated
-    assert found.epochs is None
-    np.testing.assert_array_equal(found.wavelet, np.ones(5))
-
-
 def test_failures_that_are_a_tensor_are_refused():
     table = {**state_with(None).to_table(), "failed": torch.zeros(3)}
     with pytest.raises(TypeError, match="failed"):
