@@ -9,7 +9,20 @@ results must not depend on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import fsum
+
+from torch import Tensor
 
 from hpcfwi.model import Model
 
 Regularizer = Callable[[Model], tuple[float, Model]]
+
+Measure = Callable[[Tensor, Tensor], tuple[float, Tensor]]
+"""A function of an array and that of the prior model to the penalty and its gradient."""
+
+
+def penalize(measure: Measure, model: Model, prior: Model) -> tuple[float, Model]:
+    """Return the penalty, summed over the parameters, and its gradient."""
+    found = model.map(measure, prior)
+    gradient = found.map(lambda pair, array: pair[1].to(array.dtype), model)
+    return fsum(penalty for penalty, _ in found.arrays.values()), gradient

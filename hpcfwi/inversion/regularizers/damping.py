@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import fsum
 from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
 
+from hpcfwi.inversion.regularizers import penalize
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import add_up
 
@@ -27,13 +27,11 @@ def damping(
     each cell of the prior model is (Asnaashari and others 2013, equation 4), for example along a
     well or in salt. The penalty is summed over the parameters.
     """
-    values: list[float] = []
 
-    def gradient_of(array: Tensor, known: Tensor) -> Tensor:
+    def measure(array: Tensor, known: Tensor) -> tuple[float, Tensor]:
         change = array.double() - known.double()
         slope = change if weights is None else weights.double() * change
-        values.append(0.5 * weight * float(add_up(slope * change)) / change.numel())
-        return (weight / change.numel() * slope).to(array.dtype)
+        penalty = 0.5 * weight * float(add_up(slope * change)) / change.numel()
+        return penalty, weight / change.numel() * slope
 
-    gradient = model.map(gradient_of, prior)
-    return fsum(values), gradient
+    return penalize(measure, model, prior)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import fsum
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from hpcfwi.inversion.regularizers import penalize
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import add_up
 
@@ -29,15 +29,12 @@ def tikhonov(
     integral divided by the number of cells, it is half the mean of the squared differences between
     neighbours. A difference is weighted by the mean of the weights of both cells.
     """
-    values: list[float] = []
 
-    def gradient_of(array: Tensor, known: Tensor) -> Tensor:
+    def measure(array: Tensor, known: Tensor) -> tuple[float, Tensor]:
         value, gradient = _roughness(array - known, model.grid, weights)
-        values.append(weight * value)
-        return (weight * gradient).to(array.dtype)
+        return weight * value, weight * gradient
 
-    gradient = model.map(gradient_of, prior)
-    return fsum(values), gradient
+    return penalize(measure, model, prior)
 
 
 def _roughness(change: Tensor, grid: Grid, weights: Tensor | None) -> tuple[float, Tensor]:

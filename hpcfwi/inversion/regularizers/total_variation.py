@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import fsum
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from hpcfwi.inversion.regularizers import penalize
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import add_up
 
@@ -34,15 +34,12 @@ def total_variation(
     + smallest^2) - smallest (Acar and Vogel 1994, equation 2.5), times the cell's weight. The
     penalty is summed over the parameters.
     """
-    values: list[float] = []
 
-    def gradient_of(array: Tensor, known: Tensor) -> Tensor:
+    def measure(array: Tensor, known: Tensor) -> tuple[float, Tensor]:
         value, gradient = _vary(array - known, model.grid, smallest, weights)
-        values.append(weight * value)
-        return (weight * gradient).to(array.dtype)
+        return weight * value, weight * gradient
 
-    gradient = model.map(gradient_of, prior)
-    return fsum(values), gradient
+    return penalize(measure, model, prior)
 
 
 def _vary(
