@@ -53,9 +53,6 @@ PRODUCT = 2
 
 T = TypeVar("T")
 
-ReadTraces = Callable[[], NDArray[np.float32]]
-"""A function that waits for observed traces (shot, receiver, time) and returns them."""
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -255,21 +252,24 @@ class Objective:
         """Yield the results of a part's shots, with their numbers."""
         work = partial(
             evaluate_shots,
-            model,
-            simulator=self.simulator,
-            conditioning=self.conditioning,
+            model=model,
             misfit=self.misfit,
             illuminate=illuminate,
             direction=self._coarse_direction,
             solves_wavelet=bool(self.wavelet_samples),
         )
-        found = work_on_part(part, work, self.simulator, self.chunks, self.context, times)
-        for shot, result in found:
+        for shot, result in self._work_on(part, work, times):
             gradient, fields = result.fields.get(WAVELET), result.fields
             if gradient is not None:
                 collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
                 fields = {**fields, WAVELET: collected.to(gradient.device)}
             yield shot, replace(result, fields=fields)
+
+    def _work_on(
+        self, part: Part, work: Callable[[AlikeShots], list[T]], times: Times
+    ) -> Iterator[tuple[int, T]]:
+        simulator, conditioning = self.simulator, self.conditioning
+        return work_on_part(part, work, simulator, conditioning, self.chunks, self.context, times)
 
     def find_each(
         self, work: Callable[..., list[T]], model: Model, batch: Batch, times: Times
@@ -280,14 +280,9 @@ class Objective:
         `InversionFailure` on all ranks if memory does not suffice for one shot.
         """
         mine: dict[int, T] = {}
-        bound = partial(
-            work,
-            self.simulator.restrict(model),
-            simulator=self.simulator,
-            conditioning=self.conditioning,
-        )
+        bound = partial(work, model=self.simulator.restrict(model))
         for part in batch.deal(batch.shots):
-            mine |= work_on_part(part, bound, self.simulator, self.chunks, self.context, times)
+            mine |= self._work_on(part, bound, times)
             raise_if_rank_failed(self.context)
             if self.chunks.exhausted:
                 break
@@ -319,19 +314,54 @@ class _Partial:
         return [*self.misfits, *self.failed]
 
 
+@dataclass(frozen=True)
+class AlikeShots:
+    """Some shots with the same window, which are simulated together.
+
+    numbers: in the whole survey; survey: of these shots; read_traces: waits for their observed
+    traces (shot, receiver, time), and is called after the simulation; conditioning: of observed and
+    simulated traces.
+    """
+
+    numbers: NDArray[np.int64]
+    survey: Survey
+    window: Window
+    read_traces: Callable[[], NDArray[np.float32]]
+    simulator: Simulator
+    conditioning: Conditioning
+
+    def simulate(self, model: Model) -> Tensor:
+        """Return traces that are simulated without a history, on the CPU."""
+        simulation = self.simulator.simulate(model, self.survey, False, False, self.window)
+        return simulation.data.cpu()
+
+    def condition(self) -> Conditioned:
+        """Return the observed traces in the window, conditioned for the comparison."""
+        survey, chosen = self.survey, self.window.trace_mask
+        shots = replace(
+            survey,
+            receivers=survey.receivers[:, chosen],
+            mask=None if survey.mask is None else survey.mask[:, chosen],
+            components=survey.components.select_receivers(chosen),
+        )
+        given = self.conditioning.apply(self.read_traces()[:, chosen], shots)
+        near = self.simulator.aperture.within_offsets(shots.sources, shots.receivers)
+        return replace(given, counts=given.counts & near)
+
+
 def work_on_part(
     part: Part,
-    work: Callable[[Survey, Window, ReadTraces], list[T]],
+    work: Callable[[AlikeShots], list[T]],
     simulator: Simulator,
+    conditioning: Conditioning,
     chunks: Chunks,
     context: Context,
     times: Times,
 ) -> Iterator[tuple[int, T]]:
     """Yield the result of `work` for each shot of a part, with its number.
 
-    work: a function of some shots with the same window that returns a value for each, see
-    `Chunks.for_each_shot`. The iterator ends early if memory does not suffice for a single shot:
-    call `chunks.check` after it.
+    work: a function that returns a value for each shot. The iterator ends early if memory does not
+    suffice for a single shot: call `chunks.check` after it.
     """
 
     def read_traces(places: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -339,8 +369,9 @@ def work_on_part(
             return part.traces()[places]
 
     def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
+        read, numbers = partial(read_traces, places), part.shots[places]
         with times.spent_on("compute"):
-            return work(survey, window, partial(read_traces, places))
+            return work(AlikeShots(numbers, survey, window, read, simulator, conditioning))
 
     for place, found in chunks.for_each_shot(part.survey, simulator, work_alike):
         yield int(part.shots[place]), found
@@ -366,12 +397,8 @@ class ShotResult:
 
 
 def evaluate_shots(
+    shots: AlikeShots,
     model: Model,
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
     misfit: Misfit,
     illuminate: bool,
     direction: Model | None = None,
@@ -379,14 +406,14 @@ def evaluate_shots(
 ) -> list[ShotResult]:
     """Simulate shots, compare them with the observed data, and propagate adjoint sources back.
 
-    model: of tensors; survey: of these shots, which all have this window; read_traces: called after
-    the simulation; conditioning: of both kinds of traces; illuminate: True if illuminations are
-    wanted; direction: a change of the model, with which the derivative of the adjoint source along
-    the scattered traces is propagated back, see `Objective.along`; solves_wavelet: True if the
-    gradient with respect to the wavelet is wanted. The result of a shot does not depend on others.
+    model: of tensors; illuminate: True if illuminations are wanted; direction: a change of the
+    model, with which the derivative of the adjoint source along the scattered traces is propagated
+    back, see `Objective.along`; solves_wavelet: True if the gradient with respect to the wavelet is
+    wanted. The result of a shot does not depend on others.
     """
-    simulation = simulator.simulate(model, survey, True, illuminate, window)
-    conditioned = condition(survey, window, read_traces, simulator, conditioning)
+    survey, window = shots.survey, shots.window
+    simulation = shots.simulator.simulate(model, survey, True, illuminate, window)
+    conditioned = shots.condition()
 
     def compare(simulated: Tensor) -> tuple[Tensor, Tensor]:
         misfits, adjoint_source = misfit(*conditioned.pair_traces(simulated), survey.dt)
@@ -416,26 +443,6 @@ def evaluate_shots(
     return results
 
 
-def condition(
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-) -> Conditioned:
-    """Return the observed traces of shots in their window, conditioned for the comparison."""
-    chosen = window.trace_mask
-    shots = replace(
-        survey,
-        receivers=survey.receivers[:, chosen],
-        mask=None if survey.mask is None else survey.mask[:, chosen],
-        components=survey.components.select_receivers(chosen),
-    )
-    given = conditioning.apply(read_traces()[:, chosen], shots)
-    near = simulator.aperture.within_offsets(shots.sources, shots.receivers)
-    return replace(given, counts=given.counts & near)
-
-
 def _differentiate(
     compare: Callable[[Tensor], tuple[Tensor, Tensor]], simulated: Tensor, change: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -450,26 +457,20 @@ def _differentiate(
 
 
 def relate_shots(
-    model: Model,
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-    furthest: float | None = None,
+    shots: AlikeShots, model: Model, furthest: float | None = None
 ) -> list[CrossSpectra]:
-    """Simulate shots, and return the cross-spectra of their traces, see `evaluate_shots`.
+    """Simulate shots, and return the cross-spectra of their traces.
 
     Traces are multiplied by their gains, but not by factors, because a filter does not map muted
     traces to muted traces. furthest: largest offset of the traces, m; None for all.
     """
-    simulated = simulator.simulate(model, survey, False, False, window).data.cpu().numpy()
-    given = condition(survey, window, read_traces, simulator, conditioning)
+    survey = shots.survey
+    simulated, given = shots.simulate(model).numpy(), shots.condition()
     counts, observed = given.counts, given.observed
     if given.gains is not None:
         simulated, observed = given.gains * simulated, given.gains * observed
     if furthest is not None:
-        receivers = survey.receivers[:, window.trace_mask]
+        receivers = survey.receivers[:, shots.window.trace_mask]
         counts = counts & Aperture(max_offset=furthest).within_offsets(survey.sources, receivers)
     return [
         CrossSpectra.of(simulated[shot][counts[shot]], observed[shot][counts[shot]])
@@ -477,23 +478,11 @@ def relate_shots(
     ]
 
 
-def estimate_shots(
-    model: Model,
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-    wavelets: Estimate,
-) -> list[Wavelet]:
+def estimate_shots(shots: AlikeShots, model: Model, wavelets: Estimate) -> list[Wavelet]:
     """Estimate the wavelet (time,) of each of these shots from its own traces."""
-    related = relate_shots(
-        model, survey, window, read_traces, simulator, conditioning, wavelets.furthest
-    )
-    return [
-        wavelets.estimate(wavelet, spectra, survey.dt)
-        for wavelet, spectra in zip(survey.wavelet, related, strict=True)
-    ]
+    related = relate_shots(shots, model, wavelets.furthest)
+    pairs = zip(shots.survey.wavelet, related, strict=True)
+    return [wavelets.estimate(wavelet, spectra, shots.survey.dt) for wavelet, spectra in pairs]
 
 
 @dataclass

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.inversion.conditioning import (
-    Conditioning,
     find_gains,
     measure_energies,
     sign_offsets,
@@ -24,14 +23,14 @@ from hpcfwi.inversion.conditioning import (
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.misfits import Misfit
 from hpcfwi.inversion.misfits.traces import SILENT
-from hpcfwi.inversion.objective import ReadTraces, Times, condition, work_on_part
+from hpcfwi.inversion.objective import AlikeShots, Times, work_on_part
 from hpcfwi.inversion.stages import Part
 from hpcfwi.model import Model
-from hpcfwi.operators.simulator import Chunks, Simulator, Window
+from hpcfwi.operators.simulator import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.survey import PRESSURE, Components, Survey, TimeAxis
+from hpcfwi.survey import PRESSURE, Components, TimeAxis
 
 # Smaller amplitudes at a frequency, as a share of the largest in a shot, have no reliable phase.
 FAINT = 1e-3
@@ -335,33 +334,18 @@ def see_shots(
     in the experiment's band; wavelet: see `Part.with_wavelet`, None for that of the survey. The
     iterator ends early if memory does not suffice for a single shot: call `chunks.check` after it.
     """
-    simulator = experiment.make_simulator()
-    work = partial(
-        _see,
-        simulator.restrict(model),
-        simulator=simulator,
-        conditioning=experiment.conditioning(),
-        misfit=experiment.config.inversion.misfit.bind(),
-    )
+    simulator, conditioning = experiment.make_simulator(), experiment.conditioning()
+    misfit = experiment.config.inversion.misfit.bind()
+    work = partial(_see, model=simulator.restrict(model), misfit=misfit)
     part = Part(shots, experiment.survey.select(shots), traces)
     if wavelet is not None:
         part = part.with_wavelet(wavelet)
-    for number, (arrays, misfit) in work_on_part(part, work, simulator, chunks, context, Times()):
-        yield View(number, *arrays), misfit
+    for _, seen in work_on_part(part, work, simulator, conditioning, chunks, context, Times()):
+        yield seen
 
 
-def _see(
-    model: Model,
-    survey: Survey,
-    window: Window,
-    read_traces: ReadTraces,
-    simulator: Simulator,
-    conditioning: Conditioning,
-    misfit: Misfit,
-) -> list[tuple[tuple[NDArray, NDArray, NDArray, NDArray, Components], float]]:
-    """Return the contents of views, and the misfits, of shots with the same window."""
-    simulated = simulator.simulate(model, survey, False, False, window).data.cpu()
-    given = condition(survey, window, read_traces, simulator, conditioning)
+def _see(shots: AlikeShots, model: Model, misfit: Misfit) -> list[tuple[View, float]]:
+    survey, simulated, given = shots.survey, shots.simulate(model), shots.condition()
     pair = given.pair_traces(simulated)
     misfits, _ = misfit(*pair, survey.dt)
     ours, theirs = (traces.numpy() for traces in pair)
@@ -370,10 +354,11 @@ def _see(
         places = np.flatnonzero(given.counts[shot])
         if places.size > MOST_TRACES:
             places = places[np.linspace(0, places.size - 1, MOST_TRACES).round().astype(np.int64)]
-        numbers = np.arange(survey.n_receivers)[window.trace_mask][places]
+        numbers = np.arange(survey.n_receivers)[shots.window.trace_mask][places]
         source, receivers = survey.sources[shot], survey.receivers[shot][numbers]
         signed = sign_offsets(source, receivers)
         components = survey.components.select_shots(shot).select_receivers(numbers)
-        arrays = signed, theirs[shot, places], ours[shot, places], numbers, components
-        views.append((arrays, float(misfits[shot])))
+        traces = theirs[shot, places], ours[shot, places]
+        view = View(int(shots.numbers[shot]), signed, *traces, numbers, components)
+        views.append((view, float(misfits[shot])))
     return views

@@ -17,7 +17,7 @@ from hpcfwi.inversion import stages
 from hpcfwi.inversion.checks import check_stage
 from hpcfwi.inversion.conditioning import correct_point_source
 from hpcfwi.inversion.misfits.least_squares import least_squares
-from hpcfwi.inversion.objective import evaluate_shots
+from hpcfwi.inversion.objective import AlikeShots, evaluate_shots
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Draws, EncodedData, Lattice, Stage, draw_signs
 from hpcfwi.operators.simulator import Chunks, Window
@@ -163,18 +163,17 @@ def test_conditioning_of_encoded_shots_equals_conditioning_before_sum(tmp_path):
     misfit = 0.5 * survey.dt * residual.square().sum()
     misfit.backward()
 
-    (found,) = evaluate_shots(
-        experiment.initial.as_tensors(vp.device),
+    data = EncodedData(survey.shape, FakePrefetcher(observed), Context.alone(), True)
+    shots = AlikeShots(
+        np.arange(1),
         survey.encoded(signs).select(np.array([0])),
         Window(tuple((0, n) for n in vp.shape)),
-        lambda: EncodedData(survey.shape, FakePrefetcher(observed), Context.alone(), True).combine(
-            signs
-        ),
+        lambda: data.combine(signs),
         simulator,
         conditioning,
-        least_squares,
-        illuminate=False,
     )
+    model = experiment.initial.as_tensors(vp.device)
+    (found,) = evaluate_shots(shots, model, least_squares, illuminate=False)
     assert found.misfit == pytest.approx(misfit.item(), rel=1e-5)
     scale = float(vp.grad.abs().max())
     torch.testing.assert_close(found.fields["vp"], vp.grad, rtol=1e-4, atol=1e-5 * scale)

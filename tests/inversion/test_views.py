@@ -7,7 +7,7 @@ import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion import shot_qc
-from hpcfwi.inversion.objective import evaluate_shots
+from hpcfwi.inversion.objective import AlikeShots, evaluate_shots
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shot_qc import see_shots
 from hpcfwi.operators.simulator import Chunks, find_offsets
@@ -55,16 +55,17 @@ def test_misfit_of_views_is_that_of_the_inversion(make, changes):
     for place, (view, misfit) in enumerate(seen):
         survey = experiment.survey.select(SHOTS[place : place + 1])
         (window,) = simulator.aperture.find_windows(simulator.grid, survey)
-        (result,) = evaluate_shots(
-            experiment.initial.as_tensors(Context.alone().device),
+        shots = AlikeShots(
+            SHOTS[place : place + 1],
             survey,
             window,
             lambda place=place: observed[place : place + 1],
             simulator,
             experiment.conditioning(),
-            experiment.config.inversion.misfit.bind(),
-            illuminate=False,
         )
+        model = experiment.initial.as_tensors(Context.alone().device)
+        compare = experiment.config.inversion.misfit.bind()
+        (result,) = evaluate_shots(shots, model, compare, illuminate=False)
         assert misfit == result.misfit
         if not changes:
             residual = view.observed.astype(np.float64) - view.simulated

@@ -91,9 +91,9 @@ def test_figures_of_an_epoch_change_only_the_number_of_simulations(hpcfwi, tmp_p
 def test_every_simulation_is_counted_and_logged(name, hpcfwi, tmp_path, monkeypatch):
     simulate, simulated = objective.evaluate_shots, []
 
-    def counting(model, survey, *others, direction, **keys):
-        simulated.append(survey.n_shots if direction is None else 2 * survey.n_shots)
-        return simulate(model, survey, *others, direction=direction, **keys)
+    def counting(shots, *, direction, **keys):
+        simulated.append(shots.numbers.size * (1 if direction is None else 2))
+        return simulate(shots, direction=direction, **keys)
 
     monkeypatch.setattr(objective, "evaluate_shots", counting)
     found = invert(hpcfwi, tmp_path, changes(name, 3))
