@@ -35,7 +35,6 @@ from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.operators.simulator import MemoryPlan, MemoryShare, plan_memory
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import SAMPLINGS, find
-from hpcfwi.survey import TimeAxis
 from hpcfwi.system import resident_bytes
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.dispersion import Discretization, phase_velocity_error
@@ -304,78 +303,71 @@ def _advise(batch: int, shots: int, threads: int) -> str:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A history: its name, and the memory of a rank in bytes, by number of shots at once."""
-
-    name: str
-    bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Memory:
     """The memory of rank 0, which needs most, and of its host, in bytes.
 
     engine: name of the engine; counts: numbers of shots at once for which `choices` have sizes;
-    chosen: the history that a run uses, None if none fits; why: the reason; waves: waves of the
-    simulations; data: observed traces; arrays: models, gradients and their sums, and traces that
-    are compared; remembered: state of the optimizer; otherwise: this state with the other value of
-    `sharded`, None if there is no choice; records: figures and files, on rank 0 only; program: the
-    program with the engine and Matplotlib; once: models and survey, once for all ranks of the host;
+    choices: names of histories with the memory for each count; chosen: the history that a run uses,
+    None if none fits; why: the reason; at_once: number of shots that the rank simulates at a time;
+    waves: waves of these simulations; arrays: models, gradients and their sums, and traces that are
+    compared; overhead: that of rank 0; otherwise: the optimizer's state with the other value of
+    `sharded`, None if there is no choice; program: the program with the engine and Matplotlib;
     ranks: number of ranks of the host.
     """
 
     engine: str
     counts: tuple[int, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[tuple[str, tuple[int, ...]], ...]
     chosen: str | None
     why: str
+    at_once: int
     waves: int
-    data: int
     arrays: int
-    remembered: int
+    overhead: MemoryOverhead
     otherwise: int | None
-    records: int
     program: int
-    once: int
     ranks: int
 
     @property
     def beyond(self) -> int:
         """The bytes of a run on this rank alone, in addition to the program."""
-        return self.waves + self.data + self.arrays + self.remembered + self.records
+        kept = self.overhead.traces + self.overhead.remembered + self.overhead.records
+        return self.waves + self.arrays + kept
 
     @property
     def together(self) -> int:
         """The bytes of all ranks of the host in addition to their programs, with equal shots."""
-        return self.once + self.ranks * (self.beyond - self.records) + self.records
+        records = self.overhead.records
+        return self.overhead.host + self.ranks * (self.beyond - records) + records
 
-    def describe(self, at_once: int) -> Iterator[str]:
-        """Yield the memory in lines; at_once: shots that a rank simulates at a time."""
+    def describe(self) -> Iterator[str]:
+        """Yield the memory in lines."""
+        overhead = self.overhead
         heads = [f"{n} shot{'s' * (n > 1)}" for n in self.counts]
-        width = max(len(choice.name) for choice in self.choices) + 2
+        width = max(len(name) for name, _ in self.choices) + 2
         yield "engine " + self.engine
         yield "history".ljust(width) + "".join(f"{head:>12}" for head in heads) + "   at once"
-        for choice in self.choices:
-            cells = "".join(f"{say_bytes(n):>12}" for n in choice.bytes)
-            yield choice.name.ljust(width) + cells + ("   <-" if choice.name == self.chosen else "")
+        for name, sizes in self.choices:
+            cells = "".join(f"{say_bytes(n):>12}" for n in sizes)
+            yield name.ljust(width) + cells + ("   <-" if name == self.chosen else "")
         yield from textwrap.wrap(self.why, WIDTH - 2)
         yield from textwrap.wrap(
-            f"{at_once} shot{'s' * (at_once > 1)} {say_bytes(self.waves)}, observed traces "
-            f"{say_bytes(self.data)}, models, gradients and sums {say_bytes(self.arrays)}, the "
-            f"optimiser's state {say_bytes(self.remembered)}, rank 0's figures and files "
-            f"{say_bytes(self.records)}: "
+            f"{self.at_once} shot{'s' * (self.at_once > 1)} {say_bytes(self.waves)}, observed "
+            f"traces {say_bytes(overhead.traces)}, models, gradients and sums "
+            f"{say_bytes(self.arrays)}, the optimiser's state {say_bytes(overhead.remembered)}, "
+            f"rank 0's figures and files {say_bytes(overhead.records)}: "
             f"{say_bytes(self.beyond)} besides {say_bytes(self.program)} for the program itself",
             WIDTH - 2,
         )
         if self.ranks > 1:
             yield from textwrap.wrap(
                 f"the {self.ranks} ranks of a host share one copy of the models and the survey, "
-                f"{say_bytes(self.once)}, and two while they are prepared; in all a host "
+                f"{say_bytes(overhead.host)}, and two while they are prepared; in all a host "
                 f"takes {say_bytes(self.together)} besides the programs",
                 WIDTH - 2,
             )
         if self.otherwise is not None:
-            word = "sharded" if self.otherwise < self.remembered else "not sharded"
+            word = "sharded" if self.otherwise < overhead.remembered else "not sharded"
             yield f"{word}, this state would take {say_bytes(self.otherwise)} on each rank"
 
 
@@ -388,29 +380,22 @@ def estimate_memory(
     counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
     together = {count: task.repeat(count) for count in counts}
     options = [_fitted(history, together[at_once], machine.memory) for history in _offered(task)]
+    shared = overhead.given + overhead.stage + overhead.state + overhead.update
     return Memory(
         engine=task.engine.NAME,
         counts=counts,
         choices=tuple(
-            Choice(describe(history), tuple(together[n].footprint(history) for n in counts))
+            (describe(history), tuple(together[n].footprint(history) for n in counts))
             for history in options
         ),
         chosen=None if fit is None else describe(fit.history),
         why=why,
+        at_once=at_once,
         waves=0 if fit is None else together[at_once].footprint(fit.history),
-        data=overhead.traces,
-        arrays=(
-            overhead.given
-            + overhead.stage
-            + overhead.state
-            + overhead.update
-            + overhead.each_shot * at_once
-        ),
-        remembered=overhead.remembered,
+        arrays=shared + overhead.each_shot * at_once,
+        overhead=overhead,
         otherwise=_estimate_otherwise(experiment, sharing),
-        records=overhead.records,
         program=machine.program + overhead.engine + overhead.figures,
-        once=overhead.host,
         ranks=machine.hosts.count(machine.hosts[0]),
     )
 
@@ -464,88 +449,33 @@ def _fitted(history: History, task: Task, memory: int) -> History:
         return history
 
 
-@dataclass(frozen=True)
-class Dispersion:
-    """The numerical dispersion of one frequency at the slowest velocity.
-
-    frequency: Hz; points: number of points per wavelength; error: relative error of the phase
-    velocity; delay: delay on the longest path, s.
-    """
-
-    name: str
-    frequency: float
-    points: float
-    error: float
-    delay: float
-
-    def describe(self, path: float) -> str:
-        """Return the errors of waves of this frequency on a path (m)."""
-        if self.error == -float("inf"):
-            return "too high for the grid"
-        late = "late" if self.delay >= 0 else "early"
-        return (
-            f"phase velocity {100 * self.error:+.2g} %, "
-            f"up to {_ms(abs(self.delay))} {late} after {path / 1000:.3g} km"
-        )
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """The grid in space and time.
-
-    shape, padded: numbers of points along each axis, without and with the boundary layer; spacing:
-    m; axis, samples: time axis and number of samples of the traces; lost: time at the end of the
-    record that a band leaves out, s; longest: longest time step without substeps, s; substeps:
-    number of substeps; courant: fastest velocity times step over the smallest spacing; velocities:
-    slowest and fastest, m/s; path: longest path, m; bands: dispersion at some frequencies.
-    """
-
-    shape: tuple[int, ...]
-    padded: tuple[int, ...]
-    spacing: tuple[float, ...]
-    axis: TimeAxis
-    samples: int
-    lost: float
-    longest: float
-    substeps: int
-    courant: float
-    velocities: tuple[float, float]
-    path: float
-    bands: tuple[Dispersion, ...]
-
-    def describe(self) -> Iterator[str]:
-        """Yield the resolution in lines."""
+def describe_grid(experiment: Experiment, task: Task) -> Iterator[str]:
+    """Yield the grid in space and time, and its dispersion, in lines; task: that of a shot."""
+    grid, survey, problem = experiment.initial.grid, experiment.survey, task.problem
+    speeds = find_slowest(experiment)
+    slowest = min(float(speed.min()) for speed in speeds)
+    fastest = float(experiment.equation.fastest(experiment.initial.arrays).max())
+    # The longest path of the slowest waves is limited by the model or by the record.
+    diagonal = float(np.linalg.norm(np.asarray(grid.last) - np.asarray(grid.origin)))
+    path = min(diagonal, slowest * survey.n_samples * survey.dt)
+    yield (
+        f"{_times(grid.shape)} points, {_times(grid.spacing)} m apart; "
+        f"{_times(problem.padded_shape)} with the boundary"
+    )
+    yield f"velocities {slowest:.0f} to {fastest:.0f} m/s"
+    steps = "no substeps" if task.substeps == 1 else f"{task.substeps} substeps"
+    courant = max(fastest, problem.max_velocity) * problem.dt / min(problem.spacing)
+    yield (
+        f"{survey.n_samples} samples of {_ms(survey.dt)}: {steps} (up to {_ms(task.longest)} needs "
+        f"none); Courant number {courant:.2f}"
+    )
+    if experiment.band is not None and experiment.band.lead:
         yield (
-            f"{_times(self.shape)} points, {_times(self.spacing)} m apart; "
-            f"{_times(self.padded)} with the boundary"
+            f"in this band, records begin {_ms(-survey.start)} before the shot, and the last "
+            f"{_ms(experiment.band.lead)} of the observed data are not compared"
         )
-        yield f"velocities {self.velocities[0]:.0f} to {self.velocities[1]:.0f} m/s"
-        steps = "no substeps" if self.substeps == 1 else f"{self.substeps} substeps"
-        yield (
-            f"{self.samples} samples of {_ms(self.axis.dt)}: {steps} (up to "
-            f"{_ms(self.longest)} needs none); Courant number {self.courant:.2f}"
-        )
-        if self.lost:
-            yield (
-                f"in this band, records begin {_ms(-self.axis.start)} before the shot, and the "
-                f"last {_ms(self.lost)} of the observed data are not compared"
-            )
-        yield "at the slowest velocity:"
-        for band in self.bands:
-            yield (
-                f"{band.name + ' ':.<27} {band.frequency:4.3g} Hz: {band.points:4.1f} points per "
-                f"wavelength, {band.describe(self.path)}"
-            )
-
-
-def find_resolution(experiment: Experiment, task: Task) -> Resolution:
-    """Return the resolution of an experiment; task: the simulation of one of its shots."""
-    model, survey, problem = experiment.initial, experiment.survey, task.problem
-    fastest_in_model = float(experiment.equation.fastest(model.arrays).max())
-    fastest = max(fastest_in_model, problem.max_velocity)
-    slowest, path = slowest_velocity(experiment), longest_path(experiment)
+    yield "at the slowest velocity:"
     scheme = discretize(experiment, slowest, problem.spacing, problem.dt)
-    bands = []
     for name, frequency in (
         ("peak", survey.spectrum.peak),
         ("98 % of the energy up to", survey.spectrum.frequency_below(0.98)),
@@ -554,33 +484,15 @@ def find_resolution(experiment: Experiment, task: Task) -> Resolution:
         error = phase_velocity_error(scheme, frequency)
         points = slowest / (frequency * max(problem.spacing)) if frequency else inf
         delay = path / slowest * (1.0 / (1.0 + error) - 1.0) if error > -1.0 else inf
-        bands.append(Dispersion(name, frequency, points, error, delay))
-    return Resolution(
-        shape=model.grid.shape,
-        padded=problem.padded_shape,
-        spacing=model.grid.spacing,
-        axis=survey.axis,
-        samples=survey.n_samples,
-        lost=0.0 if experiment.band is None else experiment.band.lead,
-        longest=task.longest,
-        substeps=task.substeps,
-        courant=fastest * problem.dt / min(problem.spacing),
-        velocities=(slowest, fastest_in_model),
-        path=path,
-        bands=tuple(bands),
-    )
-
-
-def longest_path(experiment: Experiment) -> float:
-    """Return the longest path of the slowest waves, m, limited by the model or by the record."""
-    grid, survey = experiment.initial.grid, experiment.survey
-    diagonal = float(np.linalg.norm(np.asarray(grid.last) - np.asarray(grid.origin)))
-    return min(diagonal, slowest_velocity(experiment) * survey.n_samples * survey.dt)
-
-
-def slowest_velocity(experiment: Experiment) -> float:
-    """Return the slowest velocity of the initial model and of the true one, if known, m/s."""
-    return min(float(speed.min()) for speed in find_slowest(experiment))
+        yield (
+            f"{name + ' ':.<27} {frequency:4.3g} Hz: {points:4.1f} points per wavelength, "
+            + (
+                "too high for the grid"
+                if error == -inf
+                else f"phase velocity {100 * error:+.2g} %, up to {_ms(abs(delay))} "
+                f"{'late' if delay >= 0 else 'early'} after {path / 1000:.3g} km"
+            )
+        )
 
 
 def find_slowest(experiment: Experiment) -> list[NDArray[np.float64]]:

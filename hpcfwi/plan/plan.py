@@ -19,6 +19,7 @@ from statistics import median
 from typing import TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfwi.errors import SEVERITIES, Finding, InversionFailure, say_bytes
 from hpcfwi.inversion.experiment import Experiment
@@ -36,13 +37,12 @@ from hpcfwi.plan.estimate import (
     WIDTH,
     Machine,
     Memory,
-    Resolution,
     Sharing,
     Simulations,
     Work,
     count_work,
+    describe_grid,
     estimate_memory,
-    find_resolution,
     share_work,
 )
 from hpcfwi.report.log import say_duration
@@ -78,23 +78,22 @@ class Stopwatch:
     """
 
     def __init__(self, experiment: Experiment, context: Context) -> None:
-        self._section, survey = experiment.config.inversion, experiment.simulated_survey()
-        self._stage = Stage(0, "", 0, experiment)
-        batch = self._section.largest_batch(survey.n_shots)
+        section, survey = experiment.config.inversion, experiment.simulated_survey()
+        self._experiment = experiment
+        batch = section.largest_batch(survey.n_shots)
         part = np.array_split(np.arange(batch), context.size)[context.rank]
         counts = context.all_gather(min(context.threads, part.size))
-        spread = spread_shots(survey.n_shots, sum(counts))
+        self._shots = spread_shots(survey.n_shots, sum(counts))
         first = sum(counts[: context.rank])
-        self._shots, self._mine = spread, spread[first : first + counts[context.rank]]
+        self._mine = self._shots[first : first + counts[context.rank]]
         self._survey, self._context = survey, context
         self._model = experiment.inverted.as_tensors(context.device)
-        self._limits = experiment.limits(self._model)
         self._simulator, chunks = choose_history_and_chunk(
             experiment.make_simulator(), self._model, experiment, context, has_state=False
         )
         # Exact sums cost almost nothing, but would need the magnitudes of the terms beforehand.
         self._objective = Objective(
-            self._simulator, self._section.misfit.bind(), context, chunks, reproducible=False
+            self._simulator, section.misfit.bind(), context, chunks, reproducible=False
         )
         self.samples = survey.n_samples
         self._seconds = self._processor_seconds = 0.0
@@ -105,9 +104,11 @@ class Stopwatch:
         This includes an update, because torch loads modules of its optimizers only then.
         """
         shortest = min(self.samples, SHORTEST)
-        optimizer = self._section.optimizer.bind()(self._model, self._limits)
+        experiment, batch = self._experiment, self._batch(shortest)
+        make = experiment.config.inversion.optimizer.bind()
+        optimizer = make(self._model, experiment.limits(self._model))
         state = State(0, self._model, optimizer.state(), magnitudes=NO_MAGNITUDES)
-        batch, stage = self._batch(shortest), self._stage
+        stage = Stage(0, "", 0, experiment)
         evaluate = EpochEvaluator(self._objective, stage, batch, state, illuminate=False)
         # In some models, a step for the beginning of a record fails.
         with suppress(InversionFailure):
@@ -132,9 +133,10 @@ class Stopwatch:
 
     def time_gradient(self, samples: int, illuminate: bool = False) -> float:
         """Return the time of a gradient on the slowest rank, s."""
-        evaluate = self._objective.evaluate
         batch = self._batch(samples)
-        return self._time(lambda: evaluate(self._model, batch, NO_MAGNITUDES, illuminate))
+        return self._time(
+            lambda: self._objective.evaluate(self._model, batch, NO_MAGNITUDES, illuminate)
+        )
 
     def lengthen(self, measured: int, timings: list[float]) -> float:
         """Return the ratio of the time of the whole record to that of its first `measured` samples.
@@ -151,7 +153,7 @@ class Stopwatch:
 
     def count_updates(self, samples: int) -> float:
         """Return the number of cell updates by the engine for the shots of all ranks."""
-        survey = _shortened(self._survey.select(self._shots), samples)
+        survey = self._begin(self._shots, samples)
         return self._simulator.set_up(self._model, survey, window=None).count_updates()
 
     def _batch(self, samples: int) -> Batch:
@@ -160,9 +162,14 @@ class Stopwatch:
         return Batch(1, self._shots, (), lambda _: part, lambda _: iter(mine))
 
     def _part(self, samples: int) -> Part:
-        survey = _shortened(self._survey.select(self._mine), samples)
+        survey = self._begin(self._mine, samples)
         silence = np.zeros((self._mine.size, survey.n_receivers, samples), np.float32)
         return Part(self._mine, survey, lambda: silence)
+
+    def _begin(self, shots: NDArray[np.int64], samples: int) -> Survey:
+        """Return the survey of some shots with the first samples of their records."""
+        survey = self._survey.select(shots)
+        return replace(survey, wavelet=survey.wavelet[..., :samples])
 
     def _time(self, work: Callable[[], object]) -> float:
         self._context.barrier()
@@ -179,11 +186,6 @@ class Stopwatch:
         if not self._mine.size or self._context.device.type != "cpu":
             wanted = 0.0
         return min(self._context.all_gather(self._processor_seconds / wanted if wanted else 1.0))
-
-
-def _shortened(survey: Survey, samples: int) -> Survey:
-    """Return the survey with only the first `samples` samples of its records."""
-    return replace(survey, wavelet=survey.wavelet[..., :samples])
 
 
 def measure_speed(watch: Stopwatch, budget: float = BUDGET) -> Speed:
@@ -252,8 +254,7 @@ class Timing:
     first run only; observe: time to simulate the observed data, 0 if they exist; epoch: likely time
     of an epoch; ending: time for the data fit at the end; total: likely time of the whole run,
     without figures; least: the same with the least work; updates: number of cell updates in an
-    epoch; measured, samples: numbers of simulated and of all samples of a record; processors: as in
-    `Speed`.
+    epoch; samples: number of samples of a record; speed: the measured times.
     """
 
     ready: float
@@ -264,30 +265,24 @@ class Timing:
     total: float
     least: float
     updates: float
-    measured: int
     samples: int
-    processors: float
+    speed: Speed
 
     def describe(self, epochs: int) -> Iterator[str]:
         """Yield the times in lines; epochs: number of epochs of the stage."""
-        extent = (
-            "whole records"
-            if self.measured == self.samples
-            else f"{self.measured} of {self.samples} samples"
-        )
+        measured, processors = self.speed.measured, self.speed.processors
+        is_whole = measured == self.samples
+        extent = "whole records" if is_whole else f"{measured} of {self.samples} samples"
         yield (
             f"{self.updates:.3g} cell updates per epoch, forward and backward; measured on "
             f"{extent}: {self.updates / self.epoch / 1e6:.0f} million per second"
         )
-        yield f"start {_duration(self.ready)}" + (
-            f", observed data {_duration(self.observe)}"
-            if self.observe
-            else ", observed data exist already"
-        )
-        if self.processors < LOADED:
+        observed = _duration(self.observe) if self.observe else "exist already"
+        yield f"start {_duration(self.ready)}, observed data {observed}"
+        if processors < LOADED:
             yield (
                 f"other programs were busy: these processes had a processor for only "
-                f"{100.0 * self.processors:.0f} % of their time, so the times may be too long"
+                f"{100.0 * processors:.0f} % of their time, so the times may be too long"
             )
         least = f", at least {_duration(self.least)}" if self.least < self.total else ""
         yield (
@@ -299,27 +294,6 @@ class Timing:
             f"preparing the engine took {_duration(self.compile)}, not counted above: compiled "
             "code is kept for the next start"
         )
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Observed data that are read: bytes in an epoch, bytes in all, and the required rate, B/s.
-
-    rate: None if the time of an epoch is not known.
-    """
-
-    epoch: int
-    whole: int
-    rate: float | None
-
-    def describe(self) -> str:
-        """Return the reading in a line."""
-        rate = (
-            ""
-            if self.rate is None
-            else f": requires {self.rate / 1e6:.3g} MB/s for all ranks together"
-        )
-        return f"{say_bytes(self.whole)} in the file, {say_bytes(self.epoch)} read per epoch{rate}"
 
 
 def estimate_timing(
@@ -360,37 +334,40 @@ def estimate_timing(
         total=around + epochs,
         least=around + invert(work.least),
         updates=updates / sharing.epochs,
-        measured=speed.measured,
         samples=survey.n_samples,
-        processors=speed.processors,
+        speed=speed,
     )
 
 
-def estimate_reading(experiment: Experiment, timing: Timing | None) -> Reading:
-    """Estimate the amount of data that the epochs of a run read."""
+def describe_reading(experiment: Experiment, timing: Timing | None) -> str:
+    """Return the amount of observed data, and the rate at which a run has to read them."""
     survey = experiment.survey
-    batch = experiment.config.inversion.largest_batch(survey.n_shots)
     shot = 4 * survey.n_receivers * survey.n_samples
-    rate = None if timing is None else batch * shot / timing.epoch
-    return Reading(batch * shot, survey.n_shots * shot, rate)
+    epoch = shot * experiment.config.inversion.largest_batch(survey.n_shots)
+    rate = ""
+    if timing is not None:
+        rate = f": requires {epoch / timing.epoch / 1e6:.3g} MB/s for all ranks together"
+    whole = say_bytes(shot * survey.n_shots)
+    return f"{whole} in the file, {say_bytes(epoch)} read per epoch{rate}"
 
 
 @dataclass(frozen=True)
 class Plan:
     """The plan of a run.
 
-    name: name of the input file; timing: None if nothing could be measured; comparison: comparison
-    of the data with those of the starting model in this stage, None if nothing could be simulated.
+    name: name of the input file; grid, reading: the grid and the reading of data, in lines; timing:
+    None if nothing could be measured; comparison: comparison of the data with those of the starting
+    model in this stage, None if nothing could be simulated.
     """
 
     name: str
     findings: tuple[Finding, ...]
-    resolution: Resolution
+    grid: tuple[str, ...]
     sharing: Sharing
     work: Work
     memory: Memory
     timing: Timing | None
-    reading: Reading
+    reading: str
     comparison: Comparison | None = None
 
 
@@ -425,12 +402,12 @@ def make_plan(
     return Plan(
         name,
         tuple(findings),
-        find_resolution(experiment, task),
+        tuple(describe_grid(experiment, task)),
         sharing,
         work,
         memory,
         timing,
-        estimate_reading(experiment, timing),
+        describe_reading(experiment, timing),
     )
 
 
@@ -448,20 +425,19 @@ def write_plans(plans: Sequence[Plan], stream: TextIO, quiet: bool = False) -> N
 
 def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
     """Write the report; quiet: only errors and warnings."""
-    lines = [*_list_findings(plan.name, plan.findings, quiet)]
+    write_findings(plan.name, plan.findings, stream, quiet)
     epochs, timing = plan.sharing.epochs, plan.timing
     if not quiet:
         for title, part in (
-            ("Grid", plan.resolution.describe()),
+            ("Grid", plan.grid),
             ("Work", [*plan.sharing.describe(), plan.work.describe(epochs)]),
-            ("Memory per rank", plan.memory.describe(plan.sharing.at_once)),
+            ("Memory per rank", plan.memory.describe()),
             ("Time", ["not measured"] if timing is None else timing.describe(epochs)),
-            ("Observed data", [plan.reading.describe()]),
+            ("Observed data", [plan.reading]),
             ("Starting model", [] if plan.comparison is None else plan.comparison.describe()),
         ):
-            if shown := ["  " + line for line in part]:
-                lines += ["", title, *shown]
-    stream.write("".join(line.rstrip() + "\n" for line in lines))
+            if shown := [f"  {line}".rstrip() for line in part]:
+                stream.write("\n".join(["", title, *shown, ""]))
     stream.flush()
 
 
@@ -472,15 +448,11 @@ def write_findings(
 
     quiet: only errors and warnings.
     """
-    stream.write("".join(line.rstrip() + "\n" for line in _list_findings(name, findings, quiet)))
-
-
-def _list_findings(name: str, findings: Sequence[Finding], quiet: bool) -> Iterator[str]:
     shown = [s for s in SEVERITIES if not (quiet and s == "note")]
     found = [f for s in shown for f in findings if f.severity == s]
     if not quiet:
         counts = {s: sum(f.severity == s for f in found) for s in shown}
         totals = ", ".join(f"{n} {s}{'s' * (n > 1)}" for s, n in counts.items() if n)
-        yield f"{name}: {totals or 'no problems found'}"
+        stream.write(f"{name}: {totals or 'no problems found'}\n")
     for finding in found:
-        yield from textwrap.wrap(str(finding), WIDTH, subsequent_indent="  ")
+        stream.write(textwrap.fill(str(finding), WIDTH, subsequent_indent="  ") + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from hpcfwi.config import load_config
+from hpcfwi.errors import say_bytes
 from hpcfwi.inversion.memory import estimate_overhead
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators import simulator
@@ -75,20 +77,24 @@ def keys(plan, severity):
 
 
 def test_plan_has_grid_and_stability_limit_of_the_scheme(tmp_path):
-    r = planned(tmp_path).resolution
-    assert (r.shape, r.padded) == ((30, 60), (50, 80))
-    assert r.longest == pytest.approx(longest_step(4, (20.0, 20.0), r.velocities[1]))
-    assert (r.substeps, r.samples) == (1, 150)
-    assert r.courant == pytest.approx(r.velocities[1] * 0.004 / 20.0)
-    peak = r.bands[0]
-    assert peak.points == pytest.approx(1500.0 / (8.0 * 20.0), rel=0.03)
-    assert r.path == pytest.approx(0.6 * 1500.0), "distance that the slowest wave travels"
-    assert peak.delay == pytest.approx(-peak.error * r.path / 1500.0, rel=0.01)
+    fastest = float(prepared(tmp_path).true["vp"].max())
+    grid, speeds, steps, _, peak, *_ = planned(tmp_path).grid
+    assert grid == "30 x 60 points, 20 x 20 m apart; 50 x 80 with the boundary"
+    assert speeds == f"velocities 1500 to {fastest:.0f} m/s"
+    longest = 1000 * longest_step(4, (20.0, 20.0), fastest)
+    assert steps == (
+        f"150 samples of 4 ms: no substeps (up to {longest:.3g} ms needs none); Courant number "
+        f"{fastest * 0.004 / 20.0:.2f}"
+    )
+    points, error, delay = map(float, re.findall(r"([+.\d-]+) (?:points|%|ms)", peak))
+    assert points == pytest.approx(1500.0 / (8.0 * 20.0), rel=0.03)
+    assert peak.endswith("late after 0.9 km"), "distance that the slowest wave travels in 0.6 s"
+    assert delay == pytest.approx(-10.0 * error * 0.9 / 1.5, rel=0.05)
 
 
 def test_substeps_are_noted_with_their_cost(tmp_path):
     plan = planned(tmp_path, {"survey.dt": 0.01})
-    assert plan.resolution.substeps == 3
+    assert "3 substeps" in plan.grid[2]
     (note,) = [f for f in plan.findings if f.where == "survey.dt"]
     assert note.severity == "note"
     assert "3 times as long" in note.found
@@ -105,16 +111,18 @@ def test_history_in_plan_is_chosen_as_in_a_run(tmp_path):
 def test_memory_of_waves_is_engine_footprint_of_shots_at_once(tmp_path):
     plan = planned(tmp_path, {"inversion.batch": 8, "wave.history": {"interval": 5}})
     (asked,) = (
-        c for c in plan.memory.choices if c.name.startswith("snapshots") and "full" in c.name
+        sizes
+        for name, sizes in plan.memory.choices
+        if name.startswith("snapshots") and "full" in name
     )
-    one, two = asked.bytes[:2]
+    one, two = asked[:2]
     assert plan.memory.counts[:2] == (1, 2)
     # 149 steps, every fifth of them kept, of 50 x 80 cells and a margin.
     assert one > 30 * 50 * 80 * 4
     assert two == pytest.approx(2 * one, rel=0.05), "they share the model"
     assert plan.memory.waves == two
     # The data of this epoch and the next.
-    assert plan.memory.data == 30 * 150 * 2 * 8 * 4
+    assert plan.memory.overhead.traces == 30 * 150 * 2 * 8 * 4
 
 
 ADAM, NCG = {"name": "adam", "lr": 20.0}, {"name": "ncg", "step": 20.0}
@@ -133,10 +141,10 @@ def test_optimizer_memory_is_counted_per_rank_with_and_without_shards(optimizer,
             found[sharded, count] = planned(tmp_path, changes, ranks(count)).memory
     whole, shard = each * 30 * 60, each * 512  # 450 cells, to the next whole line
     for memory in (found[True, 1], found[False, 1]):
-        assert (memory.remembered, memory.otherwise) == (whole, None)
-    assert (found[True, 4].remembered, found[True, 4].otherwise) == (shard, whole)
-    assert (found[False, 4].remembered, found[False, 4].otherwise) == (whole, shard)
-    assert found[True, 4].records == found[False, 4].records, (
+        assert (memory.overhead.remembered, memory.otherwise) == (whole, None)
+    assert (found[True, 4].overhead.remembered, found[True, 4].otherwise) == (shard, whole)
+    assert (found[False, 4].overhead.remembered, found[False, 4].otherwise) == (whole, shard)
+    assert found[True, 4].overhead.records == found[False, 4].overhead.records, (
         "a whole state is kept to be saved in both cases"
     )
     assert found[False, 4].arrays == found[True, 4].arrays
@@ -149,21 +157,22 @@ def test_optimizer_memory_with_a_network_is_that_of_its_weights(tmp_path):
         changes = {"model.network": network, "inversion.optimizer": {**ADAM, "sharded": True}}
         memory = planned(tmp_path, changes, ranks(count)).memory
         cut = sum(weights) if count == 1 else sum(64 * -(-n // 128) for n in weights)
-        assert memory.remembered == 8 * cut
+        assert memory.overhead.remembered == 8 * cut
 
 
 def test_memory_shared_on_a_host_is_counted_once(tmp_path):
     two, hosts = ranks(4), ("here", "there", "here", "there")
     memory = planned(tmp_path, machine=replace(two, hosts=hosts)).memory
     assert memory.ranks == 2
-    memory = replace(memory, once=10 * GIGA)
+    overhead = replace(memory.overhead, host=10 * GIGA)
+    memory = replace(memory, overhead=overhead)
     assert memory.beyond < GIGA
-    assert memory.together == 10 * GIGA + 2 * memory.beyond - memory.records
+    assert memory.together == 10 * GIGA + 2 * memory.beyond - overhead.records
 
 
 def test_optimizer_without_shards_has_no_alternative_memory(tmp_path):
     memory = planned(tmp_path, {"inversion.optimizer": NCG}, ranks(4)).memory
-    assert (memory.remembered, memory.otherwise) == (8 * 30 * 60, None)
+    assert (memory.overhead.remembered, memory.otherwise) == (8 * 30 * 60, None)
 
 
 def test_reproducible_run_with_less_memory_has_same_history_for_fewer_shots(tmp_path):
@@ -233,8 +242,12 @@ def test_times_are_added_up_for_rank_with_most_rounds(tmp_path):
     assert plan.timing.ending == 4.0, "the survey's 10 shots"
     assert plan.timing.total == plan.timing.least == pytest.approx(4.0 + 4.0 + 10 * 9.6 + 4.0)
     assert plan.timing.updates == 2 * 50 * 80 * 150 * 7
-    assert plan.reading.epoch == 7 * 30 * 150 * 4
-    assert plan.reading.rate == pytest.approx(plan.reading.epoch / 9.6)
+    whole, epoch = (say_bytes(shots * 30 * 150 * 4) for shots in (10, 7))
+    rate = 7 * 30 * 150 * 4 / 9.6 / 1e6
+    assert plan.reading == (
+        f"{whole} in the file, {epoch} read per epoch: requires {rate:.3g} MB/s for all ranks "
+        "together"
+    )
     assert planned(tmp_path, changes, ranks(3), speed, has_data=True).timing.observe == 0.0
 
 
