@@ -6,8 +6,9 @@ returns its findings. `config` and `inversion.checks` find errors that prevent a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,66 +35,59 @@ CUT = 1e-2
 def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
     """Return all findings about models, survey and scheme; dt: time step of the simulation, s."""
     return [
-        *check_frequencies(experiment, dt),
-        *check_wavelet(experiment),
+        *_check_frequencies(experiment, dt),
+        *_check_wavelet(experiment),
         *check_water(experiment),
-        *check_duration(experiment),
+        *_check_duration(experiment),
     ]
 
 
-def check_frequencies(experiment: Experiment, dt: float) -> list[Finding]:
+def _check_frequencies(experiment: Experiment, dt: float) -> Iterator[Finding]:
     """Check that the grid resolves the frequencies of the wavelet at the slowest velocity."""
-    grid, survey = experiment.initial.grid, experiment.survey
+    grid, spectrum = experiment.initial.grid, experiment.survey.spectrum
     speeds = find_slowest(experiment)
     slowest = min(float(speed.min()) for speed in speeds)
-    scheme = discretize(experiment, slowest, grid.spacing, dt)
-    carried = carried_frequency(scheme, VELOCITY_ERROR)
-    lost = survey.spectrum.energy_above(carried)
+    carried = carried_frequency(discretize(experiment, slowest, grid.spacing, dt), VELOCITY_ERROR)
+    lost = spectrum.energy_above(carried)
     if lost <= LOST_ENERGY:
-        return []
-    peak = survey.spectrum.peak
+        return
     h = max(grid.spacing)
     # The frequency that the grid resolves is inversely proportional to the spacing.
-    needed = h * carried / survey.spectrum.frequency_below(1.0 - LOST_ENERGY)
+    needed = h * carried / spectrum.frequency_below(1.0 - LOST_ENERGY)
+    digit = 10.0 ** (np.floor(np.log10(needed)) - 1.0)  # the second one, to which it is rounded
     # A few slow cells, such as those of soft sediments, spoil only a part of the waves.
-    share = max(float((speed * carried < peak * slowest).mean()) for speed in speeds)
-    return [
-        Finding(
-            "error" if share > SLOW_CELLS else "warning",
-            "model.spacing",
-            f"a spacing of {h:g} m is fine enough for waves of {slowest:.0f} m/s up to "
-            f"{carried:.3g} Hz, {slowest / carried / h:.1f} points per wavelength; "
-            f"{100 * lost:.0f} % of the wavelet's energy are above this and travel at wrong speeds",
-            f"Give a spacing of {_rounded_down(needed):g} m or less, or a wavelet of lower "
-            "frequency.",
-        )
-    ]
+    share = max(float((speed * carried < spectrum.peak * slowest).mean()) for speed in speeds)
+    yield Finding(
+        "error" if share > SLOW_CELLS else "warning",
+        "model.spacing",
+        f"a spacing of {h:g} m is fine enough for waves of {slowest:.0f} m/s up to "
+        f"{carried:.3g} Hz, {slowest / carried / h:.1f} points per wavelength; "
+        f"{100 * lost:.0f} % of the wavelet's energy are above this and travel at wrong speeds",
+        f"Give a spacing of {np.floor(needed / digit) * digit:g} m or less, or a wavelet of lower "
+        "frequency.",
+    )
 
 
-def check_wavelet(experiment: Experiment) -> list[Finding]:
+def _check_wavelet(experiment: Experiment) -> Iterator[Finding]:
     """Check that the wavelet is not cut off at the beginning or the end of the record."""
     wavelet = np.abs(np.atleast_2d(experiment.survey.wavelet))
     largest = wavelet.max(axis=1)
-    findings = []
     for end, sample, remedy in (
         ("begins", wavelet[:, 0], "Give a longer survey.wavelet.delay (1.5 / frequency or more)."),
         ("ends", wavelet[:, -1], "Give a longer record, or a shorter delay."),
     ):
         share = float((sample / largest).max())
         if share > CUT:
-            findings.append(
-                Finding(
-                    "warning",
-                    experiment.config.survey.file or "survey.wavelet",
-                    f"the wavelet {end} at {100 * share:.0f} % of its peak: it is cut off, and the "
-                    "jump emits waves of all frequencies",
-                    remedy,
-                )
+            yield Finding(
+                "warning",
+                experiment.config.survey.file or "survey.wavelet",
+                f"the wavelet {end} at {100 * share:.0f} % of its peak: it is cut off, and the "
+                "jump emits waves of all frequencies",
+                remedy,
             )
-    return findings
 
 
-def check_water(experiment: Experiment) -> list[Finding]:
+def check_water(experiment: Experiment) -> Iterator[Finding]:
     """Find sources or receivers that all lie in cells that the inversion does not change."""
     grid, survey = experiment.initial.grid, experiment.survey
 
@@ -107,7 +101,7 @@ def check_water(experiment: Experiment) -> list[Finding]:
     if all(map(are_kept, survey.receiver_positions_by_part())):
         kept.append("receivers")
     if not kept:
-        return []
+        return
     fixed, known = experiment.config.inversion.fixed, experiment.known
     if fixed is None:
         key, remedy = "fixed_above", "a smaller depth"
@@ -120,104 +114,85 @@ def check_water(experiment: Experiment) -> list[Finding]:
         floor = known.floor(experiment.config.inversion, grid)
         low, high = floor.min(), floor.max()
         where = " down to " + (f"{low:g} m" if low == high else f"{low:.4g} to {high:.4g} m")
-    return [
-        Finding(
-            "note",
-            f"inversion.{key}",
-            f"all {' and '.join(kept)} lie in fixed cells{where}: the gradient is set to zero "
-            "there, and the model changes only elsewhere",
-            f"This is right if these cells are water of known velocity; otherwise give {remedy}.",
-        )
-    ]
+    yield Finding(
+        "note",
+        f"inversion.{key}",
+        f"all {' and '.join(kept)} lie in fixed cells{where}: the gradient is set to zero "
+        "there, and the model changes only elsewhere",
+        f"This is right if these cells are water of known velocity; otherwise give {remedy}.",
+    )
 
 
-def check_duration(experiment: Experiment) -> list[Finding]:
+def _check_duration(experiment: Experiment) -> Iterator[Finding]:
     """Check that the record is long enough for waves to the bottom of the model and back."""
     survey = experiment.survey
     last = float(survey.axis.times(survey.n_samples)[-1])
     needed = time_to_floor_and_back(experiment)
-    if last >= needed:
-        return []
-    return [
-        Finding(
+    if last < needed:
+        yield Finding(
             "warning",
             experiment.config.survey.file or "survey.duration",
             f"the record ends at {last:.3g} s, but a wave to the bottom of the model is back only "
             f"at {needed:.3g} s: the deepest cells get no gradient from reflections",
             f"Record {needed:.3g} s or longer, or give a shallower model.",
         )
-    ]
 
 
-def check_room(memory: Memory) -> list[Finding]:
+def check_room(memory: Memory) -> Iterator[Finding]:
     """Check that the memory left by other arrays suffices for the simulations."""
-    if memory.chosen is not None:
-        return []
-    return [
-        Finding(
+    if memory.chosen is None:
+        yield Finding(
             "error",
             "wave.history",
             memory.why,
             "Start fewer ranks or threads (OMP_NUM_THREADS), or use a coarser model.spacing or "
             "a machine with more memory.",
         )
-    ]
 
 
-def check_steps(experiment: Experiment, substeps: int) -> list[Finding]:
+def check_steps(experiment: Experiment, substeps: int) -> Iterator[Finding]:
     """Check that the time step of the simulation is the sampling interval of the data."""
     # The sampling of a frequency band is always as coarse as possible
     if substeps == 1 or experiment.band is not None:
-        return []
+        return
     longest = experiment.survey.dt / substeps
-    return [
-        Finding(
-            "note",
-            experiment.config.survey.file or "survey.dt",
-            f"steps of {1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each "
-            f"is divided into {substeps} substeps, which takes {substeps} times as long",
-            f"Steps of {1000 * longest:.3g} ms need no substeps but cost the same; a larger "
-            "model.spacing, or inversion.bounds with a lower velocity, costs less.",
-        )
-    ]
+    yield Finding(
+        "note",
+        experiment.config.survey.file or "survey.dt",
+        f"steps of {1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each "
+        f"is divided into {substeps} substeps, which takes {substeps} times as long",
+        f"Steps of {1000 * longest:.3g} ms need no substeps but cost the same; a larger "
+        "model.spacing, or inversion.bounds with a lower velocity, costs less.",
+    )
 
 
-def check_sharing(sharing: Sharing) -> list[Finding]:
+def check_sharing(sharing: Sharing) -> Iterator[Finding]:
     """Check that there are shots for all ranks and threads."""
-    threads = sum(sharing.threads)
-    if sharing.batch < sharing.ranks:
-        idle = f"{sharing.ranks - sharing.batch} of them are idle"
-        if sharing.encoded:
-            # More encoded shots would cost more, so that the advice is to start fewer ranks.
-            shots, ranks = (
-                f"{sharing.batch} {w}{'s' * (sharing.batch > 1)}" for w in ("encoded shot", "rank")
-            )
-            return [
-                Finding(
-                    "note",
-                    "inversion.batch",
-                    f"{shots} of an epoch cannot be shared by {sharing.ranks} ranks: {idle}",
-                    f"Start {ranks} with all cores; the threads of a rank share a shot.",
-                )
-            ]
-        return [
-            Finding(
-                "warning",
-                "inversion.batch",
-                f"a batch of {sharing.batch} cannot be shared by {sharing.ranks} ranks: {idle}",
-                f"Give a batch of {sharing.ranks} or more, or start as many ranks as it has shots.",
-            )
-        ]
-    if sharing.batch < threads and not sharing.encoded:
-        return [
-            Finding(
-                "note",
-                "inversion.batch",
-                f"a batch of {sharing.batch} is smaller than the {threads} threads of all ranks",
-                f"Give a batch of {threads}, so that each thread has a shot, or use fewer cores.",
-            )
-        ]
-    return []
+    batch, ranks, threads = sharing.batch, sharing.ranks, sum(sharing.threads)
+    idle = f"{ranks - batch} of them are idle"
+    if batch < ranks and sharing.encoded:
+        # More encoded shots would cost more, so that the advice is to start fewer ranks.
+        shots, fewer = (f"{batch} {w}{'s' * (batch > 1)}" for w in ("encoded shot", "rank"))
+        yield Finding(
+            "note",
+            "inversion.batch",
+            f"{shots} of an epoch cannot be shared by {ranks} ranks: {idle}",
+            f"Start {fewer} with all cores; the threads of a rank share a shot.",
+        )
+    elif batch < ranks:
+        yield Finding(
+            "warning",
+            "inversion.batch",
+            f"a batch of {batch} cannot be shared by {ranks} ranks: {idle}",
+            f"Give a batch of {ranks} or more, or start as many ranks as it has shots.",
+        )
+    elif batch < threads and not sharing.encoded:
+        yield Finding(
+            "note",
+            "inversion.batch",
+            f"a batch of {batch} is smaller than the {threads} threads of all ranks",
+            f"Give a batch of {threads}, so that each thread has a shot, or use fewer cores.",
+        )
 
 
 def time_to_floor_and_back(experiment: Experiment) -> float:
@@ -244,12 +219,6 @@ def time_to_floor_and_back(experiment: Experiment) -> float:
     return float(survey.axis.times(wavelet.size)[wavelet.argmax()] + from_source + to_receiver)
 
 
-def _rounded_down(length: float) -> float:
-    """Round down to two digits, for a message."""
-    unit = 10.0 ** (np.floor(np.log10(length)) - 1.0)
-    return float(np.floor(length / unit) * unit)
-
-
 # Shares of traces whose arrivals are not alike, or whose cycles are skipped, above which this is
 # reported; and the share of skipped traces in a band of offsets, if the band has at least the share
 # LEAST_BAND of all traces.
@@ -263,6 +232,9 @@ MUTED = 0.2
 FEW = 10
 # Largest factor between observed amplitudes and those of the convention that explains them.
 CONVENTION = 1.3
+
+Warn = Callable[[str, str], Finding]
+"""Returns a warning about the data: what was found, and the remedy."""
 
 # The consequences and remedies, for inversions and for images, of arrivals that differ by more than
 # half a period, and of different amplitudes.
@@ -321,63 +293,54 @@ def check_comparison(
     linear: bool = False,
     knows_amplitudes: bool = True,
     mutes: bool = False,
-) -> list[Finding]:
-    """Return the problems with the data.
+) -> Iterator[Finding]:
+    """Yield the problems with the data.
 
     where: the file or the key of the data; begins: True if the inversion of these data begins with
     the starting model; otherwise findings that may not apply to a better model, such as skipped
     cycles, are left out; linear: True for an image in the starting model, False for an inversion;
     knows_amplitudes: True if the misfit depends on amplitudes; mutes: True if the data are muted.
     """
+    fail = partial(Finding, "error")
     if c.is_silent:
-        return [
-            Finding(
-                "error",
-                where,
-                "no wave arrives at a receiver within the record: all simulated traces are zero",
-                "Record longer, place receivers closer to the sources, or check data.mute.",
-            )
-        ]
-    if c.scan is not None and len(c.scan.silent) == c.scan.shots:
-        return [
-            Finding(
-                "error",
-                where,
-                "all observed traces in use are zero",
-                "Write the file again from its source, or check data.offsets and data.mute.",
-            )
-        ]
-    if c.left < NOTHING:
-        return [
-            Finding(
-                "error",
-                "data.band",
-                f"only a share of {c.left:.0e} of the observed amplitude is in the band: nothing "
-                "was recorded there",
-                "Give a band in which the data have energy.",
-            )
-        ]
-    if c.is_same:
-        return [
-            Finding(
-                "error",
-                "model.initial",
-                "the starting model reproduces the observed data exactly: the misfit is zero, and "
-                "there is nothing to invert",
-                "Give another starting model, or other data.",
-            )
-        ]
-    found = [*_check_scan(c.scan, where), *_check_mutes(c, where)]
-    if begins or c.alike >= UNLIKE:
-        found += _check_amplitudes(c, where, linear, knows_amplitudes)
-    return [*found, *_check_times(c, where, linear, mutes)] if begins else found
-
-
-def _check_mutes(c: Comparison, where: str) -> Iterator[Finding]:
-    if c.muted > MUTED * c.traces:
-        yield Finding(
-            "warning",
+        yield fail(
             where,
+            "no wave arrives at a receiver within the record: all simulated traces are zero",
+            "Record longer, place receivers closer to the sources, or check data.mute.",
+        )
+    elif c.scan is not None and len(c.scan.silent) == c.scan.shots:
+        yield fail(
+            where,
+            "all observed traces in use are zero",
+            "Write the file again from its source, or check data.offsets and data.mute.",
+        )
+    elif c.left < NOTHING:
+        yield fail(
+            "data.band",
+            f"only a share of {c.left:.0e} of the observed amplitude is in the band: nothing "
+            "was recorded there",
+            "Give a band in which the data have energy.",
+        )
+    elif c.is_same:
+        yield fail(
+            "model.initial",
+            "the starting model reproduces the observed data exactly: the misfit is zero, and "
+            "there is nothing to invert",
+            "Give another starting model, or other data.",
+        )
+    else:
+        warn = partial(Finding, "warning", where)
+        yield from _check_scan(c.scan, warn)
+        yield from _check_mutes(c, warn)
+        if begins or c.alike >= UNLIKE:
+            yield from _check_amplitudes(c, warn, linear, knows_amplitudes)
+        if begins:
+            yield from _check_times(c, warn, linear, mutes)
+
+
+def _check_mutes(c: Comparison, warn: Warn) -> Iterator[Finding]:
+    if c.muted > MUTED * c.traces:
+        yield warn(
             f"observed data are muted (zero) at {c.muted} of {c.traces} first arrivals of the "
             "starting model: these arrivals are unknown, and the misfit would fit the model to the "
             "zeros",
@@ -385,9 +348,7 @@ def _check_mutes(c: Comparison, where: str) -> Iterator[Finding]:
             "before they were muted.",
         )
     if c.compared < FEW:
-        yield Finding(
-            "warning",
-            where,
+        yield warn(
             f"only {c.compared} first arrivals can be compared: these are too few to judge times, "
             "signs and amplitudes, and an estimated wavelet would overfit them",
             "Give wider data.offsets and data.edit, or data with more traces that are neither dead "
@@ -407,13 +368,11 @@ def find_convention(c: Comparison) -> Convention | None:
 
 
 def _check_amplitudes(
-    c: Comparison, where: str, linear: bool, knows_amplitudes: bool
+    c: Comparison, warn: Warn, linear: bool, knows_amplitudes: bool
 ) -> Iterator[Finding]:
     convention = find_convention(c)
     if convention is not None:
-        yield Finding(
-            "warning",
-            where,
+        yield warn(
             f"observed amplitudes are {c.factor:.3g} times the simulated ones, close to the factor "
             f"{convention.factor:.4g} of {convention.names}, whose sources {convention.reason}",
             f"If that program simulated them, multiply the data by {1.0 / convention.factor:.6g} "
@@ -422,29 +381,23 @@ def _check_amplitudes(
     elif knows_amplitudes and (c.ratio > LOUDEST or c.ratio < 1.0 / LOUDEST):
         consequence, remedy = OTHER_AMPLITUDES[linear]
         found = f"observed amplitudes are {c.ratio:.2g} times the simulated ones: {consequence}"
-        yield Finding("warning", where, found, remedy)
+        yield warn(found, remedy)
     if c.sign < 0 and c.alike >= UNLIKE and convention is None:
-        yield Finding(
-            "warning",
-            where,
+        yield warn(
             "observed arrivals have the opposite sign of the simulated ones",
             "Multiply the data or the wavelet by -1.",
         )
     if c.noise > NOISE:
-        yield Finding(
-            "warning",
-            where,
+        yield warn(
             f"the noise before the first arrivals is {100 * c.noise:.0f} % of their amplitude",
             "Give a data.mute before them, filter the data, or use a misfit that is robust to "
             'outliers (inversion.misfit = "student").',
         )
 
 
-def _check_times(c: Comparison, where: str, linear: bool, mutes: bool) -> Iterator[Finding]:
+def _check_times(c: Comparison, warn: Warn, linear: bool, mutes: bool) -> Iterator[Finding]:
     if c.compared and c.alike < UNLIKE:
-        yield Finding(
-            "warning",
-            where,
+        yield warn(
             f"the first arrivals of the starting model are found in only {100 * c.alike:.0f} % of "
             f"the {'other ' * bool(c.muted)}traces: the traces are noise, are other data, or have "
             "another wavelet",
@@ -452,9 +405,7 @@ def _check_times(c: Comparison, where: str, linear: bool, mutes: bool) -> Iterat
             "data.offsets.",
         )
     if abs(c.lag) > LATE * c.period and c.alike >= UNLIKE:
-        yield Finding(
-            "warning",
-            where,
+        yield warn(
             f"at near offsets, observed arrivals are {1000 * abs(c.lag):.0f} ms "
             f"{'later' if c.lag > 0 else 'earlier'} than simulated ones, whose period is "
             f"{1000 * c.period:.0f} ms",
@@ -479,13 +430,11 @@ def _check_times(c: Comparison, where: str, linear: bool, mutes: bool) -> Iterat
         )
 
 
-def _check_scan(scan: Scan | None, where: str) -> Iterator[Finding]:
+def _check_scan(scan: Scan | None, warn: Warn) -> Iterator[Finding]:
     if scan is None:
         return
     if scan.silent:
-        yield Finding(
-            "warning",
-            where,
+        yield warn(
             f"{len(scan.silent)} shots are silent, the first is shot {scan.silent[0]}",
             "Remove them, or give data.edit = {}, which leaves out dead traces.",
         )
@@ -496,9 +445,7 @@ def _check_scan(scan: Scan | None, where: str) -> Iterator[Finding]:
         (scan.dead, "dead, but their neighbours are not", "the inversion would fit the zeros"),
     ):
         if faulty.count:
-            yield Finding(
-                "warning",
-                where,
+            yield warn(
                 f"{faulty.count} of {scan.traces} traces are {what} ({_list(faulty)}): {effect}",
                 "Give data.edit = {}, which leaves them out, or correct the data.",
             )

@@ -158,18 +158,18 @@ def test_energy_above_a_frequency_matches_spectrum_of_ricker_wavelet():
 
 def test_check_water_stops_at_first_shot_with_receivers_in_free_cells(tmp_path, monkeypatch):
     experiment = prepared(tmp_path, {**SOUND, "survey.receivers.depth": 20.0})
-    expected = check_water(experiment)
+    expected = list(check_water(experiment))
     experiment = replace(experiment, survey=experiment.survey.select(np.arange(N_SHOTS)))
     monkeypatch.setattr(hpcfwi.survey, "AT_A_TIME", N_RECEIVERS)
     counts, receiver_positions = [], Survey.receiver_positions
     monkeypatch.setattr(
         Survey, "receiver_positions", lambda s: counts.append(s.n_shots) or receiver_positions(s)
     )
-    assert check_water(experiment) == expected != []
+    assert list(check_water(experiment)) == expected != []
     assert counts == [1] * N_SHOTS
     counts.clear()
     below = replace(experiment.survey, receivers=experiment.survey.receivers + 200.0)
-    assert check_water(replace(experiment, survey=below)) == []
+    assert list(check_water(replace(experiment, survey=below))) == []
     assert counts == [1]
 
 

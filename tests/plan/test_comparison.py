@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hpcfwi.inversion.wavelets import Estimate
+from hpcfwi.plan import checks
 from hpcfwi.plan.arrivals import Scan, Tally, find_heads
-from hpcfwi.plan.checks import check_comparison
 from hpcfwi.plan.comparison import View, compare, list_conventions
 from hpcfwi.survey import TimeAxis
 from hpcfwi.wave.numerics import ricker
@@ -22,9 +22,13 @@ def gather(late=0.0):
     return np.stack([ricker(10.0, N, DT, t) for t in times]).astype(np.float32)
 
 
+def check_comparison(compared, **keys):
+    return list(checks.check_comparison(compared, "given.h5", **keys))
+
+
 def findings(observed, simulated=None, scan=None):
     view = View(3, OFFSETS, observed, gather() if simulated is None else simulated)
-    return check_comparison(compare([view], scan, AXIS, PERIOD), "given.h5")
+    return check_comparison(compare([view], scan, AXIS, PERIOD))
 
 
 def test_good_data_give_no_finding():
@@ -62,13 +66,13 @@ def test_differences_that_wavelet_estimation_corrects_are_not_reported(keys):
     off = (-1e-3 * gather(0.04)).astype(np.float32)
     views = [View(number, OFFSETS, off, gather()) for number in (3, 7)]
     found = compare(views, None, AXIS, PERIOD, estimate=Estimate(**keys))
-    assert check_comparison(found, "given.h5") == []
+    assert check_comparison(found) == []
     assert "3, 7 in the starting model, with an estimated wavelet: " in next(found.describe())
-    assert len(check_comparison(compare(views, None, AXIS, PERIOD), "given.h5")) == 3
+    assert len(check_comparison(compare(views, None, AXIS, PERIOD))) == 3
     far = np.where(np.abs(OFFSETS) > 2950.0, 0.07, 0.0)
     late = [View(3, OFFSETS, -gather(far), gather())]
     (skipped,) = check_comparison(
-        compare(late, None, AXIS, PERIOD, estimate=Estimate(furthest=1000.0)), "given.h5"
+        compare(late, None, AXIS, PERIOD, estimate=Estimate(furthest=1000.0))
     )
     assert "100 % at offsets of 3000 to 4000 m" in skipped.found, "no wavelet corrects cycle skips"
 
@@ -77,7 +81,7 @@ def test_no_misfit_is_recommended_for_a_migration():
     """A migration has only one misfit, and does not update its model."""
     late = [View(3, OFFSETS, 9.0 * gather(0.07), gather())]
     for linear, remedies in ((False, 2), (True, 0)):
-        found = check_comparison(compare(late, None, AXIS, PERIOD), "given.h5", linear=linear)
+        found = check_comparison(compare(late, None, AXIS, PERIOD), linear=linear)
         assert sum("half a period" in finding.found for finding in found) == 1
         assert sum("times the simulated" in finding.found for finding in found) == 1
         assert sum("inversion.misfit" in finding.remedy for finding in found) == remedies
@@ -87,7 +91,7 @@ def test_skipped_cycles_of_muted_data_are_not_reported_for_a_migration():
     """The simulated arrival is then the edge of the mute, and the observed one a reflection."""
     compared = compare([View(3, OFFSETS, gather(0.07), gather())], None, AXIS, PERIOD)
     for linear, mutes, count in ((True, False, 1), (True, True, 0), (False, True, 1)):
-        found = check_comparison(compared, "given.h5", linear=linear, mutes=mutes)
+        found = check_comparison(compared, linear=linear, mutes=mutes)
         assert sum("half a period" in finding.found for finding in found) == count
 
 
@@ -125,7 +129,7 @@ def test_later_stage_reports_only_what_a_better_model_cannot_correct():
 
     def later(observed):
         view = View(3, OFFSETS, observed.astype(np.float32), simulated)
-        return check_comparison(compare([view], None, AXIS, PERIOD), "given.h5", begins=False)
+        return check_comparison(compare([view], None, AXIS, PERIOD), begins=False)
 
     assert later(skipped) == []
     assert later(gather(0.04)) == []
@@ -138,9 +142,9 @@ def test_later_stage_reports_only_what_a_better_model_cannot_correct():
 
 def test_band_without_recorded_energy_is_an_error():
     view = View(3, OFFSETS, gather(0.01), gather())
-    (found,) = check_comparison(compare([view], None, AXIS, PERIOD, left=1e-6), "given.h5")
+    (found,) = check_comparison(compare([view], None, AXIS, PERIOD, left=1e-6))
     assert (found.severity, found.where) == ("error", "data.band")
-    assert check_comparison(compare([view], None, AXIS, PERIOD, left=1e-3), "given.h5") == []
+    assert check_comparison(compare([view], None, AXIS, PERIOD, left=1e-3)) == []
 
 
 def test_at_most_three_broken_traces_are_named():
@@ -181,7 +185,7 @@ def test_waves_after_muted_first_arrivals_are_not_taken_for_them():
     arrivals = 0.2 + np.abs(OFFSETS) / 2000.0
     found = compare_heads(muted(echoes(0.01), arrivals + 0.12), simulated=echoes())
     assert (found.traces, found.muted, found.compared) == (61, 61, 0)
-    message = " ".join(map(str, check_comparison(found, "given.h5")))
+    message = " ".join(map(str, check_comparison(found)))
     assert "muted (zero) at 61 of 61 first arrivals" in message
     assert "only 0 first arrivals can be compared" in message
     assert "61 of which are muted in the observed data, found again in 0 % of the others" in next(
@@ -193,7 +197,7 @@ def test_mute_before_first_arrivals_gives_no_finding():
     arrivals = 0.2 + np.abs(OFFSETS) / 2000.0
     found = compare_heads(muted(echoes(0.01), arrivals - 0.1), simulated=echoes())
     assert (found.muted, found.alike) == (0, 1.0)
-    assert check_comparison(found, "given.h5") == []
+    assert check_comparison(found) == []
     assert "noise before them muted" in list(found.describe())[1], (
         "zeros do not count as noise of 0 %"
     )
@@ -210,7 +214,7 @@ def test_wavelet_fit_to_a_few_noise_traces_is_judged_by_other_traces():
     found = compare_heads(noise)
     assert found.traces == 3
     assert abs(found.fitted) < 0.3, "on traces that the wavelet was not fitted to"
-    message = " ".join(map(str, check_comparison(found, "given.h5")))
+    message = " ".join(map(str, check_comparison(found)))
     assert "only 3 first arrivals can be compared" in message
     alone = compare_heads(np.where(np.arange(61)[:, None] == 1, noise, 0.0).astype(np.float32))
     assert "fitted" not in " ".join(alone.describe())
@@ -227,7 +231,7 @@ def test_fitted_wavelet_explains_traces_not_used_for_the_fit():
 def test_amplitudes_of_other_codes_are_named_with_their_factor(factor, names):
     conventions = list_conventions(cell=100.0, speed=1500.0, dt=DT)
     found = compare_heads((1.1 * factor * gather(0.01)).astype(np.float32), conventions=conventions)
-    (message,) = check_comparison(found, "given.h5")
+    (message,) = check_comparison(found)
     if names is None:
         assert "31" not in message.remedy
         assert "amplitudes" in message.found
