@@ -7,9 +7,8 @@ except for those that `[data]` leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -17,17 +16,15 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.conditioning import (
     NEIGHBOURS,
-    Conditioning,
     list_alike,
     median_of_finite,
     median_of_neighbours,
     root_mean_square,
 )
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.survey import Survey, TimeAxis
+from hpcfwi.survey import TimeAxis
 
 Array = NDArray[np.float64]
 
@@ -300,29 +297,23 @@ class Scan:
     loud: Tally = Tally()
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The faults in some shots; loudness: typical amplitude of each shot, infinite if unknown."""
-
-    traces: int
-    loudness: NDArray[np.float64]
-    tallies: Mapping[str, Tally]
-
-
 def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) -> Scan:
     """Read and examine the whole survey, each rank a part of the shots; collective."""
     n_shots = experiment.survey.n_shots
     share = -(-n_shots // context.size)
     mine = np.arange(n_shots)[context.rank * share :][:share]
-    scanner = _Scanner.of(experiment)
+    find_faults = _make_scanner(experiment)
     traces, tallies, typical = 0, dict.fromkeys(FAULTS, Tally()), torch.zeros(share).double()
-    for shots in _in_parts(mine, reader):
+    # Memory for each trace: its samples, and its neighbours in double precision.
+    each = reader.survey.n_receivers * (4 * reader.survey.n_samples + 8 * NEIGHBOURS)
+    at_once = max(1, AT_A_TIME // each)
+    for shots in (mine[i : i + at_once] for i in range(0, mine.size, at_once)):
         with context.heartbeat.waiting():
             gathers = reader.read(shots)
-        found = scanner.look_at(shots, gathers)
-        traces += found.traces
-        tallies = {kind: tallies[kind] + found.tallies[kind] for kind in FAULTS}
-        typical[shots - context.rank * share] = torch.from_numpy(found.loudness)
+        live, loudness, faults = find_faults(shots, gathers)
+        traces += int(live.sum())
+        tallies = {kind: tallies[kind] + _count(shots, live & faults[kind]) for kind in FAULTS}
+        typical[shots - context.rank * share] = torch.from_numpy(loudness)
         context.heartbeat.beat()
     ranks = context.all_gather((traces, tallies))
     loudness = context.all_gather_pieces(typical).view(-1)[:n_shots].numpy()
@@ -336,41 +327,30 @@ def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) 
     )
 
 
-def _in_parts(shots: NDArray[np.int64], reader: GatherReader) -> Iterator[NDArray[np.int64]]:
-    _, n_receivers, n_samples = reader.survey.shape
-    # Memory for each trace: its samples, and its neighbours in double precision.
-    size = max(1, AT_A_TIME // (n_receivers * (4 * n_samples + 8 * NEIGHBOURS)))
-    return (shots[i : i + size] for i in range(0, shots.size, size))
+Mask = NDArray[np.bool_]
+Scanner = Callable[[NDArray[np.int64], NDArray[np.float32]], tuple[Mask, Array, dict[str, Mask]]]
 
 
-@dataclass(frozen=True)
-class _Scanner:
-    """The criteria for faulty traces; slowest: the slowest speed of waves, m/s."""
+def _make_scanner(experiment: Experiment) -> Scanner:
+    """Return a function that examines the traces (shot, receiver, time) of some shots.
 
-    survey: Survey
-    aperture: Aperture
-    conditioning: Conditioning
-    slowest: float
+    It returns a mask of the traces in use, the typical amplitude of each shot, infinite if it is
+    unknown, and masks of the traces with each fault.
+    """
+    aperture, conditioning = experiment.make_simulator().aperture, experiment.conditioning()
+    slowest = float(experiment.equation.slowest(experiment.initial.arrays).min())  # m/s
 
-    @classmethod
-    def of(cls, experiment: Experiment) -> Self:
-        return cls(
-            experiment.survey,
-            experiment.make_simulator().aperture,
-            experiment.conditioning(),
-            float(experiment.equation.slowest(experiment.initial.arrays).min()),
-        )
-
-    def look_at(self, shots: NDArray[np.int64], traces: NDArray[np.float32]) -> _Found:
-        """Examine the traces (shot, receiver, time) of these shots."""
-        survey = self.survey.select(shots)
-        live = self.aperture.within_offsets(survey.sources, survey.receivers)
-        live &= self.conditioning.select(traces, survey)
+    def scan(
+        shots: NDArray[np.int64], traces: NDArray[np.float32]
+    ) -> tuple[Mask, Array, dict[str, Mask]]:
+        survey = experiment.survey.select(shots)
+        live = aperture.within_offsets(survey.sources, survey.receivers)
+        live &= conditioning.select(traces, survey)
         if survey.mask is not None:
             live &= survey.mask
         distances = np.linalg.norm(survey.receivers - survey.sources[:, None], axis=-1)
         peaks = survey.dt * np.abs(survey.wavelet).argmax(axis=1)
-        due = peaks[:, None] + distances / self.slowest < survey.dt * survey.n_samples
+        due = peaks[:, None] + distances / slowest < survey.dt * survey.n_samples
         loudness = root_mean_square(traces)
         broken, spiky = ~np.isfinite(traces).all(axis=-1), find_spikes(traces)
         typical = np.empty_like(loudness)
@@ -387,11 +367,9 @@ class _Scanner:
         of_shots = np.nan_to_num(of_shots)
         dead[of_shots == 0.0] = False  # these are reported as silent shots
         faults = {"broken": broken, "spiky": spiky, "dead": dead & ~broken, "loud": loud & ~broken}
-        return _Found(
-            int(live.sum()),
-            np.where(good.any(axis=1), of_shots, np.inf),
-            {kind: _count(shots, live & faults[kind]) for kind in FAULTS},
-        )
+        return live, np.where(good.any(axis=1), of_shots, np.inf), faults
+
+    return scan
 
 
 def _count(shots: NDArray[np.int64], which: NDArray[np.bool_]) -> Tally:

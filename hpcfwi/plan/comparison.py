@@ -368,19 +368,21 @@ def compare_data(
     shot.
     """
     context.heartbeat.begin("a first look at the data")
-    together = _group(stages)
-    found: list[DataComparison] = []
+    together, found = _group(stages), []
+    scan = None
+    if reader is not None and not whole.is_synthetic and together:
+        scan = scan_traces(whole, reader, context)
     for some in together:
         names = ", ".join(stage.name for stage in some)
         label = f"stage{'s' * (len(some) > 1)} {names}" if len(together) > 1 else ""
-        first = some[0].experiment
-        compared = _compare(first, whole, reader, context)
-        picked = _compare_picks(first, reader, context)
+        experiment, n_shots = some[0].experiment, some[0].experiment.survey.n_shots
+        mine = spread_shots(n_shots, min(SHOTS, n_shots))[context.rank :: context.size]
+        recorded = None if reader is None else reader.read(mine)
+        traces = cache(partial(_observe, experiment, mine, recorded, context))
+        compared = _compare(experiment, whole, mine, recorded, traces, scan, context)
+        picked = _compare_picks(experiment, mine, traces, context)
         found.append(DataComparison(some, label, compared, picked))
-    if reader is not None and not whole.is_synthetic and found:
-        scan = scan_traces(whole, reader, context)
-        compared = replace(found[0].comparison, scan=scan)
-        found[0] = replace(found[0], comparison=compared)
+        scan = None  # it is of all data, and reported once
     return found
 
 
@@ -388,10 +390,9 @@ def _group(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
     """Group the stages, in order, by equal observed and simulated traces."""
     groups: list[list[Stage]] = []
     for stage in stages:
-        for group in groups:
-            if _sight(group[0]) == _sight(stage):
-                group.append(stage)
-                break
+        alike = [group for group in groups if _sight(group[0]) == _sight(stage)]
+        if alike:
+            alike[0].append(stage)
         else:
             groups.append([stage])
     return [tuple(group) for group in groups]
@@ -404,7 +405,7 @@ def _sight(stage: Stage) -> tuple[object, ...]:
 
 
 def _compare_picks(
-    experiment: Experiment, reader: GatherReader | None, context: Context
+    experiment: Experiment, mine: NDArray[np.int64], traces: Traces, context: Context
 ) -> PickedArrivals | None:
     """Compare the picks of the first mute that has picks with unmuted traces; collective."""
     data = experiment.config.data
@@ -412,11 +413,7 @@ def _compare_picks(
         return None
     config = experiment.config.model_copy(update={"data": data.model_copy(update={"mute": ()})})
     survey, picks = experiment.survey, experiment.picks[data.picks[0]]
-    mine = _choose_shots(survey, context)
-    recorded = None if reader is None else reader.read(mine)
-    traces = cache(partial(_observe, experiment, mine, recorded, context))
-    unmuted = balance(replace(experiment, config=config), mine, traces, context)
-    views = _see(unmuted, mine, traces, context)
+    views = _see(replace(experiment, config=config), mine, traces, context)
     times = survey.start + survey.dt * np.arange(survey.n_samples)
 
     def compare_all() -> PickedArrivals:
@@ -441,28 +438,29 @@ def _see(
 
     shots, traces: those of this rank, see `see_shots`.
     """
+    experiment = balance(experiment, shots, traces, context)
     initial, chunks = experiment.initial.as_tensors(context.device), Chunks(1, context)
     seen = [view for view, _ in see_shots(experiment, initial, shots, traces, chunks, context)]
     chunks.check()
     return sorted(chain(*context.all_gather(seen)), key=lambda view: view.number)
 
 
-def _choose_shots(survey: Survey, context: Context) -> NDArray[np.int64]:
-    """Return this rank's part of a few shots that are spread over the survey."""
-    shots = spread_shots(survey.n_shots, min(SHOTS, survey.n_shots))
-    return shots[context.rank :: context.size]
-
-
 def _compare(
-    experiment: Experiment, whole: Experiment, reader: GatherReader | None, context: Context
+    experiment: Experiment,
+    whole: Experiment,
+    mine: NDArray[np.int64],
+    recorded: NDArray[np.float32] | None,
+    traces: Traces,
+    scan: Scan | None,
+    context: Context,
 ) -> Comparison:
-    """Compare a few shots that are spread over the survey, without a scan; collective."""
-    survey, mine = experiment.survey, _choose_shots(experiment.survey, context)
-    recorded = None if reader is None else reader.read(mine)
-    traces = cache(partial(_observe, experiment, mine, recorded, context))
-    views = _see(balance(experiment, mine, traces, context), mine, traces, context)
+    """Compare a few shots that are spread over the survey; collective.
+
+    mine, recorded, traces: shots of this rank, with their traces in the file and in the band.
+    """
+    views, survey = _see(experiment, mine, traces, context), experiment.survey
     heads: dict[int, NDArray[np.float64]] | None = None
-    conventions: tuple[Convention, ...] = ()
+    conventions: Sequence[Convention] = ()
     if recorded is not None and not whole.is_synthetic:
         found = find_heads(recorded, whole.survey.axis)
         heads = dict(chain(*context.all_gather([*zip(mine.tolist(), found, strict=True)])))
@@ -474,7 +472,7 @@ def _compare(
     wavelets = experiment.config.inversion.wavelet.bind()()
     estimate = wavelets if isinstance(wavelets, Estimate) else None
     return context.from_root(
-        lambda: compare(views, None, survey.axis, period, left, estimate, heads, conventions)
+        lambda: compare(views, scan, survey.axis, period, left, estimate, heads, conventions)
     )
 
 
