@@ -1,7 +1,7 @@
 """Quality control of shots: the fit of simulated to observed traces, by shot and offset.
 
 Some shots are simulated on the calling rank, and their traces are conditioned as for the misfit.
-The figures are in `report.fit`; `plan.comparison` compares the same traces before an inversion.
+The figures are in `report.figures`; `plan.comparison` compares the same traces before an inversion.
 """
 
 from __future__ import annotations

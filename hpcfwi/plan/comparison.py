@@ -1,7 +1,7 @@
 """The comparison of observed data with those of the starting model.
 
 Some shots are simulated in the starting model, and all observed traces are scanned. `arrivals`
-computes the numbers, `checks` finds problems, and `report.fit` draws the results.
+computes the numbers, `checks` finds problems, and `report.figures` draws the results.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The figures of a run, each drawn by one function.
+"""The figures of traces, wavelets and misfits, each drawn by one function.
 
-The functions take arrays and do not depend on runs or other files. The figures show gathers as grey
-images, reflectors alone and over the background model, vertical profiles, misfits and wavelets.
-`epoch_figure` chooses between the figures of the module `epoch_figure`. `style` and `panels` have
-the common parts of the figures.
+The functions take arrays and do not depend on runs or other files. Gathers are grey images;
+`inversion.shot_qc` and `plan.comparison` choose the shots that are compared and compute the
+numbers. `models` has the figures of models, `style` and `panels` the common parts of all figures.
 """
 
 from __future__ import annotations
@@ -20,23 +19,16 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import PARAMETERS
 from hpcfwi.report import style
-from hpcfwi.report.epoch_figure import section_figure, slice_figure
 from hpcfwi.report.page import error_keys
 from hpcfwi.report.panels import (
     KM,
-    MODEL_COLOURS,
-    MOST_CELLS,
-    EpochPicture,
-    Excerpt,
     clip_limit,
-    coarsen,
-    edges,
     evenly_spaced,
-    exceeded,
     find_line,
     last_above,
     running_median,
     tell_factor,
+    value_limits,
 )
 from hpcfwi.survey import TimeAxis, divide
 
@@ -72,161 +64,10 @@ def draw_traces(
     return image, first, last
 
 
-CLIP = 98.0  # percentile of the magnitudes
-# Opacity of the image over the model
-OPAQUE = 0.55
-
-
-def image_figure(
-    image: NDArray[np.floating],
-    background: NDArray[np.floating],
-    truth: NDArray[np.floating] | None,
-    picture: EpochPicture,
-) -> Figure:
-    """Return a figure of the reflectivity, alone and over the background, and of the true one.
-
-    Arrays have the shape of the picture's grid; truth is None if it is not known. Each reflectivity
-    has a separate grey scale, because an image lacks the frequencies that the wavelet lacks. The
-    scale is clipped at a percentile of the cells that both waves of the picture illuminate.
-    """
-    picture = picture.cut()
-    grid, lit = picture.grid, picture.find_lit()
-    plane = picture.cuts[1] if picture.cuts else None
-    # Titles, images, and the models below them
-    shown: list[tuple[str, NDArray[np.floating], NDArray[np.floating] | None]] = [
-        (f"Reflectivity, iteration {picture.epoch}", image, None),
-        ("Reflectivity over the migration velocity", image, background),
-    ]
-    if truth is not None:
-        shown.append(("True reflectivity", truth, None))
-    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
-    extent = left, right, bottom, top
-    height = min(max(7.0 * (bottom - top) / (right - left), 1.2), 6.0)
-    figure = style.new_figure(8.0, len(shown) * (height + 0.35) + 0.3)
-    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (title, values, model) in zip(panels, shown, strict=True):
-        last = axes is panels[-1]
-        over = None if model is None else _section(model, plane)
-        _draw(axes, _section(values, plane), over, lit, extent)
-        where = "" if plane is None else f", y = {grid.coordinates(1)[plane] / KM:.2f} km"
-        style.title(axes, title + where)
-        style.label(axes, "x (km)" if last else "", "depth (km)")
-        style.set_ticks(axes.xaxis, 10)
-        style.set_ticks(axes.yaxis, 5)
-    return figure
-
-
-def _draw(
-    axes: Axes,
-    values: NDArray[np.floating],
-    over: NDArray[np.floating] | None,
-    lit: NDArray[np.bool_],
-    extent: tuple[float, float, float, float],
-) -> None:
-    limit = clip_limit(values, CLIP, lit)
-    if over is not None:
-        axes.imshow(over, cmap=MODEL_COLOURS, extent=extent, aspect="auto")
-    drawn = axes.imshow(
-        values,
-        cmap="gray",
-        vmin=-limit,
-        vmax=limit,
-        extent=extent,
-        aspect="auto",
-        alpha=None if over is None else OPAQUE,
-    )
-    if over is None:
-        extend = exceeded(values, (-limit, limit))
-        style.add_colour_bar(axes, drawn, "reflectivity", extend, 0.02)
-
-
-def _section(values: NDArray[np.floating], plane: int | None) -> NDArray[np.floating]:
-    """Return the section of an array that is drawn; plane: the index along y in a volume."""
-    return coarsen(values if plane is None else values[:, plane], MOST_CELLS)
-
-
-KEPT = "0.92"
-
-
-def profiles_figure(*pictures: EpochPicture) -> Figure:
-    """Draw the true, initial and inverted model over depth; cells that are kept are shaded.
-
-    pictures: one for each inverted parameter, which has a row.
-    """
-    cut = [picture.cut() for picture in pictures]
-    places = cut[0].places
-    assert places is not None
-    rows, middle = len(cut), len(places) // 2
-    figure = style.new_figure(1.2 + 1.7 * len(places), 4.2 * rows)
-    panels = figure.subplots(rows, len(places), sharex="row", sharey=True, squeeze=False)
-    for row, picture in zip(panels, cut, strict=True):
-        for number, (axes, place) in enumerate(zip(row, places, strict=True)):
-            _draw_profiles(axes, picture, number, place)
-            style.label(
-                axes, picture.parameter.label * (number == middle), "depth (km)" * (number == 0)
-            )
-        style.set_ticks(row[0].xaxis, 4)
-    # Profiles may have no kept cells, or several ranges of them, so that labels are made unique
-    named = {
-        name: handle
-        for axes in panels.flat
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles=[*named.values()],
-        loc="outside lower left",
-        ncols=4,
-        fontsize=style.SMALL,
-        frameon=False,
-    )
-    return figure
-
-
-def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[int, ...]) -> None:
-    """Draw the profiles at a place; number: its index in `find_places`."""
-    grid, scale = picture.grid, picture.parameter.figure_scale
-    depths = grid.coordinates(0) / KM
-    top, bottom = edges(grid, 0)
-    axes.set_ylim(bottom, top)
-    if picture.kept is not None:
-        # Edges at which cells change from not kept to kept, or back
-        column = np.pad(picture.kept.T[place[::-1]], 1)
-        turns = np.flatnonzero(column[1:] != column[:-1])
-        for first, end in (top + turns * grid.spacing[0] / KM).reshape(-1, 2):
-            axes.axhspan(first, end, color=KEPT, linewidth=0, label="kept")
-
-    def draw(
-        model: NDArray[np.float32] | Excerpt | None, name: str, colour: str, line: str
-    ) -> None:
-        if model is None:
-            return
-        values = model.profiles[number] if isinstance(model, Excerpt) else model.T[place[::-1]]
-        axes.plot(values / scale, depths, line, color=colour, linewidth=1.3, label=name)
-
-    draw(picture.true, "true", "0.25", "-")
-    draw(picture.start, "initial", "0.6", "--")
-    draw(picture.inverted, f"inverted, epoch {picture.epoch}", style.MARK, "-")
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    named = zip(grid.axes[1:], range(1, grid.ndim), place, strict=True)
-    style.title(
-        axes, ", ".join(f"{n} = {grid.coordinates(a)[k] / KM:.2f}" for n, a, k in named) + " km"
-    )
-
-
-GATHER_CLIP = 98.0  # percentile of the magnitudes
+CLIP = 98.0  # percentile of the magnitudes of traces
 GIVEN = "0.6"  # grey of a wavelet that is replaced by another
 # Names of the axes along which receivers are spread, by number of dimensions
 DIRECTIONS = {2: ("depth", "position"), 3: ("depth", "y", "x")}
-
-
-def epoch_figure(*pictures: EpochPicture) -> Figure:
-    """Draw the true and the inverted model, its change, the gradient and both illuminations.
-
-    Both models have the colour scale of the true one, or of the inverted one if the true one is not
-    known. pictures: one for each inverted parameter.
-    """
-    return (slice_figure if pictures[0].grid.ndim == 3 else section_figure)(pictures)
 
 
 def wavelet_figure(
@@ -288,7 +129,7 @@ def wavelets_figure(
     style.set_ticks(in_time.xaxis, 5, integer=True)
     style.title(in_time, "Source wavelets" if known.all() else "Source wavelets (blue: unknown)")
     style.label(in_time, "shot", "time (s)")
-    style.add_colour_bar(in_time, image, "amplitude", "neither", 0.03)
+    style.add_colour_bar(in_time, image, "amplitude", 0.03)
 
     _draw_spectra(in_frequency, wavelets[known], axis.dt, given)
     return figure
@@ -386,7 +227,7 @@ def _draw_gathers(
         for at in zip(receivers, sources, strict=True)
     ]
     shown = np.concatenate([g[line].ravel() for g, (_, line) in zip(data, lines, strict=True)])
-    limit, image = clip_limit(shown, GATHER_CLIP), None
+    limit, image = clip_limit(shown, CLIP), None
     for axes, gather, places, source, name, (along, line) in zip(
         panels, data, receivers, sources, names, lines, strict=True
     ):
@@ -401,8 +242,7 @@ def _draw_gathers(
         direction = DIRECTIONS[places.shape[1]][along]
         style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is panels[0] else "")
     if image is not None:
-        label = f"{component}, clipped at {GATHER_CLIP:g} %"
-        style.add_colour_bar(panels[-1], image, label, exceeded(shown, (-limit, limit)), 0.03)
+        style.add_colour_bar(panels[-1], image, f"{component}, clipped at {CLIP:g} %", 0.03, shown)
 
 
 def _place_of_line(places: NDArray[np.float64], along: int) -> str:
@@ -411,6 +251,246 @@ def _place_of_line(places: NDArray[np.float64], along: int) -> str:
         return ""
     across = 3 - along
     return f", {DIRECTIONS[3][across]} = {np.median(places[:, across]) / KM:.2f} km"
+
+
+ROW = 2.7  # inches
+GROUPS = 12  # number of groups of interleaved traces
+BINS = 40  # number of bins of offsets
+CYCLIC = "twilight_shifted"  # pale at 0, dark at both ends
+NOTHING = "0.75"
+LEAST = 0.05  # least amplitude of frequencies that are shown, relative to the largest amplitude
+
+Gather = tuple[str, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]
+"""A title, offsets (trace,) in m, observed and simulated traces (trace, time) of a shot."""
+
+
+def traces_figure(
+    gathers: Sequence[Gather], axis: TimeAxis, epoch: int, scaled: bool = False
+) -> Figure:
+    """Return a figure with a row for each gather: observed, interleaved and residual traces.
+
+    Each row has one grey scale. axis: time axis of the traces; epoch: number of the epoch after
+    which they were simulated; scaled: True if each simulated trace has the norm of the observed
+    one.
+    """
+    rows = len(gathers)
+    figure = style.new_figure(9.0, ROW * rows + 0.3)
+    panels = figure.subplots(rows, 3, squeeze=False)
+    for number, (title, places, observed, simulated) in enumerate(gathers, start=1):
+        row = panels[number - 1]
+        turns = take_turns(places, min(GROUPS, places.size))
+        shown = {
+            f"{title}, observed": observed,
+            f"interleaved, red: simulated{', scaled' * scaled}": np.where(
+                turns[:, None], simulated, observed
+            ),
+            f"observed - simulated, epoch {epoch}": observed - simulated,
+        }
+        _draw_row(row, shown, places, axis, is_last=number == rows)
+        for axes in row[1:]:
+            axes.tick_params(labelleft=False)
+        _mark_turns(row[1], places, turns)
+    return figure
+
+
+def _draw_row(
+    row: Sequence[Axes],
+    shown: Mapping[str, NDArray[np.floating]],
+    places: NDArray[np.float64],
+    axis: TimeAxis,
+    is_last: bool,
+) -> None:
+    """Draw observed and other traces of a shot by title, with the grey scale of the first ones."""
+    limit = clip_limit(next(iter(shown.values())), CLIP)
+    for axes, (title, traces) in zip(row, shown.items(), strict=True):
+        if places.size:
+            draw_traces(axes, traces, places, axis, limit)
+        else:
+            style.say_unknown(axes, "no traces")
+        style.title(axes, title)
+        style.label(axes, "offset (km)" * is_last, "time (s)" * (axes is row[0]))
+
+
+def take_turns(places: NDArray[np.float64], groups: int) -> NDArray[np.bool_]:
+    """Return True for the traces (trace,) of every second group, if groups have equal sizes."""
+    rank = np.argsort(np.argsort(places, kind="stable"), kind="stable")
+    return np.asarray((rank * groups // max(places.size, 1)) % 2 == 1)
+
+
+def fit_figure(
+    shots: Sequence[tuple[int, float, NDArray[np.float64], NDArray[np.float64]]],
+    frequency: float,
+    spectra: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+    epoch: int,
+    scaled: bool = False,
+) -> Figure:
+    """Draw phase differences by shot and offset, the misfit by shot, and the fit by frequency.
+
+    shots: number, misfit, offsets (trace,) in m and phases (trace,) in degrees of each shot, with
+    NaN for no phase; frequency: frequency of the phases, Hz; spectra: frequencies (Hz), and
+    amplitudes of the observed data and of the residual; epoch: number of the epoch after which the
+    traces were simulated; scaled: True if all traces have the same norm.
+    """
+    figure = style.new_figure(9.0, 5.2)
+    grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[5, 4])
+    phases = figure.add_subplot(grid[0, 0])
+    misfits = figure.add_subplot(grid[1, 0], sharex=phases)
+    amplitude = figure.add_subplot(grid[0, 1])
+    ratio = figure.add_subplot(grid[1, 1], sharex=amplitude)
+    _draw_phases(phases, shots, frequency)
+    misfits.bar(np.arange(len(shots)), [shot[1] for shot in shots], 0.8, color=style.STRONG)
+    misfits.set_xticks(np.arange(len(shots)), [str(shot[0]) for shot in shots])
+    style.title(misfits, f"Misfit by shot, epoch {epoch}")
+    style.label(misfits, "shot", "misfit")
+    misfits.ticklabel_format(axis="y", scilimits=(-2, 3))
+    _draw_fit_by_frequency(amplitude, ratio, *spectra, scaled)
+    return figure
+
+
+def bin_phases(
+    offsets: NDArray[np.float64], phases: NDArray[np.float64], ends: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the circular means, degrees, of phases (trace,) in bins of offsets (trace,).
+
+    ends: limits of the bins, m. Bins without phases have NaN.
+    """
+    known = np.isfinite(phases)
+    bins = np.clip(np.digitize(offsets[known], ends) - 1, 0, ends.size - 2)
+    sums = np.zeros(ends.size - 1, dtype=np.complex128)
+    np.add.at(sums, bins, np.exp(1j * np.radians(phases[known])))
+    there = np.bincount(bins, minlength=sums.size) > 0
+    return np.where(there, np.degrees(np.angle(sums)), np.nan)
+
+
+def _draw_phases(
+    axes: Axes,
+    shots: Sequence[tuple[int, float, NDArray[np.float64], NDArray[np.float64]]],
+    frequency: float,
+) -> None:
+    offsets = np.concatenate([shot[2] for shot in shots])
+    low, high = value_limits(offsets)
+    ends = np.linspace(low, high, BINS + 1)
+    image = axes.imshow(
+        np.stack([bin_phases(places, phases, ends) for _, _, places, phases in shots], axis=1),
+        cmap=CYCLIC,
+        vmin=-180.0,
+        vmax=180.0,
+        aspect="auto",
+        origin="lower",
+        interpolation="nearest",
+        extent=(-0.5, len(shots) - 0.5, low / KM, high / KM),
+    )
+    axes.set_facecolor(NOTHING)
+    style.title(axes, f"Phase delay of the observed data at {frequency:.3g} Hz")
+    style.label(axes, "", "offset (km)")
+    axes.tick_params(labelbottom=False)
+    bar = style.add_colour_bar(axes, image, "degrees", 0.03)
+    bar.set_ticks([-180, -90, 0, 90, 180])
+
+
+def _draw_fit_by_frequency(
+    above: Axes,
+    below: Axes,
+    frequencies: NDArray[np.float64],
+    observed: NDArray[np.float64],
+    residual: NDArray[np.float64],
+    scaled: bool,
+) -> None:
+    most = observed.max(initial=0.0) or 1.0
+    shown = observed > LEAST * most
+    for values, name, colour in (
+        (observed, "observed", style.STRONG),
+        (residual, "observed - simulated", style.MARK),
+    ):
+        above.plot(frequencies, values / most, color=colour, linewidth=1.4, label=name)
+    # The legend is in the room above the curves.
+    above.legend(fontsize=style.SMALL, frameon=False, ncols=2, loc="upper right")
+    above.set_ylim(0.0, 1.3)
+    style.title(above, f"Amplitude spectra of these shots{', scaled' * scaled}")
+    style.label(above, "", "amplitude / maximum")
+    above.tick_params(labelbottom=False)
+    ratios = np.divide(residual, observed, out=np.full(observed.shape, np.nan), where=shown)
+    below.axhline(1.0, color="0.6", linewidth=0.8, linestyle="--")
+    below.plot(frequencies, ratios, color=style.MARK, linewidth=1.4)
+    below.set_ylim(0.0, max(1.1, min(1.05 * np.nanmax(ratios, initial=0.0), 2.0)))
+    below.set_xlim(0.0, 1.1 * last_above(frequencies, observed, LEAST))
+    style.title(below, "Residual by frequency")
+    style.label(below, "frequency (Hz)", "residual / observed")
+
+
+def _mark_turns(axes: Axes, places: NDArray[np.float64], turns: NDArray[np.bool_]) -> None:
+    """Mark the simulated traces by a strip above them."""
+    order = np.argsort(places, kind="stable")
+    ends = np.flatnonzero(np.diff(turns[order])) + 1
+    for part in np.split(order, ends):
+        if part.size and turns[part[0]]:
+            axes.axvspan(
+                places[part[0]] / KM,
+                places[part[-1]] / KM,
+                0.98,
+                1.0,
+                color=style.MARK,
+                linewidth=0,
+            )
+
+
+CHECK_ROW, LAGS = 2.6, 2.4  # inches
+
+
+def comparison_figure(
+    gathers: Sequence[tuple[str, NDArray[np.float64], NDArray, NDArray, NDArray[np.float64]]],
+    axis: TimeAxis,
+    ratio: float,
+    offsets: NDArray[np.float64],
+    lags: NDArray[np.float64],
+    period: float,
+) -> Figure:
+    """Return a figure of observed, simulated and residual traces, and of first-arrival times.
+
+    Parameters
+    ----------
+    gathers
+        For each shot and component, a title, offsets (trace,) in m, observed and simulated traces
+        (trace, time), and picks (line, trace) in s, which are marked; NaN for no pick.
+    axis
+        Time axis of the traces.
+    ratio
+        Ratio of observed amplitudes to simulated ones, negative if their signs differ; 0 or NaN if
+        it is not known. Simulated traces are multiplied by it if the signs differ, or the sizes
+        differ much.
+    offsets, lags
+        Offsets and times of first arrivals, in m and s.
+    period
+        Period of the wavelet's peak frequency, s. Cycles are skipped if the times of first arrivals
+        differ by more than half of it.
+    """
+    rows = len(gathers)
+    figure = style.new_figure(9.0, CHECK_ROW * rows + LAGS)
+    grid = figure.add_gridspec(rows + 1, 3, height_ratios=[CHECK_ROW] * rows + [LAGS])
+    is_like = 0.5 <= ratio <= 2.0 or not abs(ratio) > 0.0
+    factor = "" if is_like else f", times {tell_factor(ratio)}"
+    for row, (title, places, observed, simulated, picks) in enumerate(gathers):
+        scaled = simulated * ratio if factor else simulated
+        shown = {
+            f"{title}, observed": observed,
+            f"simulated{factor}": scaled,
+            "observed - simulated" + ", scaled" * bool(factor): observed - scaled,
+        }
+        panels = [figure.add_subplot(grid[row, column]) for column in range(3)]
+        _draw_row(panels, shown, places, axis, is_last=row == rows - 1)
+        for axes in panels if np.isfinite(picks).any() else ():
+            for line in picks:
+                axes.plot(places / KM, line, "_", color=style.MARK, markersize=2, linewidth=0)
+    axes = figure.add_subplot(grid[rows, :])
+    half = 0.5e3 * period
+    axes.axhspan(-half, half, color=style.LIGHT, alpha=0.3, linewidth=0)
+    axes.axhline(0.0, color="0.6", linewidth=0.8)
+    skipped = np.abs(lags) > 0.5 * period
+    for which, colour in ((~skipped, style.STRONG), (skipped, style.MARK)):
+        axes.plot(offsets[which] / KM, 1e3 * lags[which], ".", color=colour, markersize=3)
+    style.title(axes, f"First arrivals; shaded: less than half a period ({half:.0f} ms)")
+    style.label(axes, "offset (km)", "observed - simulated (ms)")
+    return figure
 
 
 def loss_figure(
@@ -439,7 +519,9 @@ def loss_figure(
             losses[stage] /= next((v for v in losses[stage] if np.isfinite(v) and v > 0.0), 1.0)
     for number, stage in enumerate(stages):
         _plot_noisy(panels[0], epochs[stage], losses[stage], labelled=number == 0)
-    _scale_misfits(panels[0], losses)
+    positive = losses[losses > 0.0]
+    if positive.size and positive.max() > 10.0 * positive.min():
+        panels[0].set_yscale("log")
     style.title(panels[0], "Misfit" if comparable else "Misfit, stage by stage")
     style.label(panels[0], "epoch", "misfit" if comparable else "misfit / first of its stage")
     for axes, values, (name, start) in zip(panels[1:], errors, before.items(), strict=False):
@@ -485,12 +567,6 @@ def _plot_noisy(
             axes.legend(fontsize=style.SMALL, frameon=False)
     else:
         axes.plot(epochs, values, color=style.STRONG, linewidth=1.6, marker=_marker(epochs))
-
-
-def _scale_misfits(axes: Axes, values: NDArray[np.float64]) -> None:
-    positive = values[values > 0.0]
-    if positive.size and positive.max() > 10.0 * positive.min():
-        axes.set_yscale("log")
 
 
 def _column(metrics: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:

@@ -16,7 +16,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy
 import numpy as np
 import torch
 
@@ -170,7 +169,7 @@ def make_page(
         "<h2>Input</h2>",
         f"<pre>{escape(config)}</pre>",
         "<h2>Software</h2>",
-        f"<p>hpcfwi {__version__}, torch {torch.__version__}, NumPy {numpy.__version__}, "
+        f"<p>hpcfwi {__version__}, torch {torch.__version__}, NumPy {np.__version__}, "
         f"Python {platform.python_version()}. How to cite: {escape(CITATION)}, "
         f"version {__version__}.</p>",
     ]
@@ -185,11 +184,9 @@ def make_page(
 def _say_where_it_is(history: Sequence[Mapping[str, Any]], unit: str) -> str:
     if not history:
         return "<p>No epoch is done yet.</p>"
-    last = history[-1]
-    error = last.get("model_error")
-    known = (
-        "" if error is None else f" The root mean square error of the model is {error:.1f} {unit}."
-    )
+    last, known = history[-1], ""
+    if (error := last.get("model_error")) is not None:
+        known = f" The root mean square error of the model is {error:.1f} {unit}."
     return (
         f"<p>{last['epoch']} epochs are done, with {last.get('simulations', 'unknown')} "
         f"simulations, in {say_duration(sum(entry['seconds'] for entry in history))}.{known}</p>"

@@ -5,9 +5,8 @@ An excerpt is the part of an array that figures show. Of a large array, only the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -190,16 +189,15 @@ class EpochPicture:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the six panels: an excerpt of an array, and its colours.
+    """One of the six panels: the sections of an array in the unit of the figure, and its colours.
 
-    excerpt: None if the array is not known; convert: a function of a part of it that returns the
-    values to draw; origins: positions (n, ndim), m, of the sources of waves whose energy is shown;
-    caption: number and kind of the origins.
+    sections: as those of an `Excerpt`, None if the array is not known; origins: positions
+    (n, ndim), m, of the sources of waves whose energy is shown; caption: number and kind of the
+    origins.
     """
 
     title: str
-    excerpt: Excerpt | None
-    convert: Callable[[NDArray[np.floating]], NDArray[np.floating]]
+    sections: tuple[NDArray[np.floating], ...] | None
     limits: tuple[float, float]
     colours: str
     unit: str
@@ -225,8 +223,7 @@ def panels(pictures: Sequence[EpochPicture]) -> Iterator[Panel]:
         assert energy is not None
         yield Panel(
             f"{name.capitalize()} illumination",
-            energy,
-            partial(decibels, greatest=energy.limits[1], least=DARKEST),
+            tuple(decibels(part, energy.limits[1], DARKEST) for part in energy.sections),
             (DARKEST, 0.0),
             ENERGY_COLOURS,
             "dB re maximum",
@@ -241,45 +238,34 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
     Both models have the colour scale of the true one, or of the inverted one if the true one is not
     known. is_alone: True if there is no other parameter, so that titles need not name it.
     """
-    what = "model" if is_alone else picture.parameter.title
-    reference, title = picture.excerpt("true"), f"True {what}"
-    inverted = picture.excerpt("inverted")
-    common = inverted if reference is None else reference
-    assert common is not None, "there is a model that is shown"
-    low, high = common.limits
-    if reference is None and picture.start is not None:
-        reference, title = picture.excerpt("start"), f"Starting {what}"
     parameter = picture.parameter
-    scale = parameter.figure_scale
-
-    def in_unit(part: NDArray[np.floating]) -> NDArray[np.floating]:
-        """Convert in double precision, because rounded values could exceed the limits."""
-        return part.astype(np.float64) / scale
-
-    unit = parameter.label
-    for model, name in (
-        (reference, title),
-        (inverted, f"Inverted {what}, epoch {picture.epoch}"),
-    ):
-        yield Panel(name, model, in_unit, (low / scale, high / scale), MODEL_COLOURS, unit)
-    start = picture.excerpt("start")
-    change = None if start is None or inverted is None else inverted.less(start, CHANGE_CLIP)
-    largest = 1.0 if change is None else change.limits[1]
-    yield Panel(
-        f"Inverted - starting {what}",
-        change,
-        in_unit,
-        (-largest / scale, largest / scale),
-        SIGNED_COLOURS,
-        unit,
-    )
+    what, of = (parameter.title, f" in {parameter.name}") if not is_alone else ("model", "")
+    inverted, true, start = (picture.excerpt(name) for name in ("inverted", "true", "start"))
     gradient = picture.excerpt("gradient")
+    assert inverted is not None
     assert gradient is not None
-    of = "" if is_alone else f" in {parameter.name}"
+    change = None if start is None else inverted.less(start, CHANGE_CLIP)
+    known, common = (f"True {what}", true), inverted if true is None else true
+    if true is None and start is not None:
+        known = f"Starting {what}", start
+    for title, excerpt, (low, high), colours in (
+        (*known, common.limits, MODEL_COLOURS),
+        (f"Inverted {what}, epoch {picture.epoch}", inverted, common.limits, MODEL_COLOURS),
+        (
+            f"Inverted - starting {what}",
+            change,
+            (-1.0, 1.0) if change is None else change.limits,
+            SIGNED_COLOURS,
+        ),
+    ):
+        scale, sections = parameter.figure_scale, None
+        if excerpt is not None:
+            # In double precision, because rounded values could exceed the limits
+            sections = tuple(part.astype(np.float64) / scale for part in excerpt.sections)
+        yield Panel(title, sections, (low / scale, high / scale), colours, parameter.label)
     yield Panel(
         f"Gradient{of}, clipped at {GRADIENT_CLIP[picture.grid.ndim]:g} %",
-        gradient,
-        np.asarray,
+        gradient.sections,
         gradient.limits,
         SIGNED_COLOURS,
         f"misfit per {parameter.unit}",
@@ -398,7 +384,7 @@ def running_median(values: ArrayLike, window: int) -> Values:
     values = np.asarray(values, dtype=np.float64)
     half = window // 2
     around = (values[max(i - half, 0) : i + half + 1] for i in range(values.size))
-    finite = (_finite(part) for part in around)
+    finite = (part[np.isfinite(part)] for part in around)
     return np.array([np.median(part) if part.size else np.nan for part in finite])
 
 
@@ -475,11 +461,6 @@ def find_line(
     nearest = places[np.abs(places[:, across] - source[across]).argmin(), across]
     distance = np.abs(places[:, across] - nearest)
     return along, np.flatnonzero(distance <= STRAIGHT * extent[across])
-
-
-def _finite(array: ArrayLike) -> Values:
-    values = np.asarray(array, dtype=np.float64)
-    return values[np.isfinite(values)]
 
 
 def _judge(array: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:

@@ -6,8 +6,9 @@ shown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import Grid
 from hpcfwi.report import style
+from hpcfwi.report.models import draw_section, find_extent, prepare
 from hpcfwi.report.panels import (
     ENERGY_COLOURS,
     KM,
@@ -24,7 +26,6 @@ from hpcfwi.report.panels import (
     SIGNED_COLOURS,
     coarsen,
     edges,
-    exceeded,
     value_limits,
 )
 
@@ -80,7 +81,7 @@ def resolution_figure(found: ResolutionTest) -> Figure:
 
 def _panels(grid: Grid, count: int) -> tuple[Figure, list[Axes]]:
     """Return panels in one column or, if the figure would be too tall, in two columns."""
-    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
+    extent = left, right, bottom, top = find_extent(grid)
     for columns, width in ((1, 8.0), (2, 11.5)):
         side = min(max((width / columns - 1.4) * (bottom - top) / (right - left), 1.0), 5.0)
         rows = -(-count // columns)
@@ -89,135 +90,117 @@ def _panels(grid: Grid, count: int) -> tuple[Figure, list[Axes]]:
             break
     figure = style.new_figure(width, height)
     places = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    panels = places[:count]
     for empty in places[count:]:
         empty.remove()
-    for number, axes in enumerate(panels):
-        axes.set_xlim(left, right)
-        axes.set_ylim(bottom, top)
-        axes.set_facecolor("0.93")
-        style.set_ticks(axes.xaxis, 10 // columns)
-        style.set_ticks(axes.yaxis, 5)
+    for number, axes in enumerate(places[:count]):
         is_lowest, is_first = number >= count - columns, number % columns == 0
-        style.label(axes, "x (km)" if is_lowest else "", "depth (km)" if is_first else "")
-        axes.tick_params(labelbottom=is_lowest, labelleft=is_first)
-    return figure, panels
+        prepare(axes, extent, "x (km)" * is_lowest, "depth (km)" * is_first, 10 // columns)
+        axes.set_facecolor("0.93")
+    return figure, places[:count]
 
 
 def _draw_checkerboard(panels: list[Axes], found: ResolutionTest) -> None:
-    grid, measures = found.grid, found.measures
+    measures, draw = found.measures, partial(_draw, found.grid, found.grid.shape[1] // 2)
     limit = float(np.abs(found.perturbation).max()) or 1.0
     title = f"Checkerboard, cells of {found.size:.0f} m, {found.model}"
-    _draw(panels[0], grid, found.perturbation, (-limit, limit), SIGNED_COLOURS, "m/s", title)
+    draw(panels[0], title, found.perturbation, (-limit, limit), SIGNED_COLOURS, "m/s")
     with np.errstate(divide="ignore", invalid="ignore"):
-        shown = found.response / measures["amplitude"]
-    shown = shown / (_typical(shown) or 1.0)
-    title = "Response, divided by its local amplitude"
-    _draw(panels[1], grid, shown, (-2.0, 2.0), SIGNED_COLOURS, "relative", title)
+        response = found.response / measures["amplitude"]
+    finite = response[np.isfinite(response)]
+    typical = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    shown, title = response / (typical or 1.0), "Response, divided by its local amplitude"
+    draw(panels[1], title, shown, (-2.0, 2.0), SIGNED_COLOURS, "relative")
     title = "Local correlation of perturbation and response"
-    _draw(panels[2], grid, measures["correlation"], (0.0, 1.0), MODEL_COLOURS, "", title)
-    _draw(panels[3], grid, *_in_decibels(measures["amplitude"]))
+    draw(panels[2], title, measures["correlation"], (0.0, 1.0), MODEL_COLOURS, "")
+    draw(panels[3], *_in_decibels(measures["amplitude"]))
 
 
 def _draw_points(panels: list[Axes], found: ResolutionTest, points: Values) -> None:
     grid, measures = found.grid, found.measures
     middle = points.shape[1] // 2  # of the rows along y of a volume
-    plane = int(_indices(grid, points, 1)[middle])
-    section, shown_ones = (points, ...) if grid.ndim == 2 else (points[:, middle], np.s_[:, middle])
+    indices = [_indices(grid, points, axis) for axis in range(grid.ndim)]
     blocks = [_find_blocks(grid, points, axis) for axis in range(grid.ndim)]
-    at = found.response[np.ix_(*(_indices(grid, points, axis) for axis in range(grid.ndim)))]
+    at = found.response[np.ix_(*indices)]
     there = np.isfinite(measures["amplitude"])
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.where(there, 1.0 / at, np.nan)
-    shown = found.response * factor[np.ix_(*blocks)]
-    title = f"Points {found.size:.0f} m apart, {found.model}"
-    limits = value_limits(found.speed / KM)
-    _draw(panels[0], grid, found.speed / KM, limits, MODEL_COLOURS, "km/s", title, plane)
-    z, x = (section[there[shown_ones]][:, k] / KM for k in (0, -1))
-    signs = np.where(at > 0.0, 1.0, -1.0)[shown_ones][there[shown_ones]]
+    draw = partial(_draw, grid, int(indices[1][middle]))
+    title, speed = f"Points {found.size:.0f} m apart, {found.model}", found.speed / KM
+    draw(panels[0], title, speed, value_limits(speed), MODEL_COLOURS, "km/s")
+    row = np.s_[:, middle] if grid.ndim == 3 else np.s_[:]
+    z, x = (points[row][there[row]][:, k] / KM for k in (0, -1))
+    signs = np.where(at > 0.0, 1.0, -1.0)[row][there[row]]
     panels[0].scatter(x, z, c=signs, cmap="gray", s=16, linewidths=0.5, edgecolors="w")
+    shown = found.response * factor[np.ix_(*blocks)]
     title = "Response, divided by its value at the nearest point"
-    _draw(panels[1], grid, shown, (-1.0, 1.0), SIGNED_COLOURS, "relative", title, plane)
-    widths = measures["width"]
+    draw(panels[1], title, shown, (-1.0, 1.0), SIGNED_COLOURS, "relative")
+    ends = [_find_ends(grid, points, axis) for axis in (0, grid.ndim - 1)]
     for axis, name in enumerate(grid.axes):
-        values = widths[..., axis]
-        known = values[np.isfinite(values)]
+        widths = measures["width"][..., axis]
+        known = widths[np.isfinite(widths)]
         limits = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        title = f"Width along {name}"
-        _draw_blocks(panels[2 + axis], grid, points, values, limits, "m", title)
-    decibels, limits, colours, unit, title = _in_decibels(measures["amplitude"])
-    _draw_blocks(panels[-1], grid, points, decibels, limits, unit, title, colours)
+        title = f"Width along {name}" + _say_section(grid)
+        _draw_blocks(panels[2 + axis], ends, title, widths[row], limits, LENGTH_COLOURS, "m")
+    title, amplitude, limits, colours, unit = _in_decibels(measures["amplitude"])
+    title += _say_section(grid)
+    _draw_blocks(panels[-1], ends, title, amplitude[row], limits, colours, unit)
 
 
-def _in_decibels(amplitude: Values) -> tuple[Values, tuple[float, float], str, str, str]:
+def _in_decibels(amplitude: Values) -> tuple[str, Values, tuple[float, float], str, str]:
     with np.errstate(divide="ignore", invalid="ignore"):
         decibels = 20.0 * np.log10(np.where(amplitude > 0.0, amplitude, np.nan))
     known = decibels[np.isfinite(decibels)]
     least = max(DARKEST, float(np.floor(known.min() / 10.0) * 10.0)) if known.size else DARKEST
     title = "Amplitude of the response"
-    return decibels, (min(least, -10.0), 0.0), ENERGY_COLOURS, "dB re maximum", title
+    return title, decibels, (min(least, -10.0), 0.0), ENERGY_COLOURS, "dB re maximum"
 
 
 def _draw(
-    axes: Axes,
     grid: Grid,
+    plane: int,
+    axes: Axes,
+    title: str,
     values: Values,
     limits: tuple[float, float],
     colours: str,
     unit: str,
-    title: str,
-    plane: int | None = None,
 ) -> None:
     """Draw an array of the grid; plane: the index along y of the section of a volume."""
-    if grid.ndim == 3:
-        values = values[:, grid.shape[1] // 2 if plane is None else plane]
-    (top, bottom), (left, right) = edges(grid, 0), edges(grid, grid.ndim - 1)
-    image = axes.imshow(
-        coarsen(values, MOST_CELLS),
-        cmap=colours,
-        vmin=limits[0],
-        vmax=limits[1],
-        extent=(left, right, bottom, top),
-        aspect="auto",
-    )
+    section = coarsen(values[:, plane] if grid.ndim == 3 else values, MOST_CELLS)
+    image = draw_section(axes, section, find_extent(grid), colours, limits)
     style.title(axes, title + _say_section(grid))
-    style.add_colour_bar(axes, image, unit, exceeded(values, limits), 0.02)
+    style.add_colour_bar(axes, image, unit, 0.02, section)
 
 
 def _draw_blocks(
     axes: Axes,
-    grid: Grid,
-    points: Values,
+    ends: Sequence[Values],
+    title: str,
     values: Values,
     limits: tuple[float, float],
+    colours: str,
     unit: str,
-    title: str,
-    colours: str = LENGTH_COLOURS,
 ) -> None:
-    """Draw the value of each point in the part of the section nearest to it."""
-    if grid.ndim == 3:
-        values = values[:, points.shape[1] // 2]
-    ends = [_find_ends(grid, points, axis) for axis in (0, grid.ndim - 1)]
+    """Draw the values of points (z, x) of the section; ends: of their blocks along z and x, km."""
     image = axes.pcolormesh(
         ends[1], ends[0], values, cmap=colours, vmin=limits[0], vmax=limits[1], edgecolors="w"
     )
-    style.title(axes, title + _say_section(grid))
-    style.add_colour_bar(axes, image, unit, exceeded(values, limits), 0.02)
+    style.title(axes, title)
+    style.add_colour_bar(axes, image, unit, 0.02, values)
     if values.shape[1] > MOST_NUMBERS:
         return
+    z, x = ((0.5 * (along[1:] + along[:-1])).tolist() for along in ends)
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            x, z = (0.5 * (e[i] + e[i + 1]) for e, i in ((ends[1], column), (ends[0], row)))
             red, green, blue, _ = image.to_rgba(np.asarray(value))
-            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
             axes.text(
-                x,
-                z,
+                x[column],
+                z[row],
                 f"{value:.0f}",
                 ha="center",
                 va="center",
                 fontsize=style.SMALL,
-                color="w" if dark else "k",
+                color="w" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "k",
             )
 
 
@@ -246,12 +229,6 @@ def _find_blocks(grid: Grid, points: Values, axis: int) -> NDArray[np.int64]:
     """Return the number of the nearest point for each cell along an axis."""
     places = _coordinates(points, axis)
     return np.searchsorted(0.5 * (places[1:] + places[:-1]), grid.coordinates(axis))
-
-
-def _typical(values: Values) -> float:
-    """Return the root mean square of the finite values."""
-    values = values[np.isfinite(values)]
-    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
 
 
 def _say_section(grid: Grid) -> str:

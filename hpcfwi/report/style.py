@@ -1,6 +1,6 @@
 """The style of all figures: sizes, colours, labels, and how they are saved.
 
-The figures are in `figures`. All settings are made on the objects of a figure, never through pyplot
+All settings are made on the objects of a figure, never through pyplot
 or `rcParams`, so that no display is needed and a thread may draw.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,7 +17,9 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
+from hpcfwi.report.panels import exceeded
 from hpcfwi.system import written_whole
 
 DPI = 150
@@ -71,22 +74,39 @@ def set_ticks(axis: Axis, most: int, integer: bool = False) -> None:
 
 
 def add_colour_bar(
-    axes: Axes, image: ScalarMappable, text: str, extend: str, width: float, height: float = 1.0
+    axes: Axes,
+    image: ScalarMappable,
+    text: str,
+    width: float,
+    values: ArrayLike = (),
+    height: float = 1.0,
 ) -> Colorbar:
     """Add a colour bar to the right of the axes.
 
-    extend: the ends of the scale that are exceeded, "neither", "min", "max" or "both"; width,
-    height: relative to those of the axes.
+    values: those that are drawn, which may exceed an end of the scale; width, height: relative to
+    those of the axes.
     """
     # An inset follows the aspect ratio of the axes, while separate axes would fill the height of
     # the panel.
     place = axes.inset_axes((1.0 + 0.75 * width, 0.0, width, height))
-    bar = place.figure.colorbar(image, cax=place, extend=extend)
+    bar = place.figure.colorbar(image, cax=place, extend=exceeded(values, image.get_clim()))
     set_ticks(bar.long_axis, 5)
     bar.set_label(text, fontsize=TEXT)
     place.tick_params(labelsize=SMALL)
     place.yaxis.get_offset_text().set(fontsize=SMALL, horizontalalignment="left")
     return bar
+
+
+def add_legend(figure: Figure, handles: list[Artist], columns: int, **layout: float) -> None:
+    """Add a legend in the lower left of a figure."""
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=columns,
+        fontsize=SMALL,
+        frameon=False,
+        **layout,
+    )
 
 
 def say_unknown(axes: Axes, what: str = "not known") -> None:

@@ -185,7 +185,7 @@ def _write_comparison(one: DataComparison, figure: Path) -> None:
 def draw(compared: DataComparison, directory: RunDirectory) -> Path:
     """Draw the figure in the run directory and return its path; rank 0 only."""
     from hpcfwi.report import style
-    from hpcfwi.report.fit import comparison_figure
+    from hpcfwi.report.figures import comparison_figure
 
     comparison, first = compared.comparison, compared.stages[0]
     experiment = first.experiment

@@ -72,7 +72,7 @@ def draw_fit(
     draw: Callable[..., None], directory: RunDirectory, fit: Fit, epoch: int, label: int
 ) -> None:
     """Draw the figures of a fit; draw, label: see `draw_epoch_figures`."""
-    from hpcfwi.report.fit import fit_figure, traces_figure
+    from hpcfwi.report.figures import fit_figure, traces_figure
 
     gathers = [
         (
@@ -373,7 +373,8 @@ def draw_epoch_figures(
     starts: errors of the initial model by parameter; label: label of the stage that the epoch ends,
     see `RunDirectory.label`; comparable: True if stages have the same misfit of the same data.
     """
-    from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
+    from hpcfwi.report.figures import loss_figure
+    from hpcfwi.report.models import epoch_figure, profiles_figure
 
     draw(epoch_figure, directory.figure(f"epoch_{pictures[0].epoch:04d}"), *pictures)
     draw(loss_figure, directory.figure("loss"), list(history), starts, comparable)
@@ -397,7 +398,7 @@ def draw_image(
     picture: EpochPicture,
 ) -> None:
     """Draw a migration's image after the iteration of a picture."""
-    from hpcfwi.report.figures import image_figure
+    from hpcfwi.report.models import image_figure
 
     truth = None if true is None else reflectivity(true.p_velocity)
     speed = background.p_velocity

@@ -77,7 +77,7 @@ def keys(plan, severity):
 
 
 def test_plan_has_grid_and_stability_limit_of_the_scheme(tmp_path):
-    fastest = float(prepared(tmp_path).true["vp"].max())
+    fastest = float(prepared(tmp_path).initial["vp"].max())
     grid, speeds, steps, _, peak, *_ = planned(tmp_path).grid
     assert grid == "30 x 60 points, 20 x 20 m apart; 50 x 80 with the boundary"
     assert speeds == f"velocities 1500 to {fastest:.0f} m/s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.report.fit import comparison_figure
+from hpcfwi.report.figures import comparison_figure
 from hpcfwi.survey import TimeAxis
 
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from hpcfwi.errors import WriteFailure
-from hpcfwi.report import figures, style
+from hpcfwi.report import figures, models, style
 from hpcfwi.survey import TimeAxis
 from tests.report.examples import picture, texts_overlap, titles, volume
 
@@ -179,8 +179,8 @@ def test_known_model_error_has_its_own_panel():
         (figures.gathers_figure, gathers()),
         (figures.loss_figure, (metrics(60),)),
         (figures.loss_figure, ([],)),
-        (figures.epoch_figure, (picture(),)),
-        (figures.epoch_figure, (volume(),)),
+        (models.epoch_figure, (picture(),)),
+        (models.epoch_figure, (volume(),)),
     ],
 )
 def test_every_figure_is_a_png_large_enough_to_print(tmp_path, make, arguments):

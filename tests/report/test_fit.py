@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.report.fit import bin_phases, fit_figure, take_turns, traces_figure
+from hpcfwi.report.figures import bin_phases, fit_figure, take_turns, traces_figure
 from hpcfwi.survey import TimeAxis
 from tests.report.examples import texts_overlap, titles
 

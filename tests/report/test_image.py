@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.report import figures, panels, style
-from hpcfwi.report.figures import image_figure
+from hpcfwi.report import models, panels, style
+from hpcfwi.report.models import image_figure
 from tests.report.examples import picture, titles, volume
 
 
 @pytest.mark.parametrize("most", [1500, 40])
 def test_image_figure_has_no_more_cells_than_dots(most, monkeypatch, tmp_path):
-    monkeypatch.setattr(figures, "MOST_CELLS", most)
+    monkeypatch.setattr(models, "MOST_CELLS", most)
     monkeypatch.setattr(panels, "MOST_CELLS", most)
     shape = (30, 100)
     found, speed = np.random.default_rng(0).normal(size=(2, *shape))

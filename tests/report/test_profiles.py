@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Grid
-from hpcfwi.report.figures import profiles_figure
+from hpcfwi.report.models import profiles_figure
 from hpcfwi.report.panels import find_places
 from tests.report.examples import picture, texts_overlap, titles, volume
 

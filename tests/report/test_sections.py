@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import PARAMETERS
-from hpcfwi.report import figures
+from hpcfwi.report import models
 from tests.report.examples import picture, texts_overlap, titles
 
 SHAPES = {
@@ -24,7 +24,7 @@ SHAPES = {
 def test_epoch_figure_has_six_panels_in_km_with_depth_downwards(shape):
     made = picture(**shape)
     made = replace(made, start=made.true - 50.0)
-    figure = figures.epoch_figure(made)
+    figure = models.epoch_figure(made)
     assert titles(figure) == [
         "True model",
         "Inverted model, epoch 20",
@@ -45,14 +45,14 @@ def test_epoch_figure_has_six_panels_in_km_with_depth_downwards(shape):
 
 def test_both_models_have_the_colour_scale_of_the_true_model_in_km_per_s():
     made = picture()
-    true, inverted = (axes.images[0] for axes in figures.epoch_figure(made).axes[:2])
+    true, inverted = (axes.images[0] for axes in models.epoch_figure(made).axes[:2])
     assert true.get_clim() == inverted.get_clim() == pytest.approx((1.5, 2.9))
     assert true.colorbar.ax.get_ylabel() == "P velocity (km/s)"
     assert (true.colorbar.extend, inverted.colorbar.extend) == ("neither", "max")
 
 
 def test_gradient_has_a_symmetric_clipped_colour_scale():
-    image = figures.epoch_figure(picture()).axes[3].images[0]
+    image = models.epoch_figure(picture()).axes[3].images[0]
     low, high = image.get_clim()
     assert low == -high
     assert high == pytest.approx(np.percentile(np.abs(picture().gradient), 99))
@@ -61,14 +61,14 @@ def test_gradient_has_a_symmetric_clipped_colour_scale():
 
 def test_model_change_has_a_symmetric_colour_scale_in_km_per_s():
     true = picture().true
-    image = figures.epoch_figure(picture(start=true - 100.0)).axes[2].images[0]
+    image = models.epoch_figure(picture(start=true - 100.0)).axes[2].images[0]
     np.testing.assert_allclose(image.get_array(), 0.15, rtol=1e-5)
     assert image.get_clim() == pytest.approx((-0.15, 0.15))
     assert image.colorbar.ax.get_ylabel() == "P velocity (km/s)"
 
 
 def test_illumination_is_drawn_in_decibels_down_to_minus_60():
-    image = figures.epoch_figure(picture()).axes[4].images[0]
+    image = models.epoch_figure(picture()).axes[4].images[0]
     assert image.get_clim() == (-60.0, 0.0)
     assert image.get_array().max() == 0.0
     assert image.get_array()[1, 0] == pytest.approx(-10.0 / np.log(10.0))
@@ -78,7 +78,7 @@ def test_large_model_is_coarsened_to_the_figure_in_little_memory():
     made = picture(shape=(1400, 3200))
     made = replace(made, start=made.true)
     tracemalloc.start()
-    figure = figures.epoch_figure(made)
+    figure = models.epoch_figure(made)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     for axes in figure.axes:
@@ -90,25 +90,25 @@ def test_large_model_is_coarsened_to_the_figure_in_little_memory():
 
 def test_starting_model_is_drawn_in_place_of_an_unknown_true_model():
     made = picture(true=None, start=np.full((15, 68), 2000.0, np.float32))
-    figure = figures.epoch_figure(made)
+    figure = models.epoch_figure(made)
     start, inverted = (axes.images[0] for axes in figure.axes[:2])
     assert titles(figure)[0] == "Starting model"
     assert start.get_clim() == inverted.get_clim() == pytest.approx((1.55, 2.95))
 
 
 def test_panel_says_that_the_true_model_is_not_known():
-    axes = figures.epoch_figure(picture(true=None)).axes[0]
+    axes = models.epoch_figure(picture(true=None)).axes[0]
     assert "not known" in [text.get_text() for text in axes.texts]
 
 
 def test_sources_and_receivers_are_marked_and_counted():
-    figure = figures.epoch_figure(picture(origin=(0.0, 5000.0)))
+    figure = models.epoch_figure(picture(origin=(0.0, 5000.0)))
     receivers, sources = figure.axes[0].lines
     assert (sources.get_xdata(), sources.get_ydata()) == (pytest.approx([5.1]), [0.0])
     assert len(receivers.get_xdata()) == 30
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["60 receivers", "1 source"]
-    assert not figures.epoch_figure(picture(sources=None, receivers=None)).legends
+    assert not models.epoch_figure(picture(sources=None, receivers=None)).legends
 
 
 @pytest.mark.filterwarnings("error")
@@ -116,7 +116,7 @@ def test_sources_and_receivers_are_marked_and_counted():
 def test_sources_outside_the_grid_are_counted_and_do_not_stretch_the_figure(depth):
     inside, outside = [0.0, 100.0], [depth, 1e5]
     for sources in ([outside], [inside, outside]):
-        figure = figures.epoch_figure(picture(sources=np.array(sources)))
+        figure = models.epoch_figure(picture(sources=np.array(sources)))
         figure.draw_without_rendering()
         _, stars = figure.axes[0].lines
         assert len(stars.get_xdata()) == len(sources) - 1
@@ -125,7 +125,7 @@ def test_sources_outside_the_grid_are_counted_and_do_not_stretch_the_figure(dept
 
 def test_every_parameter_is_drawn_in_its_unit():
     pictures = [picture(parameter=parameter) for parameter in PARAMETERS.values()]
-    figure, profiles = figures.epoch_figure(*pictures), figures.profiles_figure(*pictures)
+    figure, profiles = models.epoch_figure(*pictures), models.profiles_figure(*pictures)
     for drawn in (figure, profiles):
         drawn.canvas.draw()
     for number, parameter in enumerate(PARAMETERS.values()):
@@ -140,7 +140,7 @@ def test_every_parameter_is_drawn_in_its_unit():
 def test_epoch_of_zeros_or_nan_is_drawn(value):
     nothing = np.full((15, 68), value, np.float32)
     made = picture(gradient=nothing, inverted=nothing, source_illumination=nothing)
-    figure = figures.epoch_figure(made)
+    figure = models.epoch_figure(made)
     figure.canvas.draw()
     true, inverted, gradient, *illuminations = (
         axes.images[0] for axes in figure.axes if axes.images
@@ -156,7 +156,7 @@ def test_epoch_of_zeros_or_nan_is_drawn(value):
 def test_each_parameter_has_a_row_or_in_wide_figures_a_column(shape, wide):
     first = picture(shape)
     other = replace(first, parameter=PARAMETERS["vs"], inverted=0.5 * first.inverted)
-    figure = figures.epoch_figure(first, other)
+    figure = models.epoch_figure(first, other)
     assert not texts_overlap(figure)
     names = titles(figure)
     assert names[:2] == ["True P velocity", "Inverted P velocity, epoch 20"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcfwi.report import figures
+from hpcfwi.report import models
 from tests.report.examples import texts_overlap, titles, volume
 
 VOLUMES = {
@@ -25,7 +25,7 @@ def slices(panel):
 @pytest.mark.parametrize("shape", VOLUMES.values(), ids=VOLUMES)
 def test_volume_has_three_slices_per_panel_without_overlap(shape):
     made = volume(**shape)
-    figure = figures.epoch_figure(made)
+    figure = models.epoch_figure(made)
     assert titles(figure) == [
         "True model",
         "Inverted model, epoch 20",
@@ -52,7 +52,7 @@ def test_volume_has_three_slices_per_panel_without_overlap(shape):
 def test_slices_show_the_block_and_are_marked_in_each_other():
     made = volume()
     cut = (4, 5, 5)
-    shown = slices(figures.epoch_figure(made).axes[0])
+    shown = slices(models.epoch_figure(made).axes[0])
     for axes, axis in zip(shown, range(3), strict=True):
         image = axes.images[0].get_array()
         np.testing.assert_allclose(image, made.true.take(cut[axis], axis) / 1e3, rtol=1e-6)
@@ -67,17 +67,17 @@ def test_slices_show_the_block_and_are_marked_in_each_other():
 
 
 def test_volumes_have_the_colour_scale_of_the_true_model():
-    for panel in figures.epoch_figure(volume()).axes[:2]:
+    for panel in models.epoch_figure(volume()).axes[:2]:
         assert {axes.images[0].get_clim() for axes in slices(panel)} == {(1.5, 3.0)}
         bar = slices(panel)[0].images[0].colorbar
         assert bar.ax.get_ylabel() == "P velocity (km/s)"
 
 
 def test_sources_and_receivers_are_marked_on_the_illumination_maps():
-    figure = figures.epoch_figure(volume(start=volume().true))
+    figure = models.epoch_figure(volume(start=volume().true))
     marks = [len(slices(panel)[0].lines) - 2 for panel in figure.axes]
     assert marks == [0, 0, 0, 0, 1, 1]
-    unmarked = figures.epoch_figure(volume(sources=None, receivers=None))
+    unmarked = models.epoch_figure(volume(sources=None, receivers=None))
     assert titles(unmarked)[4:] == ["Source illumination", "Receiver illumination"]
 
 
@@ -85,7 +85,7 @@ def test_sources_and_receivers_are_marked_on_the_illumination_maps():
 @pytest.mark.parametrize("depth", [0.0, 1e5])
 def test_sources_outside_the_volume_do_not_stretch_the_figure(depth):
     for sources in ([[depth, 1e5, 0.0]], [[0.0, 50.0, 50.0], [depth, 0.0, 1e5]]):
-        figure = figures.epoch_figure(volume(sources=np.array(sources)))
+        figure = models.epoch_figure(volume(sources=np.array(sources)))
         figure.draw_without_rendering()
         marks = slices(figure.axes[4])[0].lines[2:]
         assert sum(len(line.get_xdata()) for line in marks) == len(sources) - 1
@@ -94,6 +94,6 @@ def test_sources_outside_the_volume_do_not_stretch_the_figure(depth):
 def test_volume_of_nan_is_drawn():
     nothing = np.full((8, 16, 16), np.nan, np.float32)
     made = volume(true=None, inverted=nothing, gradient=nothing, source_illumination=nothing)
-    figure = figures.epoch_figure(made)
+    figure = models.epoch_figure(made)
     assert "not known" in [text.get_text() for text in slices(figure.axes[0])[0].texts]
     figure.canvas.draw()

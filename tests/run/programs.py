@@ -37,7 +37,7 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import open_store
 from hpcfwi.parallel.store import Store
-from hpcfwi.report import fit, style
+from hpcfwi.report import figures, style
 from hpcfwi.run import records, session
 from hpcfwi.run.job import run_job
 from hpcfwi.run.recorder import Recorder
@@ -405,7 +405,7 @@ def go_on_and_die(folder: Path) -> None:
 if __name__ == "__main__":
     records.draw_survey = records.draw_epoch_figures = records.draw_wavelet = lambda *_: None
     records.draw_fit = lambda *_: None
-    fit.comparison_figure = lambda *_: style.new_figure(1.0, 1.0)
+    figures.comparison_figure = lambda *_: style.new_figure(1.0, 1.0)
     try:
         folder, *names = sys.argv[1:]
         for word in names:

@@ -238,7 +238,7 @@ def test_figures_of_a_stage_with_a_band_begin_before_the_shot(
         axes.append(axis)
         return style.new_figure(1.0, 1.0)
 
-    monkeypatch.setattr("hpcfwi.report.fit.comparison_figure", note)
+    monkeypatch.setattr("hpcfwi.report.figures.comparison_figure", note)
     stages = [{"data": {"band": [0.0, 5.0]}}, {}]
     path = write_input(tmp_path, {**GOOD, "stage": stages})
     config = load_config(path)
@@ -261,7 +261,7 @@ def test_figure_gets_the_opposite_sign_and_the_picks_of_mutes(
         drawn.append((gathers, ratio))
         return style.new_figure(1.0, 1.0)
 
-    monkeypatch.setattr("hpcfwi.report.fit.comparison_figure", note)
+    monkeypatch.setattr("hpcfwi.report.figures.comparison_figure", note)
     mute = {"data.mute": {"picks": "picks.txt", "delay": -1.0}}
     path = write_damaged(tmp_path, observed, lambda file: scale(file, -1.0), mute)
     rows = [f"{shot} {receiver} 0.125" for shot in range(10) for receiver in (0, 29)]

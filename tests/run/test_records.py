@@ -12,7 +12,7 @@ import pytest
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import experiment
 from hpcfwi.model import PARAMETERS
-from hpcfwi.report import figures, panels
+from hpcfwi.report import models, panels
 from hpcfwi.report.panels import CHANGING
 from hpcfwi.run import records
 from hpcfwi.run.directory import RunDirectory
@@ -111,7 +111,7 @@ def forget(picture):
 def draw(picture):
     """Return the figures of a picture as PNG."""
     drawn = []
-    for make in (figures.epoch_figure, figures.profiles_figure):
+    for make in (models.epoch_figure, models.profiles_figure):
         make(picture).savefig(file := BytesIO(), format="png")
         drawn.append(file.getvalue())
     return drawn
@@ -183,6 +183,6 @@ def test_epoch_file_has_a_group_for_each_further_parameter(most, tmp_path, monke
         assert {"inverted", "gradient"} == file["vs"].keys()
     again = records._read_pictures(path, lambda _: [forget(first), forget(other)])
     expected, found = BytesIO(), BytesIO()
-    figures.epoch_figure(*pictures).savefig(expected, format="png")
-    figures.epoch_figure(*again).savefig(found, format="png")
+    models.epoch_figure(*pictures).savefig(expected, format="png")
+    models.epoch_figure(*again).savefig(found, format="png")
     assert found.getvalue() == expected.getvalue()

@@ -1,0 +1,393 @@
+"""The figures of models: an epoch's panels, an image over its background, and vertical profiles.
+
+Sections are to scale, with depth downwards. For a volume each panel of an epoch has three slices,
+laid out like an unfolded cube. `panels` decides the contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy.typing import NDArray
+
+from hpcfwi.model import Grid
+from hpcfwi.report import style
+from hpcfwi.report.panels import (
+    KM,
+    MODEL_COLOURS,
+    MOST_CELLS,
+    OF_PARAMETER,
+    EpochPicture,
+    Excerpt,
+    Panel,
+    clip_limit,
+    coarsen,
+    count,
+    edges,
+    panels,
+    thin_out,
+)
+
+Extent = tuple[float, float, float, float]
+"""The left, right, bottom and top edge of a section as drawn, km."""
+
+
+def find_extent(grid: Grid, vertical: int = 0, horizontal: int = -1) -> Extent:
+    """Return the extent of a section of a grid, whose vertical axis points downwards."""
+    (top, bottom), (left, right) = edges(grid, vertical), edges(grid, horizontal)
+    return left, right, bottom, top
+
+
+def prepare(axes: Axes, extent: Extent, x: str, y: str, ticks: int = 5) -> None:
+    """Set limits, ticks and names of axes; an axis without a name has no numbers.
+
+    ticks: largest number of intervals along x.
+    """
+    left, right, bottom, top = extent
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+    style.set_ticks(axes.xaxis, ticks)
+    style.set_ticks(axes.yaxis, 5)
+    style.label(axes, x, y)
+    axes.tick_params(labelbottom=bool(x), labelleft=bool(y))
+
+
+def draw_section(
+    axes: Axes,
+    values: NDArray[np.floating],
+    extent: Extent,
+    colours: str,
+    limits: tuple[float | None, float | None] = (None, None),
+    alpha: float | None = None,
+) -> AxesImage:
+    """Draw a section and return its image; limits: of the colours, by default those of values."""
+    return axes.imshow(
+        values,
+        cmap=colours,
+        vmin=limits[0],
+        vmax=limits[1],
+        extent=extent,
+        aspect=axes.get_aspect(),
+        alpha=alpha,
+    )
+
+
+# A section is drawn to scale if its ratio of width to height is in this range, otherwise stretched.
+NARROWEST, WIDEST = 0.4, 7.0
+WIDE = 2.2  # from this ratio on, panels are arranged in one column
+MARKS = 30  # largest number of positions that are drawn, so that they stay apart
+
+
+def epoch_figure(*pictures: EpochPicture) -> Figure:
+    """Draw the true and the inverted model, its change, the gradient and both illuminations.
+
+    Both models have the colour scale of the true one, or of the inverted one if the true one is not
+    known. pictures: one for each inverted parameter.
+    """
+    return (_draw_volumes if pictures[0].grid.ndim == 3 else _draw_sections)(pictures)
+
+
+def _draw_sections(pictures: Sequence[EpochPicture]) -> Figure:
+    """Draw the panels of pictures, each of another parameter of the same model.
+
+    A single picture has one column if the model is wide, and otherwise two rows. Several pictures
+    have a column each if the model is wide, and otherwise a row each.
+    """
+    extent = left, right, bottom, top = find_extent(pictures[0].grid)
+    ratio = (right - left) / (bottom - top)
+    drawn, is_wide = min(max(ratio, NARROWEST), WIDEST), ratio >= WIDE
+    at = _arrange(len(pictures), is_wide)
+    rows, columns = (1 + max(numbers) for numbers in zip(*at, strict=True))
+    if is_wide:
+        # Two columns fit beside each other at three quarters of the size
+        size = 6.6 if columns == 1 else 5.0
+        figure = style.new_figure(columns * (size + 1.4), rows * (size / drawn + 0.34) + 0.3)
+    else:
+        figure = style.new_figure(10.0 / 3.0 * columns, rows * (2.2 / drawn + 0.75))
+    cells = figure.add_gridspec(rows, columns)
+    places = [figure.add_subplot(cells[place]) for place in at]
+    for axes, panel, (row, column) in zip(places, panels(pictures), at, strict=True):
+        is_lowest = (row + 1, column) not in at
+        axes.set_aspect(ratio / drawn)
+        x, y = "x (km)" * is_lowest, "depth (km)" * (column == 0)
+        prepare(axes, extent, x, y, 10 if is_wide else 5)
+        style.title(axes, panel.title)
+        if panel.sections is None:
+            style.say_unknown(axes)
+            continue
+        image = draw_section(axes, panel.sections[0], extent, panel.colours, panel.limits)
+        width = 0.02 if is_wide else 0.04
+        style.add_colour_bar(axes, image, panel.unit, width, panel.sections[0])
+    _mark_positions(figure, places[0], pictures[0])
+    return figure
+
+
+def _arrange(parameters: int, is_wide: bool) -> list[tuple[int, int]]:
+    """Return the row and the column of each panel, in the order of `panels`."""
+    if parameters == 1:
+        return [(k, 0) if is_wide else (k // 3, k % 3) for k in range(6)]
+    each = range(OF_PARAMETER)
+    if is_wide:
+        models = [(row, column) for column in range(parameters) for row in each]
+        return [*models, (OF_PARAMETER, 0), (OF_PARAMETER, 1)]
+    models = [(row, column) for row in range(parameters) for column in each]
+    return [*models, (parameters, 0), (parameters, 1)]
+
+
+def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
+    """Mark some receivers and sources, with their numbers in the lower left of the figure."""
+    for positions, marker, size, colour, name in (
+        (picture.receivers, "v", 3.5, "white", "receiver"),
+        (picture.sources, "*", 5.5, style.MARK, "source"),
+    ):
+        if positions is None:
+            continue
+        # Sorted and unique, so that receivers that move with the source are thinned out evenly
+        inside = np.unique(positions[picture.grid.contains(positions)], axis=0)
+        shown = inside[:: max(1, -(-len(inside) // MARKS))] / KM
+        axes.plot(
+            shown[:, -1],
+            shown[:, 0],
+            marker,
+            color=colour,
+            markersize=size,
+            markeredgecolor="black",
+            markeredgewidth=0.4,
+            label=count(positions, name),
+            clip_on=len(shown) == 0,  # a set without points would stretch the layout if not clipped
+        )
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        style.add_legend(figure, handles, 2, handletextpad=0.1, columnspacing=1.0)
+
+
+GAP = 0.09  # gap between slices, relative to the cube's longest side
+SHORTEST = 0.25  # least length of a side, relative to the longest one; others are stretched
+WIDE_VOLUME = 1.8  # from this ratio of width to height on, there are two columns, else three
+WIDTH = 11.5  # inches
+VOLUME_MARKS = 60  # largest number of positions that are drawn along each axis
+NAMES = ("depth", "y", "x")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The axes of the grid that are drawn vertically and horizontally, and the one that is cut."""
+
+    vertical: int
+    horizontal: int
+    cut: int
+
+
+MAP, INLINE, CROSSLINE = Slice(1, 2, 0), Slice(0, 2, 1), Slice(0, 1, 2)
+
+
+def _draw_volumes(pictures: Sequence[EpochPicture]) -> Figure:
+    """Draw the panels, each with a map, the inline section below it, and the crossline section.
+
+    Lines mark the intersections of slices. The slices go through the part of the true model, or of
+    the starting model if the true one is not known, that differs most from flat layers; they are
+    the same in all epochs. The figure is to scale, except that short sides are stretched.
+    """
+    first, *others = pictures
+    first = first.cut()
+    grid, cuts = first.grid, first.cuts
+    assert cuts is not None
+    alike = [first, *(replace(other, cuts=cuts, places=first.places) for other in others)]
+    # The lengths of the cube as drawn along z, y and x, and the size of the unfolded cube
+    lengths = np.array([np.ptp(edges(grid, axis)) for axis in range(3)])
+    z, y, x = sides = np.maximum(lengths / lengths.max(), SHORTEST)
+    width, height = x + GAP + y, z + GAP + y
+    at = _arrange(len(alike), is_wide=False)
+    if len(alike) == 1 and width / height >= WIDE_VOLUME:
+        at = [(k // 2, k % 2) for k in range(6)]
+    rows, columns = (1 + max(numbers) for numbers in zip(*at, strict=True))
+    wide = WIDTH * max(1.0, columns / 3.0)
+    figure = style.new_figure(wide, rows * ((wide / columns - 0.9) / (width / height) + 0.75))
+    cells = figure.add_gridspec(rows, columns)
+    places = [figure.add_subplot(cells[place]) for place in at]
+    for place in places:
+        place.set_axis_off()
+        place.set_box_aspect(height / width)
+    for place, panel in zip(places, panels(alike), strict=True):
+        _draw_volume(place, grid, panel, cuts, sides)
+    return figure
+
+
+def _draw_volume(
+    place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...], sides: NDArray[np.float64]
+) -> None:
+    style.title(place, panel.title if panel.caption is None else f"{panel.title}, {panel.caption}")
+    z, y, x = sides
+    width, height = x + GAP + y, z + GAP + y
+    axes = {}
+    for which, (left, bottom, wide, high) in {
+        MAP: (0.0, z + GAP, x, y),
+        INLINE: (0.0, 0.0, x, z),
+        CROSSLINE: (x + GAP, 0.0, y, z),
+    }.items():
+        box = (left / width, bottom / height, wide / width, high / height)
+        axes[which] = inset = place.inset_axes(box)
+        west, east, last, first = find_extent(grid, which.vertical, which.horizontal)
+        ends = (first, last) if which is MAP else (last, first)
+        # The other two slices share the axes of the inline section
+        across = f"{NAMES[which.horizontal]} (km)" * (which is not MAP)
+        along = f"{NAMES[which.vertical]} (km)" * (which is not CROSSLINE)
+        prepare(inset, (west, east, *ends), across, along)
+        if panel.sections is None:
+            style.say_unknown(inset)
+            continue
+        extent = west, east, last, first
+        draw_section(inset, panel.sections[which.cut], extent, panel.colours, panel.limits)
+        _mark_cuts(inset, grid, which, cuts)
+    if panel.sections is None:
+        return
+    shown = np.concatenate([section.ravel() for section in panel.sections])
+    # The bar is lower than the map, because a factor of its numbers may be written above it
+    style.add_colour_bar(axes[MAP], axes[MAP].images[0], panel.unit, 0.05, shown, height=0.9)
+    origins = np.zeros((0, 3)) if panel.origins is None else panel.origins
+    inside = origins[grid.contains(origins)]
+    if len(inside):
+        _mark_origins(axes[MAP], inside)
+
+
+def _mark_cuts(axes: Axes, grid: Grid, which: Slice, cuts: tuple[int, ...]) -> None:
+    """Draw lines where the other two slices intersect this one."""
+    at = [grid.coordinates(axis)[index] / KM for axis, index in enumerate(cuts)]
+    for draw, axis in ((axes.axvline, which.horizontal), (axes.axhline, which.vertical)):
+        draw(at[axis], color="black", gapcolor="white", linewidth=0.7, dashes=(4, 4))
+    axes.annotate(
+        f"{NAMES[which.cut]} {at[which.cut]:.2f} km",
+        (0.0, 1.0),
+        xycoords="axes fraction",
+        xytext=(4.0, -4.0),
+        textcoords="offset points",
+        fontsize=style.SMALL,
+        verticalalignment="top",
+        bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1.5},
+    )
+
+
+def _mark_origins(axes: Axes, positions: NDArray[np.float64]) -> None:
+    """Mark some positions (n, 3) of sources or receivers by stars, or by dots if they are many."""
+    shown = thin_out(positions[:, 1:], VOLUME_MARKS) / KM
+    few = len(shown) <= VOLUME_MARKS
+    axes.plot(
+        shown[:, 1],
+        shown[:, 0],
+        "*" if few else ".",
+        color="white",
+        markersize=6.0 if few else 1.5,
+        markeredgecolor="black" if few else "white",
+        markeredgewidth=0.4 if few else 0.0,
+        clip_on=False,
+    )
+
+
+CLIP = 98.0  # percentile of the magnitudes
+OPAQUE = 0.55  # opacity of the image over the model
+
+
+def image_figure(
+    image: NDArray[np.floating],
+    background: NDArray[np.floating],
+    truth: NDArray[np.floating] | None,
+    picture: EpochPicture,
+) -> Figure:
+    """Return a figure of the reflectivity, alone and over the background, and of the true one.
+
+    Arrays have the shape of the picture's grid; truth is None if it is not known. Each reflectivity
+    has a separate grey scale, because an image lacks the frequencies that the wavelet lacks. The
+    scale is clipped at a percentile of the cells that both waves of the picture illuminate.
+    """
+    picture = picture.cut()
+    grid, lit = picture.grid, picture.find_lit()
+    plane = picture.cuts[1] if picture.cuts else None
+    where = "" if plane is None else f", y = {grid.coordinates(1)[plane] / KM:.2f} km"
+
+    def cut(values: NDArray[np.floating]) -> NDArray[np.floating]:
+        return coarsen(values if plane is None else values[:, plane], MOST_CELLS)
+
+    shown = [(f"Reflectivity, iteration {picture.epoch}", image)]
+    shown.append(("Reflectivity over the migration velocity", image))
+    if truth is not None:
+        shown.append(("True reflectivity", truth))
+    extent = left, right, bottom, top = find_extent(grid)
+    height = min(max(7.0 * (bottom - top) / (right - left), 1.2), 6.0)
+    figure = style.new_figure(8.0, len(shown) * (height + 0.35) + 0.3)
+    places = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for number, (axes, (title, array)) in enumerate(zip(places, shown, strict=True)):
+        prepare(axes, extent, "x (km)" * (axes is places[-1]), "depth (km)", 10)
+        style.title(axes, title + where)
+        values = cut(array)
+        limit = clip_limit(values, CLIP, lit)
+        if number == 1:
+            draw_section(axes, cut(background), extent, MODEL_COLOURS)
+            draw_section(axes, values, extent, "gray", (-limit, limit), OPAQUE)
+        else:
+            drawn = draw_section(axes, values, extent, "gray", (-limit, limit))
+            style.add_colour_bar(axes, drawn, "reflectivity", 0.02, values)
+    return figure
+
+
+KEPT = "0.92"
+
+
+def profiles_figure(*pictures: EpochPicture) -> Figure:
+    """Draw the true, initial and inverted model over depth; cells that are kept are shaded.
+
+    pictures: one for each inverted parameter, which has a row.
+    """
+    cut = [picture.cut() for picture in pictures]
+    places = cut[0].places
+    assert places is not None
+    rows, middle = len(cut), len(places) // 2
+    figure = style.new_figure(1.2 + 1.7 * len(places), 4.2 * rows)
+    panels = figure.subplots(rows, len(places), sharex="row", sharey=True, squeeze=False)
+    for row, picture in zip(panels, cut, strict=True):
+        for number, (axes, place) in enumerate(zip(row, places, strict=True)):
+            _draw_profiles(axes, picture, number, place)
+            style.label(
+                axes, picture.parameter.label * (number == middle), "depth (km)" * (number == 0)
+            )
+        style.set_ticks(row[0].xaxis, 4)
+    # Profiles may have no kept cells, or several ranges of them, so that labels are made unique
+    named = {
+        name: handle
+        for axes in panels.flat
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    style.add_legend(figure, [*named.values()], 4)
+    return figure
+
+
+def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[int, ...]) -> None:
+    """Draw the profiles at a place; number: its index in `find_places`."""
+    grid, scale = picture.grid, picture.parameter.figure_scale
+    depths = grid.coordinates(0) / KM
+    top, bottom = edges(grid, 0)
+    axes.set_ylim(bottom, top)
+    if picture.kept is not None:
+        # Edges at which cells change from not kept to kept, or back
+        column = np.pad(picture.kept.T[place[::-1]], 1)
+        turns = np.flatnonzero(column[1:] != column[:-1])
+        for first, end in (top + turns * grid.spacing[0] / KM).reshape(-1, 2):
+            axes.axhspan(first, end, color=KEPT, linewidth=0, label="kept")
+    for model, name, colour, line in (
+        (picture.true, "true", "0.25", "-"),
+        (picture.start, "initial", "0.6", "--"),
+        (picture.inverted, f"inverted, epoch {picture.epoch}", style.MARK, "-"),
+    ):
+        if model is not None:
+            values = model.profiles[number] if isinstance(model, Excerpt) else model.T[place[::-1]]
+            axes.plot(values / scale, depths, line, color=colour, linewidth=1.3, label=name)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    named = zip(grid.axes[1:], range(1, grid.ndim), place, strict=True)
+    style.title(
+        axes, ", ".join(f"{n} = {grid.coordinates(a)[k] / KM:.2f}" for n, a, k in named) + " km"
+    )
