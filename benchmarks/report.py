@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcfwi.bench.run import tabulate
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
 CLUSTER = ROOT / "docs" / "cluster.md"
@@ -62,20 +64,9 @@ def _bench(numbers: dict[str, Any]) -> Iterator[str]:
         f"{_machine(numbers)} {case['points'][0]} x {case['points'][1]} points and a boundary of "
         f"20, {case['steps']} steps, {case['shots']} shots, order 4, float32."
     )
+    tables = {name: _table(*table) for name, table in tabulate(numbers).items()}
     yield "### Engines"
-    yield _table(
-        ("engine", "case", "s", "million cell updates/s", "cpu is x times as fast"),
-        [
-            (
-                r["engine"],
-                r["case"],
-                f"{r['seconds']:.3f}",
-                f"{r['updates_per_second'] / 1e6:.0f}",
-                f"{r['ratio']:.1f}",
-            )
-            for r in numbers["engines"]
-        ],
-    )
+    yield tables["engines"]
     yield "### Histories"
     yield (
         "The history is the data of the forward pass that the backward pass of the `cpu` engine "
@@ -84,46 +75,24 @@ def _bench(numbers: dict[str, Any]) -> Iterator[str]:
         "the peak of a process that does nothing else, by the forward and backward pass of all "
         "shots."
     )
-    yield _table(
-        ("history", "error", "memory, MB", "s"),
-        [
-            (
-                r["history"],
-                f"{r['error']:.1e}" if r["error"] else "0",
-                f"{r['bytes'] / 1e6:.0f}",
-                f"{r['seconds']:.3f}",
-            )
-            for r in numbers["histories"]
-        ],
-    )
+    yield tables["histories"]
     yield "### Ranks"
     if numbers["ranks"]:
         yield (
             f"All rows have the same {numbers['ranks'][0]['shots']} shots, one thread per rank, "
             "and the sum of the gradients. The efficiency is relative to one rank."
         )
-        yield _table(
-            ("ranks", "s per epoch", "efficiency"),
-            [
-                (r["ranks"], f"{r['seconds']:.3f}", f"{100 * r['efficiency']:.0f} %")
-                for r in numbers["ranks"]
-            ],
-        )
+        yield tables["ranks"]
     else:
         yield "Not measured: this machine had no mpirun that works."
     yield "### Cost of a gradient"
     yield (
-        "The engine computes only cells that the wave may have reached "
-        "([decision 012](decisions/012-windows.md)). The cost therefore grows faster than the "
-        "length of the record until the wave fills the grid, and more slowly than the grid."
+        "Times and work are relative to those of the first case. The engine computes only cells "
+        "that the wave may have reached ([decision 012](decisions/012-windows.md)). The cost "
+        "therefore grows faster than the length of the record until the wave fills the grid, and "
+        "more slowly than the grid."
     )
-    yield _table(
-        ("case", "s", "time / first", "cells, steps and shots / first"),
-        [
-            (r["case"], f"{r['seconds']:.3f}", f"{r['ratio']:.1f}", f"{r['growth']:.1f}")
-            for r in numbers["growth"]
-        ],
-    )
+    yield tables["growth"]
     reading, checkpoints = numbers["reading"], numbers["checkpoints"]
     yield "### Files"
     yield (

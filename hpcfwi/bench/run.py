@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,7 @@ from hpcfwi.bench.waves import (
     Shots,
     compare_engines,
     compare_histories,
+    compare_in_turns,
     describe_machine,
     list_engines,
     list_histories,
@@ -40,6 +42,7 @@ from hpcfwi.bench.waves import (
 )
 from hpcfwi.errors import refusing
 from hpcfwi.report.log import terminal_width
+from hpcfwi.survey import Survey
 from hpcfwi.system import written_whole
 
 FILE = "bench.json"
@@ -67,7 +70,10 @@ def run_bench(
     InputError
         The directory cannot be written.
     """
-    _check_writable(directory)
+    remedy = "Choose a directory that you may write, with --output."
+    with refusing(str(directory), "cannot be written", remedy):
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
     torch.set_num_threads(threads)
     shape, steps = ((40, 60), 40) if small else ((160, 320), 400)
     shots = make_shots(shape, threads, steps, receivers=20 if small else 100)
@@ -87,8 +93,8 @@ def run_bench(
         "engines": lambda _: compare_engines(shots, repetitions),
         "histories": lambda _: compare_histories(shots, "cpu", histories, repetitions),
         "growth": lambda _: measure_growth(shots, repetitions),
-        "reading": lambda folder: _files().compare_reading(folder, repetitions),
-        "checkpoints": lambda folder: _files().measure_checkpoints(folder, repetitions),
+        "reading": lambda folder: compare_reading(folder, repetitions),
+        "checkpoints": lambda folder: measure_checkpoints(folder, repetitions),
     }
     for name, measure in parts.items():
         tell(f"measuring {name}")
@@ -112,87 +118,133 @@ def show_numbers(numbers: dict[str, Any]) -> None:
         f"{case['points'][0]} x {case['points'][1]} points and their boundary, "
         f"{case['steps']} steps, {case['shots']} shots, order 4, float32"
     )
-    for table in _tables(numbers):
+    for heads, rows in tabulate(numbers).values():
+        table = Table(*heads)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
-
-
-def _tables(numbers: dict[str, Any]) -> Iterator[Table | str]:
-    yield _table(
-        ("engine", "case", "s", "M cells/s", "cpu is x times as fast"),
-        (
-            (r["engine"], r["case"], f"{r['seconds']:.3f}", f"{r['updates_per_second'] / 1e6:.0f}",
-             f"{r['ratio']:.1f}")
-            for r in numbers["engines"]
-        ),
-    )  # fmt: skip
-    yield _table(
-        ("history (cpu)", "error", "MB", "s"),
-        (
-            (r["history"], f"{r['error']:.1e}", f"{r['bytes'] / 1e6:.0f}", f"{r['seconds']:.3f}")
-            for r in numbers["histories"]
-        ),
-    )
-    if numbers["ranks"]:
-        yield _table(
-            ("ranks", "s an epoch", "efficiency"),
-            (
-                (str(r["ranks"]), f"{r['seconds']:.3f}", f"{100 * r['efficiency']:.0f} %")
-                for r in numbers["ranks"]
-            ),
-        )
-        yield _table(
-            ("ranks for one shot", "points", "s a gradient", "efficiency"),
-            (
-                (
-                    str(r["ranks"]),
-                    "x".join(map(str, r["points"])),
-                    f"{r['seconds']:.3f}",
-                    f"{100 * r['efficiency']:.0f} %",
-                )
-                for r in numbers["layers"]
-            ),
-        )
-    else:
-        yield "No mpirun that works: ranks were not measured."
-    yield _table(
-        ("cost of a gradient (cpu)", "s", "times", "times the work"),
-        (
-            (r["case"], f"{r['seconds']:.3f}", f"{r['ratio']:.1f}", f"{r['growth']:.1f}")
-            for r in numbers["growth"]
-        ),
-    )
+    if not numbers["ranks"]:
+        console.print("No mpirun that works: ranks were not measured.")
     reading, checkpoints = numbers["reading"], numbers["checkpoints"]
-    yield (
+    console.print(
         f"Reading gathers {reading['gathers_bytes_per_second'] / 1e6:.0f} MB/s, a plain file "
         f"{reading['plain_bytes_per_second'] / 1e6:.0f} MB/s (in cache): {reading['ratio']:.2f} of "
         "its rate"
     )
-    yield (
+    console.print(
         f"A checkpoint of {checkpoints['bytes'] / 1e6:.0f} MB is written in "
         f"{checkpoints['write']:.3f} s and read in {checkpoints['read']:.3f} s"
     )
 
 
-def _table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Table:
-    table = Table(*heads)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    return table
+# For each measurement, the heads of the columns of its table, and the formats of their values.
+TABLES = {
+    "engines": {
+        "engine": "{engine}",
+        "case": "{case}",
+        "s": "{seconds:.3f}",
+        "M cells/s": "{rate:.0f}",
+        "cpu is x times as fast": "{ratio:.1f}",
+    },
+    "histories": {
+        "history (cpu)": "{history}",
+        "error": "{error:.1e}",
+        "MB": "{megabytes:.0f}",
+        "s": "{seconds:.3f}",
+    },
+    "ranks": {"ranks": "{ranks}", "s an epoch": "{seconds:.3f}", "efficiency": "{percent:.0f} %"},
+    "layers": {
+        "ranks for one shot": "{ranks}",
+        "points": "{grid}",
+        "s a gradient": "{seconds:.3f}",
+        "efficiency": "{percent:.0f} %",
+    },
+    "growth": {
+        "cost of a gradient (cpu)": "{case}",
+        "s": "{seconds:.3f}",
+        "times": "{ratio:.1f}",
+        "times the work": "{growth:.1f}",
+    },
+}
 
 
-def _files() -> Any:
-    from hpcfwi.bench import files
+def tabulate(numbers: dict[str, Any]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """Return the heads and the rows of the table of each measurement that was made."""
+    tables = {}
+    for name, columns in TABLES.items():
+        rows = [
+            {
+                **row,
+                "rate": row.get("updates_per_second", 0.0) / 1e6,
+                "megabytes": row.get("bytes", 0) / 1e6,
+                "percent": 100 * row.get("efficiency", 0.0),
+                "grid": "x".join(map(str, row.get("points", ()))),
+            }
+            for row in numbers.get(name, ())
+        ]
+        if rows:
+            cells = [[form.format_map(row) for form in columns.values()] for row in rows]
+            tables[name] = [*columns], cells
+    return tables
 
-    return files
+
+# Parallel HDF5 is imported when files are measured, because it starts MPI in this process.
+SHOTS, RECEIVERS, SAMPLES = 32, 400, 1500
+CELLS = 1_000_000
 
 
-def _check_writable(directory: Path) -> None:
-    remedy = "Choose a directory that you may write, with --output."
-    with refusing(str(directory), "cannot be written", remedy):
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
+def compare_reading(folder: Path, repetitions: int) -> dict[str, Any]:
+    """Measure the rates of reading all shots of a gathers file and of a plain file.
+
+    Both have the same bytes, and are read in the same random order. After the first time both are
+    in the system's cache, so that the overhead of the format is measured, not the disk.
+    """
+    from hpcfwi.parallel.context import Context
+    from hpcfwi.storage.gathers import GatherReader, create_gathers
+
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(SHOTS, RECEIVERS, SAMPLES)).astype(np.float32)
+    places = np.zeros((SHOTS, 2)), np.zeros((RECEIVERS, 2))
+    survey = Survey(*places, np.ones(SAMPLES, np.float32), 1e-3)
+    order = rng.permutation(SHOTS).astype(np.int64)
+    with create_gathers(folder / "gathers.h5", survey, Context.alone()) as writer:
+        writer.write(np.arange(SHOTS), data)
+    plain = folder / "plain.bin"
+    plain.write_bytes(data.tobytes())
+
+    def read_plainly() -> None:
+        traces = np.empty_like(data)
+        with plain.open("rb", buffering=0) as file:
+            for gather, shot in zip(traces, order, strict=True):
+                file.seek(int(shot) * gather.nbytes)
+                file.readinto(gather.data)
+
+    with GatherReader(folder / "gathers.h5", Context.alone()) as reader:
+        works = {"gathers": lambda: reader.read(order), "plain": read_plainly}
+        taken = compare_in_turns(works, repetitions, "gathers")
+    return {
+        "bytes": data.nbytes,
+        "gathers_bytes_per_second": data.nbytes / taken["gathers"][0],
+        "plain_bytes_per_second": data.nbytes / taken["plain"][0],
+        "ratio": taken["plain"][1],
+    }
+
+
+def measure_checkpoints(folder: Path, repetitions: int) -> dict[str, Any]:
+    """Measure the seconds to write and to read the checkpoint of Adam for a million cells."""
+    from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
+
+    cells = torch.zeros(CELLS)
+    payload = {"model": cells, "first": cells.clone(), "second": cells.clone()}
+    works: dict[str, Callable[[], object]] = {
+        "write": lambda: save_checkpoint(folder, 1, payload),
+        "read": lambda: load_latest_checkpoint(folder),
+    }
+    taken = compare_in_turns(works, repetitions, "write")
+    size = (folder / "epoch_000001.ckpt").stat().st_size
+    return {"cells": CELLS, "bytes": size} | {name: s for name, (s, _) in taken.items()}
 
 
 MPIRUN = "mpirun --bind-to none"
@@ -323,8 +375,6 @@ def _measure(case: str, batch: int, depth: int) -> int:
 
 
 def _measure_epochs(shots: Shots, context: Any) -> None:
-    import numpy as np
-
     mine = np.array_split(np.arange(len(shots.sources)), context.size)[context.rank]
     seconds = []
     for _ in range(1 + EPOCHS):

@@ -61,6 +61,20 @@ def median_ratio(numerator: list[float], denominator: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
+def compare_in_turns(
+    works: Mapping[str, Callable[[], object]], repetitions: int, reference: str
+) -> dict[str, tuple[float, float]]:
+    """Return the median seconds of each function, and their median ratio to those of another.
+
+    reference: name of the other function.
+    """
+    seconds = time_in_turns(works, repetitions)
+    return {
+        name: (statistics.median(taken), median_ratio(taken, seconds[reference]))
+        for name, taken in seconds.items()
+    }
+
+
 def measure_growth_of_memory(work: Callable[[], object]) -> int:
     """Return the bytes that a function adds to the resident size of this process at its peak.
 
@@ -100,7 +114,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-SPACING, DT, FREQUENCY, BOUNDARY = 12.5, 1e-3, 10.0, 20
+SPACING, DT, FREQUENCY, DELAY, BOUNDARY = 12.5, 1e-3, 10.0, 0.12, 20
 SLOWEST, FASTEST = 1500.0, 4500.0
 EDGE = 20  # cells, from the sides of the model to the ends of a line of points
 
@@ -110,7 +124,7 @@ class Shots:
     """Shots with sources and receivers at grid points, so that all programs treat them alike.
 
     vp: (nz, nx) or (nz, ny, nx), m/s; wavelet: (time,); sources: (shot, axis) and receivers:
-    (receiver, axis), indices of grid points; order: order of the differences in space.
+    (receiver, axis), indices of grid points; order: order of the differences in space; dt: s.
     """
 
     vp: Tensor
@@ -118,6 +132,7 @@ class Shots:
     sources: Tensor
     receivers: Tensor
     order: int = 4
+    dt: float = DT
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,7 +159,7 @@ class Shots:
             **options,
         )
         where = (SPACING * self.sources, SPACING * self.receivers)
-        shots = Acquisition(DT, self.wavelet, *where)
+        shots = Acquisition(self.dt, self.wavelet, *where)
         return simulate({"vp": self.vp}, SPACING, shots, method, keep=keep, illuminate=False)
 
     def run(self, gradient: bool, **options: Any) -> Tensor:
@@ -156,11 +171,18 @@ class Shots:
 
 
 def make_shots(
-    shape: tuple[int, ...], shots: int, steps: int, receivers: int = 100, order: int = 4
+    shape: tuple[int, ...],
+    shots: int,
+    steps: int,
+    receivers: int = 100,
+    order: int = 4,
+    dt: float = DT,
+    device: torch.device | str = "cpu",
 ) -> Shots:
     """Return shots that are evenly distributed along x, near the top of a model.
 
-    shape: of the model, without its boundary; shots, steps, receivers: their numbers.
+    shape: of the model, without its boundary; shots, steps, receivers: their numbers; device: of
+    the model and the wavelet.
     """
     depth = torch.linspace(0.0, 1.0, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     vp = (SLOWEST + (FASTEST - SLOWEST) * depth).expand(shape).contiguous()
@@ -173,8 +195,9 @@ def make_shots(
         ]
         return torch.stack([*before, columns], dim=-1)
 
-    wavelet = torch.tensor(ricker(FREQUENCY, steps, DT, delay=0.12), dtype=torch.float32)
-    return Shots(vp, wavelet, line(shots, 2), line(receivers, 4), order)
+    wavelet = torch.tensor(ricker(FREQUENCY, steps, dt, delay=DELAY), dtype=torch.float32)
+    places = line(shots, 2), line(receivers, 4)
+    return Shots(vp.to(device), wavelet.to(device), *places, order, dt)
 
 
 # Number of states with which recomputation is measured.
@@ -209,21 +232,19 @@ def compare_engines(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
     kept = Snapshots(longest_interval(shots))
     rows = []
     for gradient in (False, True):
-        names = [name for name in list_engines() if not (gradient and name == "eager")]
-        works: dict[str, Callable[[], object]] = {
-            name: partial(shots.run, gradient, engine=name, history=kept) for name in names
+        works = {
+            name: partial(shots.run, gradient, engine=name, history=kept)
+            for name in list_engines()
+            if not (gradient and name == "eager")
         }
-        seconds = time_in_turns(works, repetitions)
-        for name in names:
+        for name, (seconds, ratio) in compare_in_turns(works, repetitions, "cpu").items():
             rows.append(
                 {
                     "engine": name,
                     "case": "forward and gradient" if gradient else "forward",
-                    "seconds": statistics.median(seconds[name]),
-                    "updates_per_second": (1 + gradient)
-                    * shots.updates
-                    / statistics.median(seconds[name]),
-                    "ratio": median_ratio(seconds[name], seconds["cpu"]),
+                    "seconds": seconds,
+                    "updates_per_second": (1 + gradient) * shots.updates / seconds,
+                    "ratio": ratio,
                 }
             )
     return rows
@@ -244,21 +265,20 @@ def compare_histories(
     The error is the relative L2 difference from the gradient of the first history, which is exact.
     """
     exact = shots.run(True, engine=name, history=histories[0]).double()
-    works: dict[str, Callable[[], object]] = {
-        describe(h): partial(shots.run, True, engine=name, history=h) for h in histories
-    }
-    seconds = time_in_turns(works, repetitions)
+    works = {describe(h): partial(shots.run, True, engine=name, history=h) for h in histories}
+    taken = compare_in_turns(works, repetitions, describe(histories[0]))
     rows = []
     for history in histories:
         found = shots.run(True, engine=name, history=history).double()
+        seconds, ratio = taken[describe(history)]
         rows.append(
             {
                 "engine": name,
                 "history": describe(history),
                 "error": float((found - exact).norm() / exact.norm()),
                 "bytes": measure_peak(shots, name, history),
-                "seconds": statistics.median(seconds[describe(history)]),
-                "ratio": median_ratio(seconds[describe(history)], seconds[describe(histories[0])]),
+                "seconds": seconds,
+                "ratio": ratio,
             }
         )
     return rows
@@ -296,17 +316,14 @@ def measure_growth(shots: Shots, repetitions: int) -> list[dict[str, Any]]:
         "twice the shots": make_shots((nz, nx), 2 * count, steps, receivers),
         "four times the shots": make_shots((nz, nx), 4 * count, steps, receivers),
     }
-    works: dict[str, Callable[[], object]] = {
-        name: partial(case.run, True, engine="cpu") for name, case in cases.items()
-    }
-    seconds = time_in_turns(works, repetitions)
-    first = next(iter(cases))
+    works = {name: partial(case.run, True, engine="cpu") for name, case in cases.items()}
+    taken = compare_in_turns(works, repetitions, next(iter(cases)))
     return [
         {
             "case": name,
-            "seconds": statistics.median(seconds[name]),
-            "ratio": median_ratio(seconds[name], seconds[first]),
-            "growth": case.updates / shots.updates,
+            "seconds": seconds,
+            "ratio": ratio,
+            "growth": cases[name].updates / shots.updates,
         }
-        for name, case in cases.items()
+        for name, (seconds, ratio) in taken.items()
     ]
