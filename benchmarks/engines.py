@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -28,8 +27,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,12 +44,11 @@ from hpcfwi.bench.waves import (
     FREQUENCY,
     SPACING,
     Shots,
+    compare_in_turns,
     describe_machine,
     longest_interval,
     make_shots,
     measure_growth_of_memory,
-    median_ratio,
-    time_in_turns,
 )
 from hpcfwi.wave import Snapshots
 
@@ -96,42 +95,29 @@ class Case:
     interval: int
 
 
-@dataclass(frozen=True)
-class Timing:
-    """The results of a case.
+def run_deepwave(shots: Shots, gradient: bool, interval: int) -> Tensor:
+    """Return Deepwave's traces or, for a gradient, that of half the sum of their squares.
 
-    ours, theirs: median seconds of hpcfwi and of Deepwave; speed: million cell updates per second
-    of hpcfwi; ratio: median of theirs / ours.
+    interval: steps between the samples that Deepwave stores.
     """
-
-    size: Size
-    case: str
-    ours: float
-    theirs: float
-    speed: float
-    ratio: float
-
-
-def run_theirs(shots: Shots, case: Case) -> Tensor:
-    """Return Deepwave's traces or, for a gradient, that of half the sum of their squares."""
     import deepwave
 
-    count = len(shots.sources)
-    vp = shots.vp.clone().requires_grad_(case.gradient)
+    count, device = len(shots.sources), shots.vp.device
+    vp = shots.vp.clone().requires_grad_(gradient)
     traces: Tensor = deepwave.scalar(
         vp,
         SPACING,
-        DT,
+        shots.dt,
         source_amplitudes=(-shots.wavelet / SPACING**2).expand(count, 1, -1),
-        source_locations=shots.sources[:, None, :],
-        receiver_locations=shots.receivers.expand(count, -1, -1),
+        source_locations=shots.sources[:, None, :].to(device),
+        receiver_locations=shots.receivers.to(device).expand(count, -1, -1),
         accuracy=shots.order,
         pml_width=BOUNDARY,
         pml_freq=FREQUENCY,
         max_vel=FASTEST,
-        model_gradient_sampling_interval=case.interval,
+        model_gradient_sampling_interval=interval,
     )[-1]
-    if not case.gradient:
+    if not gradient:
         return traces
     (0.5 * traces.square().sum()).backward()  # type: ignore[no-untyped-call]
     assert vp.grad is not None
@@ -187,14 +173,14 @@ def compare_long(size: Size, repetitions: int) -> dict[str, object]:
     works: dict[str, Callable[[], object]] = {
         "ours": partial(shots.run, False, engine="cpu"),
         "devito": prepare_devito(shots),
-        "deepwave": partial(run_theirs, shots, Case("forward", False, 1)),
+        "deepwave": partial(run_deepwave, shots, False, 1),
     }
-    seconds = time_in_turns(works, repetitions)
+    taken = compare_in_turns(works, repetitions, "ours")
     return {
         "size": asdict(size),
         "updates": shots.updates,
-        "seconds": {name: statistics.median(some) for name, some in seconds.items()},
-        "ratios": {name: median_ratio(some, seconds["ours"]) for name, some in seconds.items()},
+        "seconds": {name: seconds for name, (seconds, _) in taken.items()},
+        "ratios": {name: ratio for name, (_, ratio) in taken.items()},
     }
 
 
@@ -209,21 +195,22 @@ def measure_copying() -> float:
     return 2 * source.nbytes / best
 
 
-def choose_works(shots: Shots, case: Case, interval: int) -> dict[str, Callable[[], object]]:
-    return {
-        "ours": partial(shots.run, case.gradient, engine="cpu", history=Snapshots(interval)),
-        "theirs": partial(run_theirs, shots, case),
-    }
+def compare(size: Size, case: Case, interval: int, repetitions: int) -> dict[str, Any]:
+    """Measure both programs in turn, after one run of each that is not counted.
 
-
-def compare(size: Size, case: Case, interval: int, repetitions: int) -> Timing:
-    """Measure both programs in turn, after one run of each that is not counted."""
+    The result has the median seconds of hpcfwi and of Deepwave, million cell updates per second of
+    hpcfwi, and the median of the ratios.
+    """
     shots = size.make()
-    seconds = time_in_turns(choose_works(shots, case, interval), repetitions)
-    ours, theirs = (statistics.median(seconds[name]) for name in ("ours", "theirs"))
-    ratio = median_ratio(seconds["theirs"], seconds["ours"])
+    works = {
+        "ours": partial(shots.run, case.gradient, engine="cpu", history=Snapshots(interval)),
+        "theirs": partial(run_deepwave, shots, case.gradient, case.interval),
+    }
+    taken = compare_in_turns(works, repetitions, "ours")
+    (ours, _), (theirs, ratio) = taken["ours"], taken["theirs"]
     speed = (1 + case.gradient) * shots.updates / ours / 1e6
-    return Timing(size, case.name, ours, theirs, speed, ratio)
+    found = {"ours": ours, "theirs": theirs, "speed": speed, "ratio": ratio}
+    return {"size": asdict(size), "case": case.name, **found}
 
 
 def list_cases(interval: int) -> list[Case]:
@@ -250,9 +237,8 @@ def print_peak(name: str) -> None:
     """
     few, all_of_it = Size((101, 201), 1, 200).make(), SIZES[0].make()
     interval = longest_interval(all_of_it)
-    case = Case(name, True, interval)
     if name == "theirs":
-        works = [partial(run_theirs, shots, case) for shots in (few, all_of_it)]
+        works = [partial(run_deepwave, shots, True, interval) for shots in (few, all_of_it)]
     else:
         kept = Snapshots(interval, format="float16")  # the automatic choice
         works = [partial(shots.run, True, engine="cpu", history=kept) for shots in (few, all_of_it)]
@@ -260,17 +246,18 @@ def print_peak(name: str) -> None:
     print(measure_growth_of_memory(works[1]))
 
 
-def show(timings: list[Timing], peaks: dict[str, int], console: Console) -> None:
+def show(timings: list[dict[str, Any]], peaks: dict[str, int], console: Console) -> None:
     """Print a table for each size, and the memory."""
-    for size, cases in groupby(timings, key=attrgetter("size")):
-        points = " x ".join(map(str, size.points))
-        title = f"{points} points, {size.shots} shots, {size.steps} steps, order {size.order}"
+    for size, cases in groupby(timings, key=itemgetter("size")):
+        points = " x ".join(map(str, size["points"]))
+        title = "{shots} shots, {steps} steps, order {order}".format_map(size)
+        title = f"{points} points, {title}"
         table = Table("case", title=title, title_justify="left")
         for heading in ("hpcfwi", "Deepwave", "M cells/s", "times as fast"):
             table.add_column(heading, justify="right")
         for t in cases:
-            seconds = (f"{t.ours:.2f} s", f"{t.theirs:.2f} s")
-            table.add_row(t.case, *seconds, f"{t.speed:.0f}", f"{t.ratio:.1f}")
+            seconds = (f"{t['ours']:.2f} s", f"{t['theirs']:.2f} s")
+            table.add_row(t["case"], *seconds, f"{t['speed']:.0f}", f"{t['ratio']:.1f}")
         console.print(table)
     console.print(
         f"Memory of the first gradient at the same interval: {peaks['ours'] / 1e6:.0f} MB, "
@@ -327,7 +314,7 @@ def main() -> None:
         numbers = {
             "machine": describe_machine(arguments.threads),
             "repetitions": arguments.repetitions,
-            "timings": [asdict(t) for t in timings],
+            "timings": timings,
             "peaks": peaks,
         }
         arguments.output.write_text(json.dumps(numbers, indent=2) + "\n")

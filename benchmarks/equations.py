@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +25,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from hpcfwi.bench.waves import describe_machine, median_ratio, time_in_turns
+from hpcfwi.bench.waves import compare_in_turns, describe_machine
 from hpcfwi.wave import Snapshots, propagate
 from hpcfwi.wave.numerics import ricker
 
@@ -157,12 +156,9 @@ def _finish(case: Case, traces: Tensor, leaves: dict[str, Tensor]) -> object:
 def compare(case: Case, repetitions: int) -> dict[str, object]:
     """Return the median seconds of both programs, and the median of their ratios."""
     works = {"ours": make_work(case, ours=True), "theirs": make_work(case, ours=False)}
-    seconds = time_in_turns(works, repetitions)
-    return {
-        **asdict(case),
-        **{name: statistics.median(some) for name, some in seconds.items()},
-        "ratio": median_ratio(seconds["theirs"], seconds["ours"]),
-    }
+    taken = compare_in_turns(works, repetitions, "ours")
+    (ours, _), (theirs, ratio) = taken["ours"], taken["theirs"]
+    return {**asdict(case), "ours": ours, "theirs": theirs, "ratio": ratio}
 
 
 def main() -> None:

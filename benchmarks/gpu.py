@@ -22,29 +22,31 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kernels import measure_kernels
-from hpcfwi.wave import Acquisition, Boundary, Method, Recompute, Simulation, Snapshots, simulate
+from benchmarks.engines import run_deepwave
+from hpcfwi.bench.waves import BOUNDARY, DELAY, DT, EDGE, FREQUENCY, Shots, make_shots
+from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
+from hpcfwi.wave.engines.gpu import kernels
+from hpcfwi.wave.engines.gpu import sweep as sweeps
 from hpcfwi.wave.engines.gpu.device import cache_of, find_disk
 from hpcfwi.wave.history import History, kind_of, sampling_interval
 from hpcfwi.wave.numerics import ricker
 
-BOUNDARY, SPACING, SLOWEST, FASTEST = 20, 12.5, 1500.0, 4500.0
-DT, FREQUENCY, DELAY = 1e-3, 10.0, 0.12
 BYTES_AN_UPDATE = 16
 RECEIVERS = 300
 # Size of the copy in bytes, and its largest share of the GPU's free memory.
@@ -115,43 +117,15 @@ class Speed:
     of_floor: float
 
 
-@dataclass(frozen=True)
-class Survey:
-    """Shots along the top of a model whose velocity increases with depth, at grid points."""
-
-    vp: torch.Tensor
-    wavelet: torch.Tensor
-    sources: np.ndarray
-    receivers: np.ndarray
-    dt: float
-
-    def simulate(self, order: int, history: History, keep: bool) -> Simulation:
-        where = (SPACING * self.sources, SPACING * self.receivers)
-        shots = Acquisition(self.dt, self.wavelet, *where)
-        method = Method(order, BOUNDARY, False, FREQUENCY, FASTEST, "gpu", history)
-        return simulate({"vp": self.vp}, SPACING, shots, method, keep=keep, illuminate=False)
-
-    @property
-    def interval(self) -> int:
-        """The sampling interval of the complete wavelet, which a short record would truncate."""
-        return sampling_interval(Snapshots(), ricker(FREQUENCY, 1000, self.dt, DELAY), self.dt, 1)
+def make_survey(case: Case, device: torch.device, order: int, dt: float = DT) -> Shots:
+    """Return the shots of a case on the GPU, with at most one receiver per cell."""
+    receivers = min(RECEIVERS, case.shape[-1] - 2 * EDGE - 2)
+    return make_shots(case.shape, case.shots, case.steps, receivers, order, dt, device)
 
 
-def make_survey(case: Case, device: torch.device, dt: float = DT) -> Survey:
-    depth = torch.linspace(0.0, 1.0, case.shape[0], device=device)
-    vp = SLOWEST + (FASTEST - SLOWEST) * depth
-    vp = vp.reshape(-1, *[1] * (len(case.shape) - 1)).expand(case.shape).contiguous()
-    middle = [n // 2 for n in case.shape]
-
-    def line(count: int, row: int) -> np.ndarray:
-        points = np.tile(np.array(middle, dtype=float), (count, 1))
-        points[:, 0] = row
-        points[:, -1] = np.rint(np.linspace(2, case.shape[-1] - 3, count))
-        return points
-
-    wavelet = torch.tensor(ricker(FREQUENCY, case.steps, dt, delay=DELAY), dtype=torch.float32)
-    receivers = min(RECEIVERS, case.shape[-1] - 4)  # at most one per cell
-    return Survey(vp, wavelet.to(device), line(case.shots, 2), line(receivers, 4), dt)
+def find_interval(dt: float) -> int:
+    """Return the sampling interval of the complete wavelet, which a short record would truncate."""
+    return sampling_interval(Snapshots(), ricker(FREQUENCY, 1000, dt, DELAY), dt, 1)
 
 
 def list_histories(interval: int) -> list[History]:
@@ -207,8 +181,8 @@ def tune(cases: tuple[Case, ...], device: torch.device) -> dict[str, dict[str, i
     file = place / "tiles.json"
     file.unlink(missing_ok=True)
     for case, order in [(case, order) for case in cases for order in ORDERS]:
-        survey = make_survey(case, device)
-        survey.simulate(order, Snapshots(survey.interval), keep=False)
+        shots = make_survey(case, device, order)
+        shots.simulate(False, engine="gpu", history=Snapshots(find_interval(DT)))
         gpu.clear()
     return json.loads(file.read_text()) if file.exists() else {}
 
@@ -217,8 +191,8 @@ def measure_case(
     case: Case, order: int, device: torch.device, copy: float, repetitions: int
 ) -> Iterator[Speed]:
     """Measure the forward simulation and the gradient with each history, and yield each result."""
-    survey = make_survey(case, device)
-    exact = Snapshots(survey.interval)
+    shots, interval = make_survey(case, device, order), find_interval(DT)
+    exact = Snapshots(interval)
 
     def speed(what: str, work: Callable[[], object], repetitions: int) -> Speed:
         seconds = measure_seconds(work, device, repetitions)
@@ -229,17 +203,15 @@ def measure_case(
         )
         return Speed(case.shape, order, what, seconds, case.updates / seconds / 1e6, moved, most)
 
-    yield speed("forward", lambda: survey.simulate(order, exact, keep=False), repetitions)
-    for history in list_histories(survey.interval):
-
-        def gradient(history: History = history) -> None:
-            simulation = survey.simulate(order, history, keep=True)
-            simulation.backpropagate(simulation.data)
-
+    yield speed("forward", partial(shots.simulate, False, engine="gpu", history=exact), repetitions)
+    for history in list_histories(interval):
+        gradient = partial(shots.run, True, engine="gpu", history=history)
         yield speed(f"gradient, {name_of(history)}", gradient, repetitions)
     if find_spec("deepwave") is not None:
-        yield speed("forward, Deepwave", lambda: run_deepwave(survey, order, False), 1)
-        yield speed("gradient, Deepwave", lambda: run_deepwave(survey, order, True), 1)
+        # The interval of Deepwave divides the number of steps.
+        kept = max(k for k in range(1, interval + 1) if case.steps % k == 0)
+        yield speed("forward, Deepwave", partial(run_deepwave, shots, False, kept), 1)
+        yield speed("gradient, Deepwave", partial(run_deepwave, shots, True, kept), 1)
 
 
 @contextmanager
@@ -258,34 +230,66 @@ def going_on(what: str, left_out: list[str], write: Callable[[], object]) -> Ite
     write()
 
 
-def run_deepwave(survey: Survey, order: int, gradient: bool) -> None:
-    """Run the same simulation with Deepwave, which stores the field at a similar interval."""
-    import deepwave
+class Timed:
+    """A kernel whose launches are recorded between two events in `times`, by its name."""
 
-    device, steps = survey.vp.device, survey.wavelet.numel()
-    interval = max(k for k in range(1, survey.interval + 1) if steps % k == 0)
-    sources = torch.tensor(survey.sources, device=device).long()[:, None, :]
-    receivers = torch.tensor(survey.receivers, device=device).long()
-    vp = survey.vp.clone().requires_grad_(gradient)
-    traces = deepwave.scalar(
-        vp, SPACING, survey.dt, source_amplitudes=survey.wavelet.expand(len(sources), 1, -1),
-        source_locations=sources, receiver_locations=receivers.expand(len(sources), -1, -1),
-        accuracy=order, pml_width=BOUNDARY, pml_freq=FREQUENCY, max_vel=FASTEST,
-        model_gradient_sampling_interval=interval,
-    )[-1]  # fmt: skip
-    if gradient:
-        traces.square().sum().backward()
+    def __init__(self, kernel: Any, times: dict[str, list[tuple[Any, Any]]]) -> None:
+        self._kernel, self._times = kernel, times
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            self._kernel[grid](*args, **kwargs)
+            end.record()
+            self._times.setdefault(self._kernel.__name__, []).append((begin, end))
+
+        return launch
+
+
+def measure_kernels(
+    simulation: Simulation, device: torch.device, steps: int
+) -> dict[str, dict[str, float]]:
+    """Return the median milliseconds of each kernel, in forward and backward steps.
+
+    Kernels run one after the other, without a second stream.
+
+    simulation: of one shot, with snapshots in a format that needs all kernels.
+    """
+    found = {}
+    sweep = simulation._state.sweep
+    sweep.stepper._side = None
+    names = {
+        sweeps: ("relax", "advance_frame", "advance", "exchange"),
+        kernels: ("store", "correlate"),
+    }
+    for way, step in (("forwards", sweep._step_forward), ("backwards", sweep._step_backward)):
+        times: dict[str, list[tuple[Any, Any]]] = {}
+        with ExitStack() as patches, torch.cuda.device(device):
+            for module, each in names.items():
+                for name in each:
+                    timed = Timed(getattr(module, name), times)
+                    patches.enter_context(patch.object(module, name, timed))
+            for n in range(2 + steps):
+                step(n % 2, 0)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found[way] = {
+            name: statistics.median(begin.elapsed_time(end) for begin, end in launches[2:])
+            for name, launches in times.items()
+        }
+    return found
 
 
 def measure_memory(case: Case, dt: float, device: torch.device) -> dict[str, float]:
     """Return the peak memory of one gradient for each history, in MB, without the model."""
-    survey = make_survey(case, device, dt)
+    shots, interval = make_survey(case, device, 8, dt), find_interval(dt)
     peaks = {}
-    for history in [*list_histories(survey.interval), Boundary(survey.interval, format="int8")]:
+    for history in [*list_histories(interval), Boundary(interval, format="int8")]:
         gpu.clear()
         gc.collect()
         before = allocated(device, reset=True)
-        simulation = survey.simulate(8, history, keep=True)
+        simulation = shots.simulate(engine="gpu", history=history)
         simulation.backpropagate(simulation.data)
         peaks[name_of(history)] = (allocated(device) - before) / 1e6
         del simulation
@@ -359,7 +363,7 @@ def main() -> None:
         file.write_text(json.dumps({**numbers, **results}, indent=2) + os.linesep)
 
     with going_on("kernels of a step", left_out, write):
-        shot = make_survey(STEP, device).simulate(STEP_ORDER, SHORTER, keep=True)
+        shot = make_survey(STEP, device, STEP_ORDER).simulate(engine="gpu", history=SHORTER)
         numbers["kernels"] = measure_kernels(shot, device, STEPS)
         del shot
     for case, order in [(known[name], order) for name in arguments.cases for order in ORDERS]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks import gpu as benchmark
+from hpcfwi.bench import waves
 from hpcfwi.wave import Snapshots
 
 
@@ -38,7 +39,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "BOUNDARY", 2)
+    for name, cells in (("BOUNDARY", 2), ("EDGE", 0)):
+        monkeypatch.setattr(waves, name, cells)
+        monkeypatch.setattr(benchmark, name, cells)
     monkeypatch.setattr(benchmark, "list_histories", lambda interval: [Snapshots(interval)])
     monkeypatch.setattr(benchmark, "find_spec", lambda _: None)
 
@@ -77,7 +80,7 @@ def test_benchmark_measures_forward_simulations_and_gradients(
 @pytest.mark.parametrize("case", benchmark.CASES, ids=lambda case: case.name)
 def test_points_of_the_benchmark_are_in_different_cells(case: benchmark.Case) -> None:
     small = replace(case, shape=(5, *[5] * (len(case.shape) - 2), case.shape[-1]), steps=2)
-    survey = benchmark.make_survey(small, torch.device("cpu"))
+    survey = benchmark.make_survey(small, torch.device("cpu"), 4)
     for points in (survey.sources, survey.receivers):
         assert len(np.unique(points, axis=0)) == len(points)
 
@@ -96,8 +99,8 @@ def test_benchmark_times_each_kernel_of_a_step(monkeypatch: pytest.MonkeyPatch) 
     if DEVICE.type != "cuda":
         monkeypatch.setattr("torch.cuda.Event", Clock)
         monkeypatch.setattr("torch.cuda.device", nullcontext)
-    survey = benchmark.make_survey(benchmark.Case((10, 12), 1, 3), DEVICE)
-    shot = survey.simulate(2, benchmark.SHORTER, keep=True)
+    shots = benchmark.make_survey(benchmark.Case((10, 12), 1, 3), DEVICE, 2)
+    shot = shots.simulate(engine="gpu", history=benchmark.SHORTER)
     found = benchmark.measure_kernels(shot, DEVICE, 2)
     forwards = {"relax", "advance_frame", "advance", "exchange", "store"}
     assert set(found["forwards"]) == forwards
