@@ -34,18 +34,17 @@ the load average of the machine."""
 
 def make_page(results: Path) -> str:
     """Return the text of docs/performance.md, from the newest result of each kind in a folder."""
-    kinds = ("bench", "engines", "long", "equations", "gpu")
-    bench, engines, long, equations, gpu = (newest(results, kind) for kind in kinds)
     parts = [HEAD]
-    if bench is not None:
-        parts += _bench(bench)
-    if engines is not None:
-        parts += _engines(engines)
-    if long is not None:
-        parts += _long(long)
-    if equations is not None:
-        parts += _equations(equations)
-    parts += _gpu(gpu)
+    for kind, describe in (
+        ("bench", _bench),
+        ("engines", _engines),
+        ("long", _long),
+        ("equations", _equations),
+    ):
+        numbers = newest(results, kind)
+        if numbers is not None:
+            parts += describe(numbers)
+    parts += _gpu(newest(results, "gpu"))
     return "\n\n".join(parts) + "\n"
 
 
@@ -114,18 +113,20 @@ def _engines(numbers: dict[str, Any]) -> Iterator[str]:
         f"{ours:.0f} MB to the peak memory of a process with hpcfwi (samples in float16), and "
         f"{theirs:.0f} MB with Deepwave (in float32). Measured by `benchmarks/engines.py`."
     )
-    yield _table(
-        ("points", "shots", "steps", "order", "case", "hpcfwi, s", "Deepwave, s", "ratio"),
+    sizes = ("points", "shots", "steps", "order")
+    yield _tabulate_ratios(sizes, [{**t["size"], **t} for t in numbers["timings"]])
+
+
+def _tabulate_ratios(sizes: Sequence[str], timings: Sequence[dict[str, Any]]) -> str:
+    """Return a table of cases, with their sizes, the seconds of both programs and the ratios."""
+    return _table(
+        (*sizes, "case", "hpcfwi, s", "Deepwave, s", "ratio"),
         [
             (
-                _short(t["size"]["points"]),
-                *(t["size"][key] for key in ("shots", "steps", "order")),
-                t["case"],
-                f"{t['ours']:.2f}",
-                f"{t['theirs']:.2f}",
-                f"{t['ratio']:.1f}",
+                *(_short(t[size]) for size in (*sizes, "case")),
+                *(f"{t['ours']:.2f}", f"{t['theirs']:.2f}", f"{t['ratio']:.1f}"),
             )
-            for t in numbers["timings"]
+            for t in timings
         ],
     )
 
@@ -169,18 +170,10 @@ def _equations(numbers: dict[str, Any]) -> Iterator[str]:
         "are those with respect to all parameters, and both programs store every "
         f"{numbers['interval']} steps (hpcfwi in float16). Measured by `benchmarks/equations.py`."
     )
-    yield _table(
-        ("equation", "order", "points", "steps", "case", "hpcfwi, s", "Deepwave, s", "ratio"),
-        [
-            (
-                *(t["equation"], t["order"], _short(t["points"]), t["steps"]),
-                "gradient" if t["gradient"] else "forward",
-                f"{t['ours']:.2f}",
-                f"{t['theirs']:.2f}",
-                f"{t['ratio']:.1f}",
-            )
-            for t in numbers["timings"]
-        ],
+    cases = ("forward", "gradient")
+    yield _tabulate_ratios(
+        ("equation", "order", "points", "steps"),
+        [{**t, "case": cases[t["gradient"]]} for t in numbers["timings"]],
     )
 
 

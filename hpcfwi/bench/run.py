@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,12 +259,6 @@ CASES = {
 OWN_VARIABLES = ("PMIX_", "PMI_", "OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP_CTX", "PRTE_")
 
 
-def find_launcher(env: Mapping[str, str]) -> list[str] | None:
-    """Return the command that launches ranks, $MPIRUN or mpirun; None if it is not installed."""
-    command = shlex.split(env.get("MPIRUN", MPIRUN))
-    return command if shutil.which(command[0]) else None
-
-
 def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, Any]]:
     """Measure the seconds of an epoch for each number of ranks, and the parallel efficiency.
 
@@ -273,11 +267,8 @@ def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, A
 
     most: largest number of ranks, by default the number of cores.
     """
-    launcher = find_launcher(os.environ)
-    if launcher is None:
-        return []
     most = most or len(os.sched_getaffinity(0))
-    found = _compare(launcher, "200x400", 2 * most, repetitions, most)
+    found = _compare("200x400", 2 * most, repetitions, most)
     return [{**row, "shots": 2 * most} for row in found]
 
 
@@ -288,25 +279,26 @@ def compare_layers(repetitions: int, most: int | None = None) -> list[dict[str, 
     numbers of ranks (strong scaling), or its depth is proportional to their number (weak scaling).
     The efficiency is the number of cells per second and rank, divided by that of one rank.
     """
-    launcher = find_launcher(os.environ)
-    if launcher is None:
-        return []
     most = most or len(os.sched_getaffinity(0))
     return [
         row
         for case in CASES
         for grows in (False, True)
-        for row in _compare(launcher, case, 1, repetitions, most, grows)
+        for row in _compare(case, 1, repetitions, most, grows)
     ]
 
 
 def _compare(
-    launcher: list[str], case: str, batch: int, repetitions: int, most: int, grows: bool = False
+    case: str, batch: int, repetitions: int, most: int, grows: bool = False
 ) -> list[dict[str, Any]]:
-    """Measure a batch on 1, 2, 4, ... and `most` ranks; the list is empty if a job fails.
+    """Measure a batch on 1, 2, 4, ... and `most` ranks.
 
-    grows: True if the depth of the grid is proportional to the number of ranks.
+    The list is empty if the launcher, $MPIRUN or mpirun, is not installed or if a job fails. grows:
+    True if the depth of the grid is proportional to the number of ranks.
     """
+    launcher = shlex.split(os.environ.get("MPIRUN", MPIRUN))
+    if shutil.which(launcher[0]) is None:
+        return []
     sizes = [n for n in range(1, most + 1) if n in (1, most) or n & (n - 1) == 0]
     seconds: dict[int, list[float]] = {n: [] for n in sizes}
     for _ in range(repetitions):
@@ -315,13 +307,14 @@ def _compare(
             if taken is None:
                 return []
             seconds[n].append(taken)
-    cells = {n: _make_batch(case, batch, n if grows else 1).cells for n in sizes}
+    shots = {n: _make_batch(case, batch, n if grows else 1) for n in sizes}
     return [
         {
             "ranks": n,
-            "points": list(_shape_of(case, n if grows else 1)),
+            "points": list(shots[n].shape),
             "seconds": statistics.median(seconds[n]),
-            "efficiency": median_ratio(seconds[1], seconds[n]) * cells[n] / cells[1] / n,
+            "efficiency": median_ratio(seconds[1], seconds[n])
+            * (shots[n].cells / shots[1].cells / n),
         }
         for n in sizes
     ]
@@ -344,18 +337,13 @@ def _run(launcher: list[str], ranks: int, case: str, batch: int, depth: int) -> 
     return float(done.stdout.split()[-1]) if done.returncode == 0 else None
 
 
-def _shape_of(case: str, depth: int) -> tuple[int, ...]:
-    (n, *others), _, _ = CASES[case]
-    return (n * depth, *others)
-
-
 def _make_batch(case: str, batch: int, depth: int) -> Shots:
     """Return the shots of a case; the source of a single one is in the middle of the grid.
 
     Its wave reaches all layers early.
     """
-    _, steps, order = CASES[case]
-    shots = make_shots(_shape_of(case, depth), batch, steps, order=order)
+    (n, *others), steps, order = CASES[case]
+    shots = make_shots((n * depth, *others), batch, steps, order=order)
     if batch == 1:
         shots.sources[:, 0] = shots.shape[0] // 2
     return shots

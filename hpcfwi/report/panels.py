@@ -36,24 +36,6 @@ class Excerpt:
     profiles: NDArray[np.floating]
     limits: tuple[float, float]
 
-    @classmethod
-    def of(
-        cls,
-        array: NDArray[np.floating],
-        cuts: Sequence[int],
-        places: Sequence[tuple[int, ...]],
-        limits: tuple[float, float],
-    ) -> Excerpt:
-        """Return the excerpt of an array.
-
-        cuts: indices of a volume's slices along z, y and x; places: indices of the profiles.
-        """
-        slices = [array]
-        if array.ndim == 3:
-            slices = [np.take(array, [n], axis).squeeze(axis) for axis, n in enumerate(cuts)]
-        profiles = np.stack([array.T[place[::-1]] for place in places])
-        return cls(tuple(coarsen(s, MOST_CELLS) for s in slices), profiles, limits)
-
     def less(self, other: Excerpt, percentile: float) -> Excerpt:
         """Return this excerpt minus another one, with limits at a percentile of its magnitudes."""
         sections = tuple(a - b for a, b in zip(self.sections, other.sections, strict=True))
@@ -139,14 +121,15 @@ class EpochPicture:
         Slices go through the part of the true model, or of the starting model if the true one is
         not known, that differs most from flat layers.
         """
-        if self.places is None:
+        places, cuts = self.places, self.cuts
+        if places is None:
             points = [p for p in (self.sources, self.receivers) if p is not None]
-            return replace(self, places=find_places(self.grid, points)).cut()
-        if self.cuts is not None or self.grid.ndim == 2:
-            return replace(self, cuts=self.cuts or ())
-        known = next(v for v in (self.true, self.start, self.inverted) if v is not None)
-        assert not isinstance(known, Excerpt), "made with cuts"
-        return replace(self, cuts=find_structure(known))
+            places = find_places(self.grid, points)
+        if cuts is None and self.grid.ndim == 3:
+            known = next(v for v in (self.true, self.start, self.inverted) if v is not None)
+            assert not isinstance(known, Excerpt), "made with cuts"
+            cuts = find_structure(known)
+        return replace(self, cuts=cuts or (), places=places)
 
     def shorten(self) -> EpochPicture:
         """Return the same picture with slices; if it is large, excerpts replace changing arrays."""
@@ -163,7 +146,12 @@ class EpochPicture:
         array = getattr(self, name)
         if array is None or isinstance(array, Excerpt):
             return array
-        return Excerpt.of(array, self.cuts, self.places, self._find_limits(name, array))
+        slices = [array]
+        if array.ndim == 3:
+            slices = [array.take(n, axis) for axis, n in enumerate(self.cuts)]
+        sections = tuple(coarsen(each, MOST_CELLS) for each in slices)
+        profiles = np.stack([array.T[place[::-1]] for place in self.places])
+        return Excerpt(sections, profiles, self._find_limits(name, array))
 
     def find_lit(self) -> NDArray[np.bool_]:
         """Return a mask of the cells of the drawn section that both waves illuminate.
