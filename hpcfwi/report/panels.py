@@ -227,17 +227,18 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
     known. is_alone: True if there is no other parameter, so that titles need not name it.
     """
     parameter = picture.parameter
-    what, of = (parameter.title, f" in {parameter.name}") if not is_alone else ("model", "")
+    what = "model" if is_alone else parameter.title
     inverted, true, start = (picture.excerpt(name) for name in ("inverted", "true", "start"))
     gradient = picture.excerpt("gradient")
     assert inverted is not None
     assert gradient is not None
     change = None if start is None else inverted.less(start, CHANGE_CLIP)
-    known, common = (f"True {what}", true), inverted if true is None else true
+    common = inverted if true is None else true
+    reference = f"True {what}", true
     if true is None and start is not None:
-        known = f"Starting {what}", start
+        reference = f"Starting {what}", start
     for title, excerpt, (low, high), colours in (
-        (*known, common.limits, MODEL_COLOURS),
+        (*reference, common.limits, MODEL_COLOURS),
         (f"Inverted {what}, epoch {picture.epoch}", inverted, common.limits, MODEL_COLOURS),
         (
             f"Inverted - starting {what}",
@@ -251,6 +252,7 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
             # In double precision, because rounded values could exceed the limits
             sections = tuple(part.astype(np.float64) / scale for part in excerpt.sections)
         yield Panel(title, sections, (low / scale, high / scale), colours, parameter.label)
+    of = "" if is_alone else f" in {parameter.name}"
     yield Panel(
         f"Gradient{of}, clipped at {GRADIENT_CLIP[picture.grid.ndim]:g} %",
         gradient.sections,

@@ -181,6 +181,7 @@ def test_reproducible_run_with_less_memory_has_same_history_for_fewer_shots(tmp_
     memory = planned(tmp_path, machine=tight).memory
     assert memory.chosen == roomy.chosen
     assert "1 shot at once" in memory.why
+    assert any(line.startswith("1 shot ") for line in memory.describe()), "with its waves"
     other = planned(tmp_path, {"inversion.reproducible": False}, machine=tight).memory
     assert other.chosen != roomy.chosen
     assert "2 shots at once" in other.why
