@@ -88,8 +88,8 @@ def test_plan_has_grid_and_stability_limit_of_the_scheme(tmp_path):
     )
     points, error, delay = map(float, re.findall(r"([+.\d-]+) (?:points|%|ms)", peak))
     assert points == pytest.approx(1500.0 / (8.0 * 20.0), rel=0.03)
-    assert peak.endswith("late after 0.9 km"), "distance that the slowest wave travels in 0.6 s"
-    assert delay == pytest.approx(-10.0 * error * 0.9 / 1.5, rel=0.05)
+    assert peak.endswith("early after 0.9 km"), "distance that the slowest wave travels in 0.6 s"
+    assert delay == pytest.approx(10.0 * error * 0.9 / 1.5, rel=0.05)
 
 
 def test_substeps_are_noted_with_their_cost(tmp_path):
