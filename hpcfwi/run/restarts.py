@@ -14,9 +14,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -36,48 +35,26 @@ from hpcfwi.system import beside, free_on_host, is_there
 log = logging.getLogger("hpcfwi")
 
 
-@dataclass(frozen=True)
-class Status:
-    """The progress of a run.
+def read_status(config: Config) -> tuple[bool, str]:
+    """Return True if the run of a config is complete, and a sentence about its progress.
 
-    result: file of the model or image; wanted: number of epochs of the config; done, written:
-    epochs of the newest complete checkpoint and of the model, 0 for none.
-    """
-
-    directory: RunDirectory
-    result: Path
-    wanted: int
-    done: int
-    written: int
-
-    @property
-    def is_complete(self) -> bool:
-        """True if all epochs are done, and the model is that after the last one."""
-        return self.done >= self.wanted and self.written == self.done
-
-    def __str__(self) -> str:
-        path, model = self.directory.path, self.directory.model
-        if self.done < self.wanted:
-            return f"{self.done} of {self.wanted} epochs are done in {path}"
-        if self.is_complete:
-            return f"All {self.wanted} epochs are done in {path}: the result is {self.result}"
-        found = f"is that of epoch {self.written}" if self.written else "is missing or damaged"
-        return (
-            f"All {self.wanted} epochs are done in {path}, but {model.name} {found}: "
-            "`hpcfwi run` writes it from the checkpoint"
-        )
-
-
-def read_status(config: Config) -> Status:
-    """Return the status of the run of a config.
-
+    A run is complete if all epochs are done, and the model on disk is that after the last one.
     Raises `InputError` if the directory is another run's, or its files cannot be read.
     """
     directory = RunDirectory(Path(config.output.directory))
     directory.check(config)
-    done = latest_whole_epoch(directory.checkpoints)
-    result = directory.result(config.inversion.linear)
-    return Status(directory, result, config.epochs, done, read_epoch(directory.model))
+    path, model, wanted = directory.path, directory.model, config.epochs
+    done, written = latest_whole_epoch(directory.checkpoints), read_epoch(model)
+    if done < wanted:
+        return False, f"{done} of {wanted} epochs are done in {path}"
+    if written == done:
+        result = directory.result(config.inversion.linear)
+        return True, f"All {wanted} epochs are done in {path}: the result is {result}"
+    found = f"is that of epoch {written}" if written else "is missing or damaged"
+    return False, (
+        f"All {wanted} epochs are done in {path}, but {model.name} {found}: "
+        "`hpcfwi run` writes it from the checkpoint"
+    )
 
 
 def tell_status(path: Path, settings: Sequence[str], quiet: bool) -> int:
@@ -86,28 +63,9 @@ def tell_status(path: Path, settings: Sequence[str], quiet: bool) -> int:
     Raises what `load_config` and `read_status` raise.
     """
     with start_log(None, 0, quiet):
-        status = read_status(load_config(path, settings))
+        is_complete, status = read_status(load_config(path, settings))
         log.info("%s", status)
-    return 0 if status.is_complete else 1
-
-
-@dataclass(frozen=True)
-class Headway:
-    """The epochs of the newest checkpoint and of the last line of the metrics, 0 for none.
-
-    finished: epoch of the metrics, None if they cannot be read; the next run writes them again;
-    simulated: number of shots in a file of unfinished observed data.
-    """
-
-    checkpoint: int
-    finished: int | None
-    simulated: int = 0
-
-    def __str__(self) -> str:
-        if self.simulated:
-            return f"with {self.simulated} shots of the observed data"
-        finished = "an unknown epoch" if self.finished is None else f"epoch {self.finished}"
-        return f"after {finished}, with the checkpoint of epoch {self.checkpoint}"
+    return 0 if is_complete else 1
 
 
 def run_with_restarts(
@@ -134,29 +92,31 @@ def run_with_restarts(
     return supervise(
         command,
         restarts,
-        lambda: measure_headway(directory),
-        lambda: read_status(config).is_complete,
+        lambda: tell_headway(directory),
+        lambda: read_status(config)[0],
         say,
         launches=bool(launch),
     )
 
 
-def measure_headway(directory: RunDirectory) -> Headway:
-    """Return the progress of the run in a directory, which need not exist.
+def tell_headway(directory: RunDirectory) -> str:
+    """Return a text with the progress of the run in a directory, which need not exist.
 
-    Raises `InputError` if the system cannot list the checkpoints.
+    Metrics that cannot be read are no error, because the next run writes them again. Raises
+    `InputError` if the system cannot list the checkpoints.
     """
-    finished: int | None
-    try:
-        metrics = read_metrics(directory.metrics)
-        finished = metrics[-1]["epoch"] if metrics else 0
-    except (OSError, InputError, KeyError):
-        finished = None
     part, simulated = beside(directory.observed), 0
     if is_there(part):
         with suppress(OSError, InputError, LookupError), open_alone(part) as file:
             simulated = int(np.count_nonzero(file["digests"]))
-    return Headway(latest_epoch(directory.checkpoints), finished, simulated)
+    if simulated:
+        return f"with {simulated} shots of the observed data"
+    try:
+        metrics = read_metrics(directory.metrics)
+        finished = f"epoch {metrics[-1]['epoch'] if metrics else 0}"
+    except (OSError, InputError, KeyError):
+        finished = "an unknown epoch"
+    return f"after {finished}, with the checkpoint of epoch {latest_epoch(directory.checkpoints)}"
 
 
 FINAL = (2, 3)  # bad input, and stopped on request, for which a restart is useless
@@ -168,7 +128,7 @@ KILLED = 128 + signal.SIGKILL
 def supervise(
     command: Sequence[str],
     restarts: int,
-    reached: Callable[[], Hashable],
+    reached: Callable[[], str],
     is_done: Callable[[], bool],
     say: Callable[[str], None],
     *,
@@ -182,15 +142,15 @@ def supervise(
     there is no restart after it. There is also no restart if a failure is repeated at the same
     place.
 
-    restarts: largest number of restarts; reached: a function that returns the place that the
-    program has reached, a printable value; is_done: a function that returns True if the work is
-    done, by any of the runs; say: a function that is called with a message at every decision;
-    launches: True if the command is a launcher, which would kill its ranks at SIGTERM and SIGINT
-    and therefore gets SIGUSR1 instead. Raises `InputError` if the command cannot be started.
+    restarts: largest number of restarts; reached: a function that names the place that the program
+    has reached; is_done: a function that returns True if the work is done, by any of the runs; say:
+    a function that is called with a message at every decision; launches: True if the command is a
+    launcher, which would kill its ranks at SIGTERM and SIGINT and therefore gets SIGUSR1 instead.
+    Raises `InputError` if the command cannot be started.
     """
     relay = _Relay(launches)
     with handling(relay.pass_on):
-        place: Hashable = None
+        place = ""
         for restart in range(restarts + 1):
             code = relay.run(command)
             if code in FINAL:
@@ -206,7 +166,7 @@ def supervise(
             if code == KILLED:
                 end += f" (killed, probably for memory: {say_bytes(free_on_host())} are free here)"
             code = code or 1
-            if relay.has_signal:
+            if relay.received:
                 return code
             if restart == restarts:
                 break
@@ -222,13 +182,9 @@ class _Relay:
     """Runs commands, and passes signals on to them."""
 
     def __init__(self, launches: bool) -> None:
-        self._last = 0
+        self.received = 0  # the number of the last signal
         self._launches = launches
         self._child: subprocess.Popen[bytes] | None = None
-
-    @property
-    def has_signal(self) -> bool:
-        return self._last != 0
 
     def run(self, command: Sequence[str]) -> int:
         """Run a command with the input and output of this process, and return its exit code."""
@@ -241,14 +197,14 @@ class _Relay:
                 f"it cannot be started ({error.strerror})",
                 "Give a command that starts the ranks, as in --launch 'mpirun -n 4'.",
             ) from error
-        if self.has_signal:  # it came before the command was started
-            self.pass_on(self._last)
+        if self.received:  # it came before the command was started
+            self.pass_on(self.received)
         code = self._child.wait()
         self._child = None
         return code if code >= 0 else 128 - code
 
     def pass_on(self, number: int, frame: FrameType | None = None) -> None:  # noqa: ARG002
         """Pass a signal on to the running command, or to the next one."""
-        self._last = number
+        self.received = number
         if self._child is not None:
             self._child.send_signal(signal.SIGUSR1 if self._launches else number)

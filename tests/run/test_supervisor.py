@@ -157,9 +157,9 @@ def test_program_killed_after_a_signal_is_not_restarted(tmp_path):
     run = Run(tmp_path, "killed", 0)
     before = signal.getsignal(signal.SIGTERM)
 
-    def reached() -> int:
+    def reached() -> str:
         os.kill(os.getpid(), signal.SIGTERM)
-        return 0
+        return "epoch 1"
 
     code = supervise(run.command, 5, reached, lambda: False, run.said.append, launches=False)
     assert code == 137
@@ -169,4 +169,4 @@ def test_program_killed_after_a_signal_is_not_restarted(tmp_path):
 
 def test_missing_launcher_is_an_input_error():
     with pytest.raises(InputError, match="no-such-mpirun: it cannot be started"):
-        supervise(["no-such-mpirun", "x"], 1, lambda: 0, lambda: False, print, launches=True)
+        supervise(["no-such-mpirun", "x"], 1, lambda: "", lambda: False, print, launches=True)
