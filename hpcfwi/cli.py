@@ -362,8 +362,8 @@ def show(
     """Redraw the figures of a run."""
 
     def work(context: Context) -> None:
-        from hpcfwi.run.commands import write_report
-        from hpcfwi.run.records import show as draw_again
+        from hpcfwi.run.drawing import show as draw_again
+        from hpcfwi.run.drawing import write_report
 
         def draw() -> list[Path]:
             return [write_report(directory, pdf)] if report else draw_again(directory, pdf)

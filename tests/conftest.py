@@ -67,15 +67,10 @@ def same_signals() -> Iterator[None]:
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not draw figures, which take longer than the rest of a tiny inversion."""
-    from hpcfwi.report import figures, style
-    from hpcfwi.run import records
+    """Do not draw figures."""
+    from tests.undrawn import draw_nothing
 
-    monkeypatch.setattr(records, "draw_survey", lambda *_: None)
-    monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
-    monkeypatch.setattr(records, "draw_wavelet", lambda *_: None)
-    monkeypatch.setattr(records, "draw_fit", lambda *_: None)
-    monkeypatch.setattr(figures, "comparison_figure", lambda *_: style.new_figure(1.0, 1.0))
+    draw_nothing(monkeypatch.setattr)
 
 
 @pytest.fixture

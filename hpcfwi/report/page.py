@@ -2,7 +2,7 @@
 
 The metrics file has one JSON object on one line for each epoch, with its number as "epoch".
 `inversion` measures the values. The page contains figures, metrics, input and versions, which
-`run.commands` reads, and needs no other file.
+`run.drawing` reads, and needs no other file.
 """
 
 from __future__ import annotations

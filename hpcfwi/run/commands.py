@@ -1,8 +1,8 @@
-"""The commands `check`, `plan` and `show --report`.
+"""The commands `check` and `plan`.
 
 `check` compares the observed data with those of the starting model; a run does the same before its
 first epoch. `plan` estimates the memory and the time of a run on all ranks, and one rank writes the
-plan. `show --report` makes a page about a run from its directory.
+plan.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
-from hpcfwi.errors import Finding, InputError, WriteFailure, refuse
+from hpcfwi.errors import Finding, InputError, refuse
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.memory import estimate_overhead
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.shot_qc import View, choose_drawn, describe_fit
+from hpcfwi.inversion.shot_qc import View, choose_drawn
 from hpcfwi.inversion.stages import Stage, make_stages
-from hpcfwi.model import PARAMETERS
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import check_data, check_experiment
 from hpcfwi.plan.comparison import DataComparison, compare_data
@@ -44,12 +43,10 @@ from hpcfwi.plan.plan import (
 )
 from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
-from hpcfwi.report.page import make_page, read_metrics
 from hpcfwi.run.crews import run_in_crews
-from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.records import check_fit, read_fit, show
+from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory, refusing_unwritable
 from hpcfwi.run.session import check_observed, open_observed
-from hpcfwi.system import check_regular, exists, is_there, written_whole
+from hpcfwi.system import exists, is_there, written_whole
 
 log = logging.getLogger("hpcfwi")
 
@@ -67,13 +64,12 @@ def check_job(
 
     Raises `InputError` on all ranks for all errors in the input that a run would report.
     """
-    load = cache(partial(load_config, path, settings, migrates))
-    run_in_crews(load, context, partial(_check, load, path, quiet), needs_crews=False)
+    load = partial(load_config, path, settings, migrates)
+    run_in_crews(load, context, partial(_check, path, quiet), needs_crews=False)
 
 
-def _check(load: Callable[[], Config], path: Path, quiet: bool, context: Context) -> None:
+def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
     with start_log(None, context.rank, quiet=True):
-        config = context.from_root(load)
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
@@ -145,23 +141,9 @@ def keep_checked(directory: RunDirectory, compared: Sequence[DataComparison]) ->
         }
         for one in compared
     ]
-    with _refusing_unwritable(directory.checked), written_whole(directory.checked) as file:
+    path = directory.checked
+    with refusing_unwritable(path, OTHER_DIRECTORY), written_whole(path) as file:
         file.write(json.dumps(found, indent=1).encode())
-
-
-@contextmanager
-def _refusing_unwritable(path: Path) -> Iterator[None]:
-    """Raise `InputError` if a file of the run directory, or the directory, cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except (OSError, WriteFailure) as failure:
-        reason = failure.reason if isinstance(failure, WriteFailure) else failure.strerror
-        raise InputError(
-            str(path),
-            f"cannot be written ({reason})",
-            "Choose a directory to which you may write, with --output or output.directory.",
-        ) from failure
 
 
 def look_at_data(
@@ -207,7 +189,7 @@ def draw(compared: DataComparison, directory: RunDirectory) -> Path:
         comparison.lags,
         comparison.period,
     )
-    with _refusing_unwritable(path):
+    with refusing_unwritable(path, OTHER_DIRECTORY):
         style.save(figure, path)
     return path
 
@@ -228,15 +210,12 @@ def plan_job(
     Raises `InputError` on all ranks for all errors in the input that a run would report, and for
     errors in the plan, after it is written.
     """
-    load = cache(partial(load_config, path, settings, migrates))
-    run_in_crews(load, context, partial(_plan, load, path, quiet, quick), needs_crews=False)
+    load = partial(load_config, path, settings, migrates)
+    run_in_crews(load, context, partial(_plan, path, quiet, quick), needs_crews=False)
 
 
-def _plan(
-    load: Callable[[], Config], path: Path, quiet: bool, quick: bool, context: Context
-) -> None:
+def _plan(path: Path, quiet: bool, quick: bool, config: Config, context: Context) -> None:
     with start_log(None, context.rank, quiet=True):
-        config = context.from_root(load)
         seen, notes = _leave_out_own(config)
         try:
             experiment = prepare(seen, context)
@@ -323,89 +302,3 @@ def _plan_stage(
     machine = describe_machine(experiment, context, ready, watch.warm_up())
     speed = measure_speed(watch, budget)
     return context.from_root(partial(make, machine, has_data, speed))
-
-
-# Titles of figures, in the order of the page, by the beginning of the file name; of several epochs
-# only the last one is shown.
-TITLES = {
-    "image": "Image of the migration",
-    "epoch_": "Last epoch with a figure",
-    "loss": "Misfit and model error",
-    "profiles": "Profiles through the models at the end of the last stage",
-    "traces": "Observed and simulated traces at the end of the last stage",
-    "fit": "Data fit at the end",
-    "resolution": "Resolution",
-    "check": "Observed data and data of the starting model",
-    "wavelet": "Wavelet of the survey and the last estimated wavelet, if any",
-    "observed_data": "Observed data",
-}
-# Figures that are shown for every stage, not only for the last stage that has them.
-OF_EACH = ("fit", "check")
-
-
-def write_report(path: Path, pdf: bool = False) -> Path:
-    """Draw the figures of a run again, write report.html to its directory, and return the path.
-
-    pdf: as in `show`.
-
-    Raises `InputError` as `show` does, and if the page cannot be written.
-    """
-    show(path, pdf)
-    directory = RunDirectory(path)
-    figures = []
-    for beginning, title in TITLES.items():
-        # Numbers in file names have no leading zeros, so that longer names come later
-        there = sorted(path.glob(f"{beginning}*.png"), key=lambda file: (len(file.name), file.name))
-        for file in there if beginning in OF_EACH else there[-1:]:
-            stage = file.stem.removeprefix(beginning).strip("_")
-            full_title = f"{title}, stage {stage}" if stage and beginning in OF_EACH else title
-            figures.append((full_title, file.read_bytes()))
-    history = read_metrics(directory.metrics) if directory.metrics.exists() else []
-    config = directory.config.read_text(encoding="utf-8")
-    first, *_ = load_config(path).changing
-    unit = PARAMETERS[first].unit
-    page = make_page(path.resolve().name, history, unit, config, figures, _read_findings(directory))
-    report = path / "report.html"
-    try:
-        with written_whole(report) as whole:
-            whole.write(page.encode())
-    except WriteFailure as failure:
-        raise InputError(
-            str(report),
-            f"cannot be written ({failure.reason})",
-            "Get permission to write in the run directory, or free space on its disk.",
-        ) from failure
-    return report
-
-
-def _read_findings(directory: RunDirectory) -> list[tuple[str, list[str], list[str]]]:
-    """Return the results of `check` and of the fits after stages: titles, lines and warnings."""
-    findings = _read_checked(directory.checked) if exists(directory.checked) else []
-    stages = load_config(directory.path).stages()
-    for number, (name, _) in enumerate(stages):
-        if exists(directory.ending(number)):
-            fit, epoch = read_fit(directory.ending(number))
-            title = "Data fit" + (f" of stage {name}" if len(stages) > 1 else "")
-            findings.append((title, [describe_fit(fit)], [*map(str, check_fit(fit, epoch))]))
-    return findings
-
-
-def _read_checked(path: Path) -> list[tuple[str, list[str], list[str]]]:
-    """Return the results of `check` for the data of each group of stages."""
-    title = "Observed data and data of the starting model"
-    try:
-        check_regular(path)
-        return [
-            (
-                f"{title}, {part['label']}" if part["label"] else title,
-                [*map(str, part["lines"])],
-                [*map(str, part["findings"])],
-            )
-            for part in json.loads(path.read_bytes())
-        ]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(
-            str(path),
-            f"what was found of the data cannot be read ({error})",
-            "Remove the file: the page is made without, and `hpcfwi check` writes it again.",
-        ) from error

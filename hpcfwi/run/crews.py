@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hpcfwi.config import Config
@@ -25,14 +26,15 @@ from hpcfwi.wave.leader import Leader, dismiss, serve
 def run_in_crews(
     load: Callable[[], Config],
     context: Context,
-    work: Callable[[Context], None],
+    work: Callable[[Config, Context], None],
     needs_crews: bool = True,
     target: Path | None = None,
 ) -> None:
     """Run `work` on the leaders of the crews that a config asks for; the others serve them.
 
-    Without crews, all ranks run it. `work` gets the context of the ranks that run it. needs_crews:
-    False if a single rank may run it alone; target: see `prepare`. Collective.
+    Without crews, all ranks run it. `work` gets the config, which `load` reads on rank 0, and the
+    context of the ranks that run it. needs_crews: False if a single rank may run it alone; target:
+    see `prepare`. Collective.
 
     Raises
     ------
@@ -48,7 +50,7 @@ def run_in_crews(
         size = choose_crew_size(experiments, context)
     elif context.size == 1 and not needs_crews:
         size = 1
-    run_on_leaders(size, context, work)
+    run_on_leaders(size, context, partial(work, config))
 
 
 def run_on_leaders(size: int, context: Context, work: Callable[[Context], None]) -> None:

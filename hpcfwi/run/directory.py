@@ -15,8 +15,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +117,8 @@ class RunDirectory:
         The text is empty if all values agree, or if there is no run. Raises `InputError` if the
         config of the run cannot be read, or if a file of the run is a directory or the reverse.
         """
-        try:
+        with self._refusing():
             self._check_kinds()
-        except OSError as error:
-            raise self._unusable(error) from error
         if not is_there(self.config):
             if latest_epoch(self.checkpoints):
                 raise InputError(
@@ -123,7 +128,8 @@ class RunDirectory:
                 )
             return ""
         before = load_config(self.path)
-        if not latest_epoch(self.checkpoints) and not self._has_metrics():
+        has_metrics = is_there(self.metrics) and self.metrics.stat().st_size > 0
+        if not latest_epoch(self.checkpoints) and not has_metrics:
             return _list_changes(changed_keys(before, config), (*FREE_KEYS, *UPDATES))
         if not before.stage and not config.stage:
             return _list_changes(changed_keys(before, config), FREE_KEYS)
@@ -178,14 +184,12 @@ class RunDirectory:
         belongs to another run, or is claimed by another job.
         """
         with ExitStack() as held:
-            try:
+            with self._refusing():
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
                 self.epochs.mkdir(exist_ok=True)
                 held.enter_context(locked(self.path))
                 # Another job may have begun and ended since the last check, before the lock.
                 self.check(config)
-            except OSError as error:
-                raise self._unusable(error) from error
             yield
 
     def begin(self, config: Config) -> None:
@@ -195,13 +199,11 @@ class RunDirectory:
         rank 0 by the job that has claimed the directory, after the state of the run has been read.
         Raises `InputError` if the directory cannot be written.
         """
-        try:
+        with self._refusing():
             self._remove_unfinished()
             if latest_epoch(self.checkpoints) <= config.epochs:
                 with written_whole(self.config) as file:
                     file.write(config.to_toml().encode())
-        except (OSError, WriteFailure) as error:
-            raise self._unusable(error) from error
 
     def _remove_unfinished(self) -> None:
         """Remove the .part files that belong to a run, and no others.
@@ -210,22 +212,15 @@ class RunDirectory:
         """
         models = (self.model, self.best, self.true, self.initial)
         results = (self.wavelet, self.image, self.resolution, self.checked)
-        own = (self.config, self.metrics, *models, *results)
-        for part in [
-            *(part for path in own for part in unfinished(self.path, path.name)),
-            *unfinished(self.path, "*.png"),
-            *unfinished(self.path, "*.pdf"),
-            *unfinished(self.checkpoints, "epoch_*.ckpt"),
-            *unfinished(self.epochs, "epoch_*.h5"),
-            *unfinished(self.epochs, "stage_*.h5"),
-            *unfinished(self.epochs, self.masks.name),
-        ]:
-            log.info("Removing %s, an unfinished file of a killed job", part)
-            part.unlink()
-
-    def _has_metrics(self) -> bool:
-        """Return True if there are metrics of an epoch, and perhaps figures."""
-        return is_there(self.metrics) and self.metrics.stat().st_size > 0
+        own = [path.name for path in (self.config, self.metrics, *models, *results)]
+        for folder, names in (
+            (self.path, (*own, "*.png", "*.pdf")),
+            (self.checkpoints, ("*",)),
+            (self.epochs, ("*",)),
+        ):
+            for part in chain.from_iterable(unfinished(folder, name) for name in names):
+                log.info("Removing %s, an unfinished file of a killed job", part)
+                part.unlink()
 
     def _check_kinds(self) -> None:
         """Raise `InputError` if a file of a run is a directory, or the reverse.
@@ -247,13 +242,21 @@ class RunDirectory:
                     "Remove it, or choose another directory with --output.",
                 )
 
-    def _unusable(self, error: OSError | WriteFailure) -> InputError:
+    def _refusing(self) -> AbstractContextManager[None]:
+        return refusing_unwritable(f"output.directory: {self.path}", OTHER_DIRECTORY)
+
+
+OTHER_DIRECTORY = "Choose a directory to which you may write, with --output or output.directory."
+
+
+@contextmanager
+def refusing_unwritable(where: str | Path, remedy: str) -> Iterator[None]:
+    """Turn failures to write a run directory or a file in it into an `InputError`."""
+    try:
+        yield
+    except (OSError, WriteFailure) as error:
         reason = error.reason if isinstance(error, WriteFailure) else error.strerror
-        return InputError(
-            f"output.directory: {self.path}",
-            f"cannot be written ({reason})",
-            "Choose a directory to which you may write, with --output or output.directory.",
-        )
+        raise InputError(str(where), f"cannot be written ({reason})", remedy) from error
 
 
 def _list_changes(changed: Mapping[str, Any], free: tuple[str, ...]) -> str:

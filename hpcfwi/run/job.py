@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 
@@ -70,43 +70,96 @@ def run_job(
     Raises the errors of `load_config`, `prepare`, `check_observed`, `plan_memory_of_ranks`,
     `claim`, `restore`, `simulate_observed` and `invert`.
     """
-    load = cache(partial(load_config, path, settings, migrates))
+    load = partial(load_config, path, settings, migrates)
 
-    def work(context: Context) -> None:
+    def work(config: Config, context: Context) -> None:
         # There is one request for the whole job; a signal between two requests would be lost.
         with StopRequest(context) as stop, ExitStack() as held:
-            experiment, stages, owner, state = retry_after_death(
-                context, lambda: _begin(load, path, context, inverts, quiet, stop, held)
-            )
+            job = _Job(path, config, context, quiet, stop, held)
+            experiment, stages, state = retry_after_death(context, partial(job.begin, inverts))
             if state is not None:
-                directory, become_root = owner.directory, owner.become_root
+                directory, become_root = job.directory, job.become_root
                 invert(experiment, stages, directory, state, context, stop, quiet, become_root)
 
     run_in_crews(load, context, work)
 
 
-@dataclass
-class _RunDirectoryOwner:
-    """The run directory and its log, which rank 0 claims until the job ends.
+def watch_preparation(context: Context, stop: StopRequest, continues: str) -> Watch:
+    """Return a watch for work that costs little to repeat; collective.
 
-    held: open resources of this rank; is_mine: True if this rank has claimed the directory.
+    A signal ends it at once, and ranks may wait for any time. continues: the point from which the
+    same command continues.
+    """
+    return Watch(context, stop, lambda: continues, grace=0.0, wait=inf)
+
+
+@dataclass
+class _Job:
+    """A job on this rank, and its run directory, which rank 0 claims until the job ends.
+
+    held: open resources of this rank; has_claimed: True if this rank has claimed the directory.
     """
 
-    directory: RunDirectory
+    path: Path
     config: Config
     context: Context
     quiet: bool
+    stop: StopRequest
     held: ExitStack
-    is_mine: bool = False
+    has_claimed: bool = False
+
+    def __post_init__(self) -> None:
+        self.directory = RunDirectory(Path(self.config.output.directory))
+
+    def begin(self, inverts: bool) -> tuple[Experiment, list[Stage], State | None]:
+        """Prepare everything before the first epoch, including the observed data; collective.
+
+        The returned state is that from which the inversion continues, None without an inversion.
+        """
+        path, config, context, directory = self.path, self.config, self.context, self.directory
+        self.held.close()  # resources of an attempt that a death has ended
+        self.has_claimed = False
+        stages: list[Stage] = []
+        context.heartbeat.begin("the preparation")
+        with watch_preparation(context, self.stop, "the last checkpoint"):
+            with start_log(None, context.rank, self.quiet):
+                context.from_root(partial(import_plugins, path, config))
+                experiment = prepare(config, context)
+                if not inverts and not experiment.is_synthetic:
+                    raise InputError(
+                        f"{path}: survey.file",
+                        "the input has observed data already",
+                        "Name another file for simulated data: `hpcfwi forward --to synthetic.h5`.",
+                    )
+                context.from_root(lambda: directory.check(config))
+                check_observed(experiment, context)
+                _check_memory_of_data(experiment, context)
+                if inverts:
+                    stages = make_stages(experiment, context)
+                    _check_memory(stages, context)
+                context.from_root(self.claim)
+            self.open_log()
+            _introduce(f"Input {path}, run directory {directory.path}", experiment, context)
+            state = restore(experiment, stages, directory, context) if stages else None
+            if state is None or state.epoch == 0:
+                experiments = [stage.experiment for stage in stages] or [experiment]
+                context.from_root(partial(look_before_simulating, experiments, context.device))
+            context.from_root(lambda: directory.begin(config))
+            _prepare_engine(experiment, context)
+        simulate_observed(experiment, context, self.stop, self.quiet)
+        if state is not None and state.epoch == 0:
+            with watch_preparation(context, self.stop, "the beginning"):
+                look_before_inverting(experiment, stages, directory, context)
+        return experiment, stages, state
 
     def claim(self) -> None:
         """Claim the directory on rank 0; raises the errors of `RunDirectory.claim`."""
         self.held.enter_context(self.directory.claim(self.config))
-        self.is_mine = True
+        self.has_claimed = True
 
     def become_root(self) -> None:
         """Claim the directory on the new rank 0 after the previous one has died."""
-        if self.is_mine:
+        if self.has_claimed:
             return
         self.claim()
         self.directory.begin(self.config)
@@ -116,58 +169,6 @@ class _RunDirectoryOwner:
     def open_log(self) -> None:
         """Begin the log, which rank 0 also writes to a file in the directory."""
         self.held.enter_context(start_log(self.directory.log, self.context.rank, self.quiet))
-
-
-def _begin(
-    load: Callable[[], Config],
-    path: Path,
-    context: Context,
-    inverts: bool,
-    quiet: bool,
-    stop: StopRequest,
-    held: ExitStack,
-) -> tuple[Experiment, list[Stage], _RunDirectoryOwner, State | None]:
-    """Prepare everything before the first epoch, including the observed data; collective.
-
-    Resources that stay open are entered into `held`. The returned state is that from which the
-    inversion continues, None without an inversion.
-    """
-    held.close()  # resources of an attempt that a death has ended
-    context.heartbeat.begin("the preparation")
-    # A signal ends this at once, because no work is lost, and ranks may wait for any time.
-    with Watch(context, stop, lambda: "the last checkpoint", grace=0.0, wait=inf):
-        with start_log(None, context.rank, quiet):
-            config = context.from_root(load)
-            context.from_root(partial(import_plugins, path, config))
-            experiment = prepare(config, context)
-            if not inverts and not experiment.is_synthetic:
-                raise InputError(
-                    f"{path}: survey.file",
-                    "the input has observed data already",
-                    "Name another file for simulated data: `hpcfwi forward --to synthetic.h5`.",
-                )
-            directory, stages = RunDirectory(Path(config.output.directory)), []
-            owner = _RunDirectoryOwner(directory, config, context, quiet, held)
-            context.from_root(lambda: directory.check(config))
-            check_observed(experiment, context)
-            _check_memory_of_data(experiment, context)
-            if inverts:
-                stages = make_stages(experiment, context)
-                _check_memory(stages, context)
-            context.from_root(owner.claim)
-        owner.open_log()
-        _introduce(f"Input {path}, run directory {directory.path}", experiment, context)
-        state = restore(experiment, stages, directory, context) if stages else None
-        if state is None or state.epoch == 0:
-            experiments = [stage.experiment for stage in stages] or [experiment]
-            context.from_root(partial(look_before_simulating, experiments, context.device))
-        context.from_root(lambda: directory.begin(config))
-        _prepare_engine(experiment, context)
-    simulate_observed(experiment, context, stop, quiet)
-    if state is not None and state.epoch == 0:
-        with Watch(context, stop, lambda: "the beginning", grace=0.0, wait=inf):
-            look_before_inverting(experiment, stages, directory, context)
-    return experiment, stages, owner, state
 
 
 def simulate_into(
@@ -209,13 +210,10 @@ def simulate_into(
     is_segy = context.from_root(partial(_is_segy, target))
     gathers = target.with_name(f"{target.name}.h5") if is_segy else target
 
-    load = cache(partial(load_config, path, settings))
-
-    def simulate(context: Context) -> None:
+    def simulate(config: Config, context: Context) -> None:
         with StopRequest(context) as stop, start_log(None, context.rank, quiet):
             context.heartbeat.begin("the preparation")
-            with Watch(context, stop, lambda: "the first shot", grace=0.0, wait=inf):
-                config = context.from_root(load)
+            with watch_preparation(context, stop, "the first shot"):
                 if model is not None:
                     section = config.model.model_copy(update={"dataset": None, "file": str(model)})
                     config = config.model_copy(update={"model": section})
@@ -233,9 +231,9 @@ def simulate_into(
                 context.from_root(gathers.unlink)
 
     run_in_crews(
-        load,
+        partial(load_config, path, settings),
         context,
-        lambda leaders: retry_after_death(leaders, partial(simulate, leaders)),
+        lambda config, leaders: retry_after_death(leaders, partial(simulate, config, leaders)),
         target=gathers,
     )
 

@@ -1,7 +1,7 @@
 """The recorder of a run, which decides when models, metrics, checkpoints and figures are written.
 
-`records` and `storage` write the files. Figures are drawn by a background thread. The algorithm is
-in `inversion.loop`.
+`records` and `storage` write the files, and `drawing` draws figures in a background thread. The
+algorithm is in `inversion.loop`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +27,13 @@ from hpcfwi.parallel.replicas import measure_blocks
 from hpcfwi.report.log import Progress
 from hpcfwi.report.page import append_metrics, error_keys, mend_metrics
 from hpcfwi.report.panels import EpochPicture
-from hpcfwi.run import records
+from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.drawing import Painter
 from hpcfwi.storage.background import BackgroundWriter
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_epoch, write_image, write_model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 log = logging.getLogger("hpcfwi")
 
@@ -58,12 +54,12 @@ class Recorder:
     directory: RunDirectory
     context: Context
     state: State
-    painter: Painter | None = None
-    writer: BackgroundWriter | None = None
+    painter: Painter
+    writer: BackgroundWriter
     progress: Progress | None = None
-    _saving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self._saving = threading.Lock()
         # A state that was read from a checkpoint need not be written again.
         self._saved = self.state.epoch
         self._has_begun = False
@@ -100,7 +96,6 @@ class Recorder:
         Files that do not depend on the stage are written once. The metrics are made consistent with
         the state each time, because a rank 0 that died may not have written its last epoch.
         """
-        assert self.painter is not None, "rank 0 draws"
         with naming_checkpoint(self.directory.checkpoints):
             mend_metrics(self.directory.metrics, self.state.metrics)
             if self._has_begun:
@@ -115,7 +110,7 @@ class Recorder:
             experiments = [self.experiment, *(stage.experiment for stage in self.stages)]
             records.keep_masks(self.directory, experiments)
         survey, config = self.experiment.survey, self.experiment.config
-        records.draw_survey(self.painter.submit, self.directory, survey, reader, config)
+        drawing.draw_survey(self.painter.submit, self.directory, survey, reader, config)
         self._has_begun = True
 
     def measure(
@@ -128,9 +123,7 @@ class Recorder:
         The score is the error of the stage's first parameter or, if the true model is not known,
         the misfit.
         """
-        errors, likeness = self._measure_errors(model), None
-        if self.experiment.true is not None:  # otherwise the model is not copied from a GPU
-            likeness = self._correlate(model)
+        errors, experiment = self._measure_errors(model), self.experiment
         history, stage = self.state.metrics, self.stages[self.state.stage]
         before = history[-1].get("simulations", 0) if history else 0
         entry = {
@@ -145,7 +138,12 @@ class Recorder:
             **{what: round(part, 4) for what, part in asdict(timings.times).items()},
             "memory_mb": round(timings.memory, 1),
         }
-        if likeness is not None:
+        # Without a true model, the model is not copied from a GPU. One rank makes the image,
+        # because that takes several times the memory of a model.
+        if experiment.true is not None and experiment.config.inversion.linear:
+            likeness = self.context.from_root(
+                lambda: experiment.compare_image(self._make_image(model))
+            )
             entry["correlation"] = round(likeness, 4)
         if self.progress is not None:
             note = timings.describe()
@@ -162,28 +160,19 @@ class Recorder:
         return error_keys(self.experiment.inverted.arrays)
 
     def _measure_errors(self, model: Model[Any]) -> dict[str, float]:
-        """Return the errors of the inverted parameters, none without a true model; collective."""
-        found = {name: self._measure_error(model, name) for name in self.experiment.inverted.arrays}
-        return {name: error for name, error in found.items() if error is not None}
+        """Return the errors of the inverted parameters in free cells; collective.
 
-    def _measure_error(self, model: Model[Any], name: str) -> float | None:
-        """Return the error of a parameter in free cells, None without a true model.
-
-        Collective. The result has the same bits for any number of ranks.
+        There are none without a true model. They have the same bits for any number of ranks.
         """
         true, fixed = self.experiment.true, self.experiment.fixed
+        found: dict[str, float] = {}
         if true is None:
-            return None
-        sums = measure_blocks(squared_difference, [model[name], true[name], fixed], self.context)
-        return math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
-
-    def _correlate(self, model: Model) -> float | None:
-        """Return the correlation of a migration's image with the true one, None for other runs."""
-        experiment = self.experiment
-        if not experiment.config.inversion.linear:
-            return None
-        # One rank does this, because images take several times the memory of a model.
-        return self.context.from_root(lambda: experiment.compare_image(self._make_image(model)))
+            return found
+        for name in self.experiment.inverted.arrays:
+            arrays = [model[name], true[name], fixed]
+            sums = measure_blocks(squared_difference, arrays, self.context)
+            found[name] = math.sqrt(math.fsum(sums) / (fixed.size - np.count_nonzero(fixed)))
+        return found
 
     def figures_due(self, epoch: int) -> bool:
         """Return True if figures are due after this epoch."""
@@ -203,9 +192,7 @@ class Recorder:
         self.state = state
 
     def _keep(self, state: State, evaluation: Evaluation, due: bool, last: bool) -> None:
-        assert self.painter is not None, "rank 0 draws"
-        assert self.writer is not None, "rank 0 writes"
-        epoch = state.epoch
+        epoch, draw, directory = state.epoch, self.painter.submit, self.directory
         if evaluation.failed:
             log.warning(
                 "Epoch %d left out shots %s, whose misfit or gradient is not finite",
@@ -213,24 +200,18 @@ class Recorder:
                 list(evaluation.failed),
             )
         estimated = state.estimated if state.estimated is not self.state.estimated else None
-        with naming_checkpoint(self.directory.checkpoints):
-            append_metrics(self.directory.metrics, state.metrics[-1])
+        with naming_checkpoint(directory.checkpoints):
+            append_metrics(directory.metrics, state.metrics[-1])
         pictures: list[EpochPicture] = []
+        stage = self.stages[state.stage]
         if self.figures_due(epoch):
-            stage = self.stages[state.stage]
-            pictures = records.make_pictures(stage.experiment, state, evaluation, self._cuts)
-            self._cuts = pictures[0].cuts
+            pictures = self._make_pictures(stage.experiment, state, evaluation)
         # A wavelet that is updated in every epoch is drawn only when the model is drawn.
         if estimated is not None and (pictures or estimated.momentum is None):
-            survey = self.stages[state.stage].experiment.survey
-            records.keep_wavelet(self.directory, estimated, survey, epoch)
-            records.draw_wavelet(
-                self.painter.submit,
-                self.directory,
-                estimated.wavelet,
-                survey.axis,
-                records.first_wavelet(survey),
-            )
+            survey = stage.experiment.survey
+            given = records.first_wavelet(survey)
+            records.keep_wavelet(directory, estimated, survey, epoch)
+            drawing.draw_wavelet(draw, directory, estimated.wavelet, survey.axis, given)
         image = None
         if due or pictures:
             # The image is computed once for all files, and not while the next epoch computes.
@@ -241,27 +222,47 @@ class Recorder:
         if pictures:
             label = None
             if epoch == stage.last:
-                label = self.directory.label(stage.number, len(self.stages))
-            records.draw_epoch_figures(
-                self.painter.submit,
-                self.directory,
-                pictures,
-                state.metrics,
-                self._first_errors,
-                label,
-                records.are_comparable([stage.experiment.config for stage in self.stages]),
+                label = directory.label(stage.number, len(self.stages))
+            comparable = drawing.are_comparable([each.experiment.config for each in self.stages])
+            history, errors = state.metrics, self._first_errors
+            drawing.draw_epoch_figures(
+                draw, directory, pictures, history, errors, label, comparable
             )
             if image is not None:
-                records.draw_image(
-                    self.painter.submit,
-                    self.directory,
-                    image,
-                    self.experiment.initial,
-                    self.experiment.true,
-                    pictures[0],
-                )
+                initial, true = self.experiment.initial, self.experiment.true
+                drawing.draw_image(draw, directory, image, initial, true, pictures[0])
         if last:
             self.writer.flush()
+
+    def _make_pictures(
+        self, experiment: Experiment, state: State, evaluation: Evaluation
+    ) -> list[EpochPicture]:
+        """Return the contents of an epoch's figure, for each parameter that its stage changes.
+
+        The slices of a volume are those of earlier pictures.
+        """
+        survey, true = experiment.survey, experiment.true
+        energies = {name: f.cpu().numpy() for name, f in evaluation.illuminations.items()}
+        pictures: list[EpochPicture] = []
+        for name in experiment.config.inversion.changing:
+            gradient = evaluation.gradient[name].cpu().numpy()
+            picture = EpochPicture(
+                epoch=state.epoch,
+                grid=experiment.initial.grid,
+                parameter=PARAMETERS[name],
+                true=None if true is None else true[name],
+                inverted=state.model[name].cpu().numpy(),
+                gradient=np.where(experiment.fixed, 0.0, gradient),
+                **cast(Any, energies),
+                start=experiment.initial[name],
+                sources=survey.sources,
+                receivers=survey.receiver_positions(),
+                kept=experiment.fixed,
+                cuts=self._cuts,
+            ).shorten()
+            self._cuts = picture.cuts
+            pictures.append(picture)
+        return pictures
 
     def _check_failures(self, state: State) -> None:
         most = self.experiment.config.inversion.max_failed_shots
@@ -276,7 +277,7 @@ class Recorder:
             )
 
     def conclude(self) -> None:
-        """Log the path of the result, and the shots that were left out; rank 0 only."""
+        """Log the shots that were left out, the model error and the result; rank 0 only."""
         failed = self.state.failed
         if failed:
             log.warning(
@@ -285,11 +286,6 @@ class Recorder:
                 self.experiment.survey.n_shots,
                 _list(failed),
             )
-        self._judge()
-        log.info("Done: %s", self.directory.result(self.experiment.config.inversion.linear))
-
-    def _judge(self) -> None:
-        """Log the model error and the epoch of the best model."""
         best, last = self.state.best, self.state.metrics[-1]
         if "correlation" in last:
             log.info(
@@ -311,6 +307,7 @@ class Recorder:
             )
         if best is not None and best.epoch < self.state.epoch:
             log.info("The best model is that of epoch %d: %s", best.epoch, self.directory.best)
+        log.info("Done: %s", self.directory.result(self.experiment.config.inversion.linear))
 
     def mend(self) -> None:
         """Write the model of the checkpoint if that in the directory differs or is missing.
@@ -386,72 +383,3 @@ def _say_errors(errors: Mapping[str, float]) -> str:
 
 def _list(shots: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(shots)))
-
-
-# Number of figures of one kind that may wait for the painter
-WAITING = 4
-
-
-class Painter(AbstractContextManager["Painter"]):
-    """A thread that draws the figures submitted to it, in order.
-
-    If figures are submitted faster than they can be drawn, a newer figure for the same file
-    replaces one that waits, and if more than `WAITING` figures of the same kind wait, the oldest is
-    dropped with a message in the log. Thus memory is bounded, the computation never waits, and the
-    last figure of each kind is always drawn. A figure that cannot be drawn causes a warning.
-
-    Only this thread may use matplotlib while the painter is open. Close it, or use it in a `with`
-    statement.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[Path, tuple[Callable, Callable[[], None]]] = {}
-        self._changed = threading.Condition()
-        self._closing = False
-        # A daemon thread does not keep the program alive if an error prevents `close`.
-        self._thread = threading.Thread(target=self._work, name="painter", daemon=True)
-        self._thread.start()
-
-    def submit(self, figure: Callable[..., Figure], path: Path, *args: Any) -> None:
-        """Queue `figure(*args)` for writing to `path`; its arguments must not be changed later.
-
-        Raises RuntimeError if the painter is closed.
-        """
-        with self._changed:
-            if self._closing:
-                raise RuntimeError("the painter is closed")
-            self._waiting[path] = (figure, lambda: _draw(figure, path, args))
-            alike = [other for other, (kind, _) in self._waiting.items() if kind == figure]
-            if len(alike) > WAITING:
-                del self._waiting[alike[0]]
-                log.info("%s is not drawn: figures are submitted too fast", alike[0].name)
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Wait until all submitted figures are drawn; a second call does nothing."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-                path = next(iter(self._waiting))
-                _, draw = self._waiting.pop(path)
-            try:
-                draw()
-            except Exception as error:
-                log.warning("%s is not drawn: %s: %s", path, type(error).__name__, error)
-
-
-def _draw(figure: Callable[..., Figure], path: Path, args: tuple[Any, ...]) -> None:
-    from hpcfwi.report import style
-
-    style.save(figure(*args), path)

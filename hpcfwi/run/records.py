@@ -1,36 +1,28 @@
-"""The records of a run: models, metrics, the fit after a stage, and figures; rank 0 only.
+"""The records of a run in its directory, from which `drawing` makes figures without simulations.
 
-The contents of figures are stored in files, so that `show` can draw them again without simulations.
-The state of a run is in `storage.checkpoint`. Matplotlib is imported within functions, because it
-would delay the start of the other ranks.
+They are the fit after a stage, the contents of the figures of epochs, masks of fixed cells, the
+estimated wavelet, and the result of `hpcfwi resolve`. Rank 0 writes them. The state of a run is in
+`storage.checkpoint`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.config import Config, load_config
-from hpcfwi.errors import Finding, InputError, WriteFailure, quote, refusing
+from hpcfwi.config import Config
+from hpcfwi.errors import Finding, InputError, quote
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.parameters import level_floor
-from hpcfwi.inversion.preparation import emit
-from hpcfwi.inversion.resolution import reflectivity
-from hpcfwi.inversion.shot_qc import Fit, ShotFit, View, choose_drawn, judge_fit, to_unit_norm
-from hpcfwi.inversion.state import State
+from hpcfwi.inversion.shot_qc import Fit, ShotFit, View, judge_fit
 from hpcfwi.inversion.wavelets import Wavelet, WaveletEstimate
-from hpcfwi.model import PARAMETERS, Grid, Model, fixed_cells, rms_difference
-from hpcfwi.parallel.context import Context
-from hpcfwi.report.page import read_metrics
+from hpcfwi.model import Grid, Model, fixed_cells
 from hpcfwi.report.panels import (
     CHANGING,
     ENERGIES,
@@ -42,7 +34,6 @@ from hpcfwi.report.panels import (
     size_sections,
 )
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.hdf5 import (
     check_format,
     created_whole,
@@ -53,53 +44,16 @@ from hpcfwi.storage.hdf5 import (
     is_whole,
     open_alone,
     plain,
-    plain_numbers,
     read_real,
 )
 from hpcfwi.storage.kinds import read_kinds, read_names
-from hpcfwi.storage.models import read_image, read_model
-from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis, spread_shots
-from hpcfwi.system import check_link, check_regular, exists
-from hpcfwi.wave.equation import find_equation
+from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis
+from hpcfwi.system import check_link
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from hpcfwi.report.resolution import ResolutionTest
 
-
-def draw_fit(
-    draw: Callable[..., None], directory: RunDirectory, fit: Fit, epoch: int, label: int
-) -> None:
-    """Draw the figures of a fit; draw, label: see `draw_epoch_figures`."""
-    from hpcfwi.report.figures import fit_figure, traces_figure
-
-    gathers = [
-        (
-            title,
-            view.offsets,
-            view.observed,
-            _scale(view) if fit.normalized else view.simulated,
-        )
-        for title, view in choose_drawn(fit.views)
-    ]
-    draw(traces_figure, directory.figure("traces", label), gathers, fit.axis, epoch, fit.normalized)
-    shots = [(shot.number, shot.misfit, shot.offsets, shot.phases) for shot in fit.shots]
-    draw(
-        fit_figure,
-        directory.figure("fit", label),
-        shots,
-        fit.frequency,
-        (fit.frequencies, *fit.amplitudes),
-        epoch,
-        fit.normalized,
-    )
-
-
-def _scale(view: View) -> NDArray[np.float32]:
-    """Return simulated traces, each with the norm of the observed one."""
-    norms = np.linalg.norm(view.observed, axis=-1, keepdims=True)
-    return (norms * to_unit_norm(view.simulated.astype(np.float64))).astype(np.float32)
+_UNDRAWN = "Remove the file; figures cannot be drawn from it."
 
 
 def check_fit(fit: Fit, epoch: int) -> list[Finding]:
@@ -180,47 +134,8 @@ def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[
 
 
 def _damaged(path: Path) -> InputError:
-    return InputError(
-        str(path),
-        "its arrays do not belong together",
-        "Remove the file: the figures are drawn without it, and `hpcfwi run` writes it again.",
-    )
-
-
-SHOWN_GATHERS = 3
-_UNDRAWN = "Remove the file; figures cannot be drawn from it."
-
-
-def make_pictures(
-    experiment: Experiment,
-    state: State,
-    evaluation: Evaluation,
-    cuts: tuple[int, ...] | None = None,
-) -> list[EpochPicture]:
-    """Return the contents of an epoch's figure, for each parameter that is inverted.
-
-    cuts: the indices of a volume's slices, if earlier pictures have found them.
-    """
-    true, survey = experiment.true, experiment.survey
-    energies = {name: f.cpu().numpy() for name, f in evaluation.illuminations.items()}
-    pictures: list[EpochPicture] = []
-    for name in experiment.config.inversion.changing:
-        picture = EpochPicture(
-            epoch=state.epoch,
-            grid=experiment.initial.grid,
-            parameter=PARAMETERS[name],
-            true=None if true is None else true[name],
-            inverted=state.model[name].cpu().numpy(),
-            gradient=np.where(experiment.fixed, 0.0, evaluation.gradient[name].cpu().numpy()),
-            **cast(Any, energies),
-            start=experiment.initial[name],
-            sources=survey.sources,
-            receivers=survey.receiver_positions(),
-            kept=experiment.fixed,
-            cuts=pictures[0].cuts if pictures else cuts,
-        )
-        pictures.append(picture.shorten())
-    return pictures
+    remedy = "Remove the file: the figures are drawn without it, and `hpcfwi run` writes it again."
+    return InputError(str(path), "its arrays do not belong together", remedy)
 
 
 def keep_pictures(directory: RunDirectory, pictures: Sequence[EpochPicture]) -> None:
@@ -256,6 +171,76 @@ def _write_picture(file: h5py.Group, picture: EpochPicture, names: Sequence[str]
         file[f"{name}/limits"] = np.array(excerpt.limits)
 
 
+def read_pictures(
+    path: Path, find_blanks: Callable[[int], Sequence[EpochPicture]]
+) -> list[EpochPicture]:
+    """Read pictures of `keep_pictures`; raises `InputError`.
+
+    find_blanks: returns what does not change, for each parameter that an epoch changes.
+    """
+    # Values that overflow in single precision are drawn as infinite.
+    with open_alone(path) as file, np.errstate(over="ignore"):
+        epoch = plain(file.attrs.get("epoch"))
+        if not is_whole(epoch):
+            problem = f"found {quote(epoch)}, expected a whole number"
+            remedy = "Set it to the epoch in the file's name."
+            raise InputError(f"{path}, attribute epoch", problem, remedy)
+        blanks = find_blanks(int(epoch))
+        grid = blanks[0].grid
+        found: dict[str, Any] = {"epoch": int(epoch)}
+        has_excerpts = not np.all(file.attrs["whole"])
+        if has_excerpts:
+            cut = grid.shape if grid.ndim == 3 else ()
+            (found["cuts"],) = _read_indices(file, path, "cuts", cut, 1)
+            found["places"] = _read_indices(file, path, "places", grid.shape[1:], PROFILES)
+
+        def read(key: str) -> NDArray[np.float32] | Excerpt:
+            if has_excerpts:
+                return _read_excerpt(file, path, key, grid, len(found["places"]))
+            return _read_array(file, path, key, grid.shape)
+
+        found |= {name: read(name) for name in ENERGIES}
+        pictures = []
+        for number, blank in enumerate(blanks):
+            group = f"{blank.parameter.name}/" * (number > 0)
+            own: dict[str, Any] = {name: read(group + name) for name in OF_EACH}
+            pictures.append(replace(blank, **found, **own))
+        return pictures
+
+
+def _read_indices(
+    file: h5py.File, path: Path, name: str, shape: Sequence[int], most: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return up to `most` rows of indices within a shape from an attribute."""
+    rows = np.atleast_2d(file.attrs.get(name))
+    fits = rows.dtype.kind in "iu" and rows.ndim == 2 and 1 <= len(rows) <= most
+    if not fits or rows.shape[1] != len(shape) or not ((rows >= 0) & (rows < shape)).all():
+        problem = f"found {quote(rows.tolist())}, expected 1 to {most} places in initial.h5"
+        raise InputError(f"{path}, attribute {name}", problem, _UNDRAWN)
+    return tuple(map(tuple, rows.tolist()))
+
+
+def _read_excerpt(file: h5py.File, path: Path, name: str, grid: Grid, n_places: int) -> Excerpt:
+    sections = zip(name_sections(grid), size_sections(grid), strict=True)
+    profiles = (n_places, grid.shape[0])
+    low, high = _read_array(file, path, f"{name}/limits", (2,), np.float64)
+    return Excerpt(
+        tuple(_read_array(file, path, f"{name}/{which}", shape) for which, shape in sections),
+        _read_array(file, path, f"{name}/profiles", profiles),
+        (float(low), float(high)),
+    )
+
+
+def _read_array(
+    file: h5py.File, path: Path, key: str, shape: tuple[int, ...], dtype: type = np.float32
+) -> NDArray[Any]:
+    array = read_real(file, path, key)
+    if array.shape != shape:
+        problem = f"its shape is {array.shape}, expected {shape}, to fit initial.h5"
+        raise InputError(f"{path}, /{key}", problem, _UNDRAWN)
+    return array.astype(dtype)
+
+
 def keep_masks(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
     """Write the fixed cells of the input and its stages, unless a depth defines them."""
     if _need_masks([experiment.config for experiment in experiments]):
@@ -265,6 +250,26 @@ def keep_masks(directory: RunDirectory, experiments: Sequence[Experiment]) -> No
             masks = file.create_dataset("fixed", shape, np.uint8, **form)
             for number, experiment in enumerate(experiments):
                 masks[number] = experiment.fixed
+
+
+def read_masks(
+    directory: RunDirectory, configs: Sequence[Config], initial: Model
+) -> Sequence[NDArray[np.bool_]]:
+    """Return a mask of the fixed cells for each of the configs; raises `InputError`."""
+    grid, remedy = initial.grid, "Continue the run, which writes it again."
+    if not _need_masks(configs):
+        return [fixed_cells(grid, level_floor(config.inversion, grid)) for config in configs]
+    with open_alone(directory.masks) as file:
+        found = find_dataset(file, directory.masks, "fixed", "u", "whole numbers", remedy)
+        expected = (len(configs), *grid.shape)
+        if found.shape != expected:
+            raise InputError(
+                f"{directory.masks}, /fixed",
+                f"its shape is {found.shape}, expected {expected}: the cells of initial.h5 for the "
+                "input and for each of its stages",
+                remedy,
+            )
+        return list(found[...] != 0)
 
 
 def _need_masks(configs: Sequence[Config]) -> bool:
@@ -282,20 +287,6 @@ def keep_wavelet(
             file["epochs"] = estimated.epochs
 
 
-def draw_wavelet(
-    draw: Callable[..., None],
-    directory: RunDirectory,
-    wavelet: Wavelet,
-    axis: TimeAxis,
-    given: Wavelet,
-) -> None:
-    """Draw the estimated wavelet, or the wavelets of all shots; given: wavelet of the survey."""
-    from hpcfwi.report.figures import wavelet_figure, wavelets_figure
-
-    make = wavelet_figure if wavelet.ndim == 1 else wavelets_figure
-    draw(make, directory.figure("wavelet"), wavelet, axis, given)
-
-
 def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
     """Read the wavelets of `keep_wavelet`; raises `InputError`."""
     with open_alone(path) as file:
@@ -303,106 +294,14 @@ def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
         axis = TimeAxis(float(file.attrs["dt"]), float(file.attrs["start"]))
     known = wavelet.ndim in (1, 2) and wavelet.size and given.shape == wavelet.shape[-1:]
     if not known or not 0.0 < axis.dt < np.inf or not np.isfinite(axis.start):
-        raise InputError(
-            str(path),
-            "its arrays and its attributes do not belong together",
-            "Remove the file: the other figures are drawn without it.",
-        )
+        problem = "its arrays and its attributes do not belong together"
+        raise InputError(str(path), problem, "Remove the file; the other figures are then drawn.")
     return wavelet.astype(np.float32), axis, given.astype(np.float32)
 
 
 def first_wavelet(survey: Survey) -> Wavelet:
     """Return the wavelet (time,) of the survey's first source."""
     return survey.wavelet.reshape(-1, survey.n_samples)[0]
-
-
-def draw_survey(
-    draw: Callable[..., None],
-    directory: RunDirectory,
-    survey: Survey,
-    reader: GatherReader,
-    config: Config,
-) -> None:
-    """Draw the figures of the wavelet and of a few gathers.
-
-    draw: a function that draws a figure at once or later, with the arguments of `Painter.submit`.
-    An estimated wavelet is drawn together with that of the survey.
-    """
-    from hpcfwi.report.figures import gathers_figure, wavelet_figure
-
-    count = min(SHOWN_GATHERS, survey.n_shots)
-    shots = spread_shots(survey.n_shots, count)
-    shown = survey.select(shots)
-    if exists(directory.wavelet):
-        draw_wavelet(draw, directory, *read_wavelet(directory.wavelet))
-    else:
-        draw(wavelet_figure, directory.figure("wavelet"), shown.wavelet[0], survey.axis)
-    if config.survey.wavelet is not None:  # the only kind of wavelet is Ricker's
-        draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.axis)
-    there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
-    names, kinds = survey.components.names, shown.components.of_traces(there.shape)
-    traces = reader.read(shots)
-    heard = [
-        (shot, there[shot] & (kinds[shot] == number))
-        for number in range(len(names))
-        for shot in range(count)
-    ]
-    draw(
-        gathers_figure,
-        directory.figure("observed_data"),
-        [traces[shot, some] for shot, some in heard],
-        [shown.receivers[shot, some] for shot, some in heard],
-        shown.sources,
-        survey.axis,
-        [f"Shot {shot}" for shot in shots],
-        names,
-    )
-
-
-def draw_epoch_figures(
-    draw: Callable[..., None],
-    directory: RunDirectory,
-    pictures: Sequence[EpochPicture],
-    history: Sequence[dict[str, Any]],
-    starts: Mapping[str, float] | None = None,
-    label: int | None = None,
-    comparable: bool = True,
-) -> None:
-    """Draw the panels of an epoch, the misfits up to it and, if it ends a stage, profiles.
-
-    starts: errors of the initial model by parameter; label: label of the stage that the epoch ends,
-    see `RunDirectory.label`; comparable: True if stages have the same misfit of the same data.
-    """
-    from hpcfwi.report.figures import loss_figure
-    from hpcfwi.report.models import epoch_figure, profiles_figure
-
-    draw(epoch_figure, directory.figure(f"epoch_{pictures[0].epoch:04d}"), *pictures)
-    draw(loss_figure, directory.figure("loss"), list(history), starts, comparable)
-    if label is not None:
-        draw(profiles_figure, directory.figure("profiles", label), *pictures)
-
-
-def are_comparable(configs: Sequence[Config]) -> bool:
-    """Return True if stages of these configs have the same misfit of the same data."""
-    sections = [(config.data, config.inversion) for config in configs]
-    compared = [(data, own.misfit, own.encoding, own.regularize) for data, own in sections]
-    return all(one == other for one, other in pairwise(compared))
-
-
-def draw_image(
-    draw: Callable[..., None],
-    directory: RunDirectory,
-    image: NDArray[np.floating],
-    background: Model,
-    true: Model | None,
-    picture: EpochPicture,
-) -> None:
-    """Draw a migration's image after the iteration of a picture."""
-    from hpcfwi.report.models import image_figure
-
-    truth = None if true is None else reflectivity(true.p_velocity)
-    speed = background.p_velocity
-    draw(image_figure, directory.figure("image"), image, speed, truth, picture)
 
 
 RESOLUTION = "hpcfwi-resolution"  # name of the format, whose version is 1
@@ -456,250 +355,8 @@ def read_resolution(path: Path) -> ResolutionTest:
     found = {name: arrays[name].shape for name in (*RESOLVED, *names)}
     wanted |= dict.fromkeys(RESOLVED, grid.shape)
     if found != wanted:
-        raise InputError(
-            str(path),
-            f"its arrays are {quote(found)}, expected {wanted}",
-            "Remove the file, or run `hpcfwi resolve` again; no figure can be drawn from it.",
-        )
+        problem = f"its arrays are {quote(found)}, expected {wanted}"
+        raise InputError(str(path), problem, "Remove the file, or run `hpcfwi resolve` again.")
     measures = {name: arrays[name] for name in names}
     speed, perturbation, response = (arrays[name] for name in RESOLVED)
     return ResolutionTest(grid, size, model, speed, perturbation, response, points, measures)
-
-
-def show(path: Path, pdf: bool = False) -> list[Path]:
-    """Draw all figures of a run directory again, from its files, and return their paths.
-
-    pdf: True to write PDF files too. Raises `InputError` if it is not a run directory, or has no
-    results.
-    """
-    from hpcfwi.report import style
-    from hpcfwi.report.resolution import resolution_figure
-
-    directory = RunDirectory(path)
-    is_run = exists(directory.config) and exists(directory.initial)
-    if not is_run and not exists(directory.resolution):
-        raise InputError(str(path), "not a run directory", "Name the directory of a run.")
-    drawn: list[Path] = []
-
-    def draw(make: Callable[..., Figure], file: Path, *args: Any) -> None:
-        figure = make(*args)
-        for image in (file, file.with_suffix(".pdf"))[: 1 + pdf]:
-            try:
-                style.save(figure, image)
-            except WriteFailure as failure:
-                remedy = "Get permission to write in the run directory, or free space there."
-                problem = f"the figure cannot be written ({failure.reason})"
-                raise InputError(str(image), problem, remedy) from failure
-            drawn.append(image)
-
-    if exists(directory.resolution):
-        found = read_resolution(directory.resolution)
-        draw(resolution_figure, directory.figure("resolution"), found)
-    if not is_run:
-        return drawn
-    given = load_config(directory.path)
-    names, inverted = find_equation(given.wave.equation).parameters, given.changing
-    name = inverted[0]
-    initial = read_model(directory.initial, names)
-    truth = read_model(directory.true, names) if exists(directory.true) else None
-    true = None if truth is None else truth[name]
-    if true is not None and true.shape != initial.grid.shape:
-        raise InputError(
-            str(directory.true),
-            f"its shape is {true.shape}, but that of initial.h5 is {initial.grid.shape}",
-            "Remove it; the figures are then drawn without the true model.",
-        )
-    observed = Path(given.survey.file) if given.survey.file else directory.observed
-    blanks = {
-        each: EpochPicture(
-            0,
-            initial.grid,
-            PARAMETERS[each],
-            None if truth is None else truth[each],
-            start=initial[each],
-            **cast(Any, dict.fromkeys(CHANGING, initial[each])),
-        )
-        for each in inverted
-    }
-    if exists(observed):
-        with GatherReader(observed, Context.alone()) as reader:
-            survey = emit(reader.survey, given.survey)
-            if survey.sources.shape[1] != initial.grid.ndim:
-                raise InputError(
-                    str(observed),
-                    f"its positions have {survey.sources.shape[1]} coordinates, but the model has "
-                    f"{initial.grid.ndim} axes",
-                    "Remove it; the other figures are then drawn.",
-                )
-            draw_survey(draw, directory, survey, reader, given)
-        sources, receivers = survey.sources, survey.receiver_positions()
-        blanks = {
-            each: replace(blank, sources=sources, receivers=receivers)
-            for each, blank in blanks.items()
-        }
-    stages, last = given.stages(), 0
-
-    def find_blanks(epoch: int) -> list[EpochPicture]:
-        return [blanks[each] for each in _find_changing(stages, epoch)]
-
-    if given.inversion.linear and exists(directory.image):
-        image, epoch = read_image(directory.image)
-        if not image.grid.agrees(initial.grid):
-            raise InputError(
-                f"{directory.image}, /image",
-                f"its grid is {image.grid}, expected that of initial.h5, {initial.grid}",
-                "Remove the file; the figure cannot be drawn from it.",
-            )
-        drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
-        seen = replace(blanks[name], epoch=epoch)
-        if exists(drawn_of):
-            seen, *_ = _read_pictures(drawn_of, find_blanks)
-        draw_image(draw, directory, image["image"], initial, truth, seen)
-    history = _read_history(directory.metrics)
-    whole, *masks = _read_masks(directory, [given, *(config for _, config in stages)], initial)
-    free = ~whole
-    errors: dict[str, float] = {}
-    if truth is not None:
-        errors = {each: rms_difference(initial[each], truth[each], free) for each in inverted}
-    comparable = are_comparable([config for _, config in stages])
-    ends: dict[int, tuple[int | None, NDArray[np.bool_] | None]] = {}
-    for number, (_, config) in enumerate(stages):
-        last, suffix = last + config.inversion.epochs, directory.label(number, len(stages))
-        ends[last] = suffix, masks[number]
-        if exists(directory.ending(number)):
-            draw_fit(draw, directory, *read_fit(directory.ending(number)), suffix)
-    for file in sorted(directory.epochs.glob("epoch_*.h5")):
-        pictures = _read_pictures(file, find_blanks)
-        label, kept = ends.get(pictures[0].epoch, (None, None))
-        pictures = [replace(picture, kept=kept) for picture in pictures]
-        draw_epoch_figures(draw, directory, pictures, history, errors, label, comparable)
-    return sorted(set(drawn))
-
-
-def _read_masks(
-    directory: RunDirectory, configs: Sequence[Config], initial: Model
-) -> Sequence[NDArray[np.bool_]]:
-    """Return a mask of the fixed cells for each of the configs."""
-    grid, remedy = initial.grid, "Continue the run, which writes it again."
-    if not _need_masks(configs):
-        return [fixed_cells(grid, level_floor(config.inversion, grid)) for config in configs]
-    with open_alone(directory.masks) as file:
-        found = find_dataset(file, directory.masks, "fixed", "u", "whole numbers", remedy)
-        expected = (len(configs), *grid.shape)
-        if found.shape != expected:
-            raise InputError(
-                f"{directory.masks}, /fixed",
-                f"its shape is {found.shape}, expected {expected}: the cells of initial.h5 for the "
-                "input and for each of its stages",
-                remedy,
-            )
-        return list(found[...] != 0)
-
-
-def _read_history(path: Path) -> list[dict[str, Any]]:
-    remedy = "Get permission to read it, or remove it."
-    with refusing(str(path), "cannot be read", remedy):
-        if exists(path):
-            check_regular(path)
-        return read_metrics(path)
-
-
-def _read_pictures(
-    path: Path, find_blanks: Callable[[int], Sequence[EpochPicture]]
-) -> list[EpochPicture]:
-    """Read pictures of `keep_pictures`.
-
-    find_blanks: returns what does not change, for each parameter that an epoch changes.
-    """
-    # Values that overflow in single precision are drawn as infinite.
-    with open_alone(path) as file, np.errstate(over="ignore"):
-        remedy = "Set it to the epoch in the file's name."
-        found: dict[str, Any] = {"epoch": _read_whole_numbers(file, path, "epoch", 1, remedy)[0]}
-        blanks = find_blanks(found["epoch"])
-        grid = blanks[0].grid
-        is_whole = bool(np.all(file.attrs.get("whole", True)))
-        if not is_whole:
-            count = grid.ndim if grid.ndim == 3 else 0
-            found["cuts"] = _read_whole_numbers(file, path, "cuts", count, _UNDRAWN)
-            found["places"] = _read_places(file, path, grid)
-
-        def read(key: str) -> NDArray[np.float32] | Excerpt:
-            if is_whole:
-                return _read_array(file, path, key, grid.shape)
-            return _read_excerpt(file, path, key, grid, len(found["places"]))
-
-        found |= {name: read(name) for name in ENERGIES}
-        pictures = []
-        for number, blank in enumerate(blanks):
-            group = f"{blank.parameter.name}/" * (number > 0)
-            own: dict[str, Any] = {name: read(group + name) for name in OF_EACH}
-            pictures.append(replace(blank, **found, **own))
-        cuts = found.get("cuts", ())
-        if any(not 0 <= cut < n for cut, n in zip(cuts, grid.shape, strict=False)):
-            raise InputError(
-                f"{path}, attribute cuts",
-                f"found {cuts}, which does not fit the shape of initial.h5, {grid.shape}",
-                _UNDRAWN,
-            )
-        return pictures
-
-
-def _find_changing(stages: Sequence[tuple[str, Config]], epoch: int) -> tuple[str, ...]:
-    """Return the parameters that an epoch changes; those of the last stage for later epochs."""
-    ends = accumulate(config.inversion.epochs for _, config in stages)
-    stage = bisect_left([*ends], epoch)
-    return stages[min(stage, len(stages) - 1)][1].inversion.changing
-
-
-def _read_whole_numbers(
-    file: h5py.File, path: Path, name: str, count: int, remedy: str
-) -> tuple[int, ...]:
-    value = file.attrs.get(name)
-    found = plain_numbers(value)
-    if len(found) != count or not all(map(is_whole, found)):
-        expected = "a whole number" if count == 1 else f"{count} whole numbers"
-        raise InputError(
-            f"{path}, attribute {name}",
-            f"found {quote(plain(value))}, expected {expected}",
-            remedy,
-        )
-    return tuple(map(int, found))
-
-
-def _read_places(file: h5py.File, path: Path, grid: Grid) -> tuple[tuple[int, ...], ...]:
-    found = np.asarray(file.attrs.get("places"))
-    fits = found.dtype.kind in "iu" and found.ndim == 2 and 1 <= len(found) <= PROFILES
-    if not fits or found.shape[1] != grid.ndim - 1 or (found < 0).any():
-        fits = False
-    if not fits or (found >= grid.shape[1:]).any():
-        raise InputError(
-            f"{path}, attribute places",
-            f"found {quote(found.tolist())}, expected the indices of 1 to {PROFILES} columns of "
-            "initial.h5",
-            _UNDRAWN,
-        )
-    return tuple(map(tuple, found.tolist()))
-
-
-def _read_excerpt(file: h5py.File, path: Path, name: str, grid: Grid, n_places: int) -> Excerpt:
-    sections = zip(name_sections(grid), size_sections(grid), strict=True)
-    profiles = (n_places, grid.shape[0])
-    low, high = _read_array(file, path, f"{name}/limits", (2,), np.float64)
-    return Excerpt(
-        tuple(_read_array(file, path, f"{name}/{which}", shape) for which, shape in sections),
-        _read_array(file, path, f"{name}/profiles", profiles),
-        (float(low), float(high)),
-    )
-
-
-def _read_array(
-    file: h5py.File, path: Path, key: str, shape: tuple[int, ...], dtype: type = np.float32
-) -> NDArray[Any]:
-    array = read_real(file, path, key)
-    if array.shape != shape:
-        raise InputError(
-            f"{path}, /{key}",
-            f"its shape is {array.shape}, expected {shape}, to fit initial.h5",
-            _UNDRAWN,
-        )
-    return array.astype(dtype)

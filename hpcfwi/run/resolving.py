@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 
 import numpy as np
 
-from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.errors import InputError
 from hpcfwi.inversion import resolution
 from hpcfwi.inversion.memory import estimate_resolution
 from hpcfwi.inversion.preparation import load_onto
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.watch import StopRequest, Watch
+from hpcfwi.parallel.watch import StopRequest
 from hpcfwi.report.log import start_log
 from hpcfwi.report.resolution import ResolutionTest, resolution_figure
-from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.job import Opened, open_input
+from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory, refusing_unwritable
+from hpcfwi.run.job import Opened, open_input, watch_preparation
 from hpcfwi.run.records import keep_resolution
 from hpcfwi.system import exists
 
@@ -65,7 +64,7 @@ def resolve_job(
         )
     with StopRequest(context) as stop, start_log(None, context.rank, quiet):
         context.heartbeat.begin("the resolution")
-        with Watch(context, stop, lambda: "the beginning", grace=0.0, wait=inf):
+        with watch_preparation(context, stop, "the beginning"):
             job = open_input(path, context, settings, stage)
             directory = RunDirectory(Path(job.experiment.config.output.directory))
             context.from_root(lambda: directory.check(job.whole.config))
@@ -147,16 +146,8 @@ def _keep(directory: RunDirectory, found: ResolutionTest, job: Opened) -> None:
     from hpcfwi.report import style
 
     log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
-    try:
-        directory.path.mkdir(parents=True, exist_ok=True)
+    with refusing_unwritable(directory.path, OTHER_DIRECTORY):
         peak = job.experiment.survey.spectrum.peak
         keep_resolution(directory.resolution, found, job.stage, peak)
         style.save(resolution_figure(found), directory.figure("resolution"))
-    except (OSError, WriteFailure) as failure:
-        reason = failure.reason if isinstance(failure, WriteFailure) else failure.strerror
-        raise InputError(
-            str(directory.path),
-            f"the resolution cannot be written there ({reason})",
-            "Choose a directory to which you may write, with --output or output.directory.",
-        ) from failure
     log.info("Saved in %s, drawn in %s", directory.resolution, directory.figure("resolution"))

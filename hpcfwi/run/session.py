@@ -61,9 +61,10 @@ from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import Progress
-from hpcfwi.run import records
+from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.recorder import Painter, Recorder
+from hpcfwi.run.drawing import Painter
+from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.background import BackgroundWriter, Prefetcher
 from hpcfwi.storage.checkpoint import latest_epoch, load_latest_checkpoint
 from hpcfwi.storage.gathers import (
@@ -492,10 +493,9 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
             return found
 
         def keep() -> None:
-            assert recorder.painter is not None, "rank 0 draws"
             records.keep_fit(path, found, epoch)
             label = directory.label(stage.number, len(recorder.stages))
-            records.draw_fit(recorder.painter.submit, directory, found, epoch, label)
+            drawing.draw_fit(recorder.painter.submit, directory, found, epoch, label)
             seconds = time.monotonic() - started
             log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, describe_fit(found))
             for finding in records.check_fit(found, epoch):

@@ -36,12 +36,13 @@ import numpy as np
 import typer
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.run import records
+from hpcfwi.run import drawing
 from hpcfwi.storage import checkpoint, probe
 from hpcfwi.storage.gathers import GatherReader
 from tests.fuzz.commands import ACCEPTED, REFUSED, call, check_only, message_of
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
 from tests.inversion.examples import write_input
+from tests.undrawn import DRAWING
 
 SECONDS, MEMORY = 20.0, 10**9
 GOOD = ("right", "exit 2")
@@ -218,9 +219,7 @@ def without_slow_parts() -> Iterator[None]:
     """Skip figures and create the commands once, which would take most of the time."""
     with (
         mock.patch.object(typer.main, "get_command", cache(typer.main.get_command)),
-        mock.patch.object(records, "draw_survey"),
-        mock.patch.object(records, "draw_epoch_figures"),
-        mock.patch.object(records, "draw_fit"),
+        mock.patch.multiple(drawing, **dict.fromkeys(DRAWING, mock.DEFAULT)),
     ):
         yield
 

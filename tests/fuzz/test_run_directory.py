@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.run import records
+from hpcfwi.run import drawing
 from tests.fuzz import damage
 from tests.fuzz.commands import (
     ACCEPTED,
@@ -28,6 +28,7 @@ from tests.fuzz.commands import (
 from tests.fuzz.test_files import KINDS
 from tests.fuzz.test_inputs import tries
 from tests.inversion.examples import write_input
+from tests.undrawn import DRAWING
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +36,7 @@ def done(tmp_path_factory):
     """The input of a run of one epoch and its directory."""
     changes = {"inversion.epochs": 1, "wave.engine": "eager"}
     path = write_input(tmp_path_factory.mktemp("done"), changes)
-    with (
-        mock.patch.object(records, "draw_survey"),
-        mock.patch.object(records, "draw_epoch_figures"),
-        mock.patch.object(records, "draw_fit"),
-    ):
+    with mock.patch.multiple(drawing, **dict.fromkeys(DRAWING, mock.DEFAULT)):
         assert call("run", path, "--quiet").code == 0
     return path, path.parent / "run"
 

@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from hpcfwi.run import records
 from hpcfwi.storage.models import read_model
 from tests.fuzz.commands import call
 from tests.inversion.examples import write_input
 from tests.ranks import make_env, messages, run_ranks
+from tests.undrawn import draw_nothing
 
 TINY = {
     "inversion.epochs": 2,
@@ -34,15 +34,9 @@ def plain(tmp_path_factory):
     """The folder of an undisturbed run."""
     folder = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patch:
-        leave_out_figures(patch)
+        draw_nothing(patch.setattr)
         assert call("run", write_input(folder, TINY), "--quiet").code == 0
     return folder
-
-
-def leave_out_figures(monkeypatch):
-    monkeypatch.setattr(records, "draw_survey", lambda *_: None)
-    monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
-    monkeypatch.setattr(records, "draw_fit", lambda *_: None)
 
 
 def answer(folder):
@@ -54,7 +48,7 @@ def answer(folder):
 
 
 def test_jumping_clock_has_no_effect(plain, tmp_path, monkeypatch):
-    leave_out_figures(monkeypatch)
+    draw_nothing(monkeypatch.setattr)
     jumps = itertools.cycle([0.0, 1e9, -1e9, 4e9])
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
@@ -66,7 +60,7 @@ def test_jumping_clock_has_no_effect(plain, tmp_path, monkeypatch):
 
 
 def test_directory_can_have_any_name(plain, tmp_path, monkeypatch):
-    leave_out_figures(monkeypatch)
+    draw_nothing(monkeypatch.setattr)
     folder = tmp_path / ANY_NAME
     path = write_input(folder, TINY | {"output.directory": "elsewhere"})
     monkeypatch.chdir(folder)

@@ -413,11 +413,12 @@ def test_three_ranks_refuse_a_bad_input_with_one_message(tmp_path):
 MEASURE = """
 import json, sys
 from pathlib import Path
-from hpcfwi.run import job, records
+from hpcfwi.run import job
 from hpcfwi.plan.plan import Stopwatch
 from hpcfwi.parallel.context import Context
+from tests.undrawn import draw_nothing
 from hpcfwi.system import peak_resident_bytes, resident_bytes
-records.draw_survey = records.draw_epoch_figures = records.draw_fit = lambda *_: None
+draw_nothing()
 context = Context.alone()
 prepared = job.prepare(job.load_config(Path(sys.argv[1])), context)
 Stopwatch(prepared, context).warm_up()

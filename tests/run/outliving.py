@@ -18,8 +18,8 @@ from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import run_guarded
 from hpcfwi.parallel.launch import launch
-from hpcfwi.run import records
 from hpcfwi.run.job import run_job
+from tests.undrawn import draw_nothing
 
 
 def outlive(config: Path, deaths: str, context: Context) -> int:
@@ -44,6 +44,6 @@ def outlive(config: Path, deaths: str, context: Context) -> int:
 
 
 if __name__ == "__main__":
-    records.draw_survey = records.draw_epoch_figures = records.draw_fit = lambda *_: None
+    draw_nothing()
     started = launch()
     sys.exit(run_guarded(started, lambda: outlive(Path(sys.argv[1]), sys.argv[2], started)))

@@ -37,14 +37,14 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import open_store
 from hpcfwi.parallel.store import Store
-from hpcfwi.report import figures, style
-from hpcfwi.run import records, session
+from hpcfwi.run import session
 from hpcfwi.run.job import run_job
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.wave import Simulation
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.problem import Problem
 from tests.inversion.bad_inputs import BAD_INPUTS
+from tests.undrawn import draw_nothing
 
 EVALUATE = Objective.evaluate
 SHOT = 0.15  # s, added to the time of a shot
@@ -403,9 +403,7 @@ def go_on_and_die(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    records.draw_survey = records.draw_epoch_figures = records.draw_wavelet = lambda *_: None
-    records.draw_fit = lambda *_: None
-    figures.comparison_figure = lambda *_: style.new_figure(1.0, 1.0)
+    draw_nothing()
     try:
         folder, *names = sys.argv[1:]
         for word in names:

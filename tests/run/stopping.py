@@ -17,8 +17,9 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import run_guarded
 from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel.watch import Watch
-from hpcfwi.run import records, session
+from hpcfwi.run import session
 from hpcfwi.run.job import run_job
+from tests.undrawn import draw_nothing
 
 
 def stop_rank_1(config: Path, wait: float, context: Context) -> int:
@@ -38,7 +39,7 @@ def stop_rank_1(config: Path, wait: float, context: Context) -> int:
 
 
 if __name__ == "__main__":
-    records.draw_survey = records.draw_epoch_figures = records.draw_fit = lambda *_: None
+    draw_nothing()
     started = launch()
     given = Path(sys.argv[1]), float(sys.argv[2])
     sys.exit(run_guarded(started, lambda: stop_rank_1(*given, started)))

@@ -26,6 +26,7 @@ from hpcfwi.run.records import read_fit
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 from tests.ranks import run_ranks
+from tests.undrawn import draw_nothing
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -45,12 +46,7 @@ def whole(tmp_path_factory):
     """The directory of a run of two stages, with encoded shots and an estimated wavelet."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (
-            (records, "draw_survey"),
-            (records, "draw_epoch_figures"),
-            (records, "draw_fit"),
-        ):
-            patch.setattr(module, name, lambda *_: None)
+        draw_nothing(patch.setattr)
         run_job(write_input(folder, CHANGES), (), Context.alone(), inverts=True, quiet=True)
     return folder / "run"
 

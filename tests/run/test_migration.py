@@ -54,11 +54,11 @@ def image(run):
 def whole(tmp_path_factory):
     """The directory of an uninterrupted migration."""
     from hpcfwi.run.job import run_job
-    from tests.run.test_stages import draw_nothing
+    from tests.undrawn import draw_nothing
 
     path = write_input(tmp_path_factory.mktemp("migrated"), KEYS)
     with pytest.MonkeyPatch.context() as patch:
-        draw_nothing(patch)
+        draw_nothing(patch.setattr)
         run_job(path, (), Context.alone(), migrates=True, quiet=True)
     return path.parent / "run"
 

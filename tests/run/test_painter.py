@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hpcfwi.report.log import start_log
-from hpcfwi.run.recorder import WAITING, Painter
+from hpcfwi.run.drawing import WAITING, Painter
 
 
 class Easel:
@@ -92,4 +92,4 @@ def test_closed_painter_refuses_figures_and_can_be_closed_again(tmp_path):
     painter.close()
     with pytest.raises(RuntimeError):
         painter.submit(Easel().draw, tmp_path / "a")
-    assert not [t for t in threading.enumerate() if t.name == "painter"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("painter")]

@@ -79,7 +79,7 @@ def make_recorder(folder, context, true=None, initial=None, shape=SHAPE):
     )
     stage = SimpleNamespace(name="one", section=SimpleNamespace(epochs=5, parameters=("vp",)))
     state = State(0, cast(Any, None), {}, EngineChoice("cpu", Snapshots(1)))
-    parts: Any = (experiment, (stage,), RunDirectory(folder), context, state)
+    parts: Any = (experiment, (stage,), RunDirectory(folder), context, state, None, None)
     return Recorder(*parts)
 
 
@@ -156,7 +156,8 @@ def correlations(folder, size):
 
     def describe(context: Context) -> float | str:
         state = State(0, found, {}, EngineChoice("cpu", Snapshots(1)))
-        recorder = Recorder(*cast(Any, (experiment, stages, RunDirectory(folder), context, state)))
+        parts: Any = (experiment, stages, RunDirectory(folder), context, state, None, None)
+        recorder = Recorder(*parts)
         told: tuple[Any, ...] = (BATCH, found, evaluation, timings)
         try:
             return recorder.measure(1, *told)[1]["correlation"]
@@ -198,7 +199,7 @@ def test_image_made_for_the_correlation_is_reused_when_it_is_saved(tmp_path, mon
     state = State(
         0, experiment.initial.as_tensors(torch.device("cpu")), {}, EngineChoice("cpu", Snapshots(1))
     )
-    parts: Any = (experiment, (), RunDirectory(tmp_path), Context.alone(), state)
+    parts: Any = (experiment, (), RunDirectory(tmp_path), Context.alone(), state, None, None)
     recorder = Recorder(*parts)
     image = recorder._make_image(state.model)
     assert recorder._image_of(state) is image

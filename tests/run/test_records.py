@@ -14,10 +14,11 @@ from hpcfwi.inversion import experiment
 from hpcfwi.model import PARAMETERS
 from hpcfwi.report import models, panels
 from hpcfwi.report.panels import CHANGING
-from hpcfwi.run import records
+from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
 from tests.inversion.examples import write_input
 from tests.report import examples
+from tests.undrawn import draw_nothing
 
 FIGURES = [
     "epoch_0002.png",
@@ -38,9 +39,7 @@ def run(hpcfwi, tmp_path, monkeypatch):
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
     path = write_input(tmp_path, {"inversion.epochs": 3, "output.every": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(records, "draw_survey", lambda *_: None)
-        patch.setattr(records, "draw_epoch_figures", lambda *_: None)
-        patch.setattr(records, "draw_fit", lambda *_: None)
+        draw_nothing(patch.setattr)
         assert hpcfwi("run", path, "--quiet") == 0
     return tmp_path / "run"
 
@@ -65,9 +64,7 @@ def test_show_draws_every_figure_of_a_run_without_computing_anything(
 
 
 def test_quiet_show_prints_nothing(run, hpcfwi, monkeypatch, capsys):
-    monkeypatch.setattr(records, "draw_survey", lambda *_: None)
-    monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
-    monkeypatch.setattr(records, "draw_fit", lambda *_: None)
+    draw_nothing(monkeypatch.setattr)
     assert hpcfwi("show", run, "--quiet") == 0
     assert capsys.readouterr().out == ""
 
@@ -81,8 +78,8 @@ def test_show_refuses_a_directory_that_is_not_a_run(hpcfwi, tmp_path, capsys):
 
 
 def test_show_with_pdf_option_also_writes_figures_as_pdf(run, hpcfwi, monkeypatch, capsys):
-    monkeypatch.setattr(records, "draw_survey", lambda *_: None)
-    monkeypatch.setattr(records, "draw_epoch_figures", lambda *_: None)
+    monkeypatch.setattr(drawing, "draw_survey", lambda *_: None)
+    monkeypatch.setattr(drawing, "draw_epoch_figures", lambda *_: None)
     assert hpcfwi("show", run, "--pdf") == 0
     names = ["fit.pdf", "fit.png", "traces.pdf", "traces.png"]
     assert capsys.readouterr().out.split() == [str(run / name) for name in names]
@@ -126,21 +123,15 @@ def test_epoch_file_of_a_large_model_keeps_only_the_drawn_parts(picture, tmp_pat
         assert not file.attrs["whole"]
         file.visititems(lambda _, item: largest.append(getattr(item, "size", 0)))
     assert max(largest) <= 25**2
-    (again,) = records._read_pictures(path, lambda _: [forget(picture)])
+    (again,) = records.read_pictures(path, lambda _: [forget(picture)])
     assert again.epoch == picture.epoch
     assert draw(again) == draw(picture)
 
 
-@pytest.mark.parametrize(
-    "older", [False, True], ids=["whole", "whole, without the attribute of new files"]
-)
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
-def test_epoch_file_of_a_small_model_keeps_whole_arrays(picture, older, tmp_path):
+def test_epoch_file_of_a_small_model_keeps_whole_arrays(picture, tmp_path):
     path = keep(tmp_path, picture)
-    if older:
-        with h5py.File(path, "a") as file:
-            del file.attrs["whole"]
-    (again,) = records._read_pictures(path, lambda _: [forget(picture)])
+    (again,) = records.read_pictures(path, lambda _: [forget(picture)])
     for name in CHANGING:
         np.testing.assert_array_equal(getattr(again, name), getattr(picture, name))
 
@@ -166,7 +157,7 @@ def test_epoch_file_that_does_not_fit_the_model_is_refused(key, value, tmp_path,
         del where[key]
         where[key] = value
     with pytest.raises(InputError, match=key):
-        records._read_pictures(path, lambda _: [forget(picture)])
+        records.read_pictures(path, lambda _: [forget(picture)])
 
 
 @pytest.mark.parametrize("most", [100, panels.MOST_WHOLE])
@@ -181,7 +172,7 @@ def test_epoch_file_has_a_group_for_each_further_parameter(most, tmp_path, monke
     (path,) = (tmp_path / "epochs").glob("*.h5")
     with h5py.File(path) as file:
         assert {"inverted", "gradient"} == file["vs"].keys()
-    again = records._read_pictures(path, lambda _: [forget(first), forget(other)])
+    again = records.read_pictures(path, lambda _: [forget(first), forget(other)])
     expected, found = BytesIO(), BytesIO()
     models.epoch_figure(*pictures).savefig(expected, format="png")
     models.epoch_figure(*again).savefig(found, format="png")

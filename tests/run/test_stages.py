@@ -12,11 +12,12 @@ import pytest
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
-from hpcfwi.run import records
+from hpcfwi.run import drawing
 from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_SHOTS, write_input
 from tests.ranks import run_ranks
+from tests.undrawn import draw_nothing
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -52,12 +53,6 @@ def model(run):
     return read_model(run / "model.h5")["vp"]
 
 
-def draw_nothing(patch):
-    for drawing in ("draw_survey", "draw_epoch_figures", "draw_wavelet"):
-        patch.setattr(records, drawing, lambda *_: None)
-    patch.setattr(records, "draw_fit", lambda *_: None)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The directory of an uninterrupted inversion in stages."""
@@ -68,8 +63,8 @@ def whole(tmp_path_factory):
             file.write("survey\n")
 
     with pytest.MonkeyPatch.context() as patch:
-        draw_nothing(patch)
-        patch.setattr(records, "draw_survey", note)
+        draw_nothing(patch.setattr)
+        patch.setattr(drawing, "draw_survey", note)
         run_job(path, (), Context.alone(), inverts=True, quiet=True)
     return path.parent / "run"
 

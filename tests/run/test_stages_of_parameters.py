@@ -15,12 +15,12 @@ from hpcfwi.config import load_config
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
-from hpcfwi.run import records
+from hpcfwi.run import drawing
 from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model
 from tests.run.test_equations import IN_TURN, write_elastic
-from tests.run.test_stages import draw_nothing
 from tests.run.test_synthetic import NO_KEYS
+from tests.undrawn import draw_nothing
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an uninterrupted inversion whose stages change different parameters."""
     path = write_staged(tmp_path_factory.mktemp("staged"))
     with pytest.MonkeyPatch.context() as patch:
-        draw_nothing(patch)
+        draw_nothing(patch.setattr)
         run_job(path, (), Context.alone(), inverts=True, quiet=True)
     return path.parent / "run"
 
@@ -133,8 +133,8 @@ def test_figures_of_an_epoch_have_the_parameters_of_its_stage(
     def note(_draw: Any, _directory: Any, pictures: Any, *_: Any) -> None:
         drawn.append([picture.parameter.name for picture in pictures])
 
-    monkeypatch.setattr(records, "draw_epoch_figures", note)
-    records.show(shutil.copytree(whole, tmp_path / "run"))
+    monkeypatch.setattr(drawing, "draw_epoch_figures", note)
+    drawing.show(shutil.copytree(whole, tmp_path / "run"))
     assert drawn == [["vp", "rho"]] * 2 + [["vs"]] * 2 + [["vs", "vp", "rho"]]
 
 

@@ -27,11 +27,11 @@ def vp(path):
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """The directory of a run of two epochs, with its observed data."""
-    from tests.run.test_stages import draw_nothing
+    from tests.undrawn import draw_nothing
 
     path = write_input(tmp_path_factory.mktemp("first"), SHORT)
     with pytest.MonkeyPatch.context() as patch:
-        draw_nothing(patch)
+        draw_nothing(patch.setattr)
         run_job(path, (), Context.alone(), quiet=True)
     return path.parent / "run"
 

@@ -10,9 +10,9 @@ from hpcfwi.config import load_config
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
-from hpcfwi.run import records
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import true_volume, write_volume
+from tests.undrawn import draw_nothing
 
 FIGURES = [
     f"{name}.png"
@@ -47,9 +47,7 @@ def test_volume_is_inverted_and_its_figures_are_drawn(hpcfwi, tmp_path, monkeypa
     path, run = write_volume(tmp_path), tmp_path / "run"
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, "draw_survey", lambda *_: None)
-        patch.setattr(records, "draw_epoch_figures", lambda *_: None)
-        patch.setattr(records, "draw_fit", lambda *_: None)
+        draw_nothing(patch.setattr)
         assert hpcfwi("run", path, "--quiet") == 0
         capsys.readouterr()
 

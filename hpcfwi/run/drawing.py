@@ -1,0 +1,432 @@
+"""The figures of a run, drawn during the run or again by `hpcfwi show`, and its report.
+
+The contents of figures are in `records`, their layouts in `report`. Matplotlib is imported within
+functions, because it would delay the start of the other ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfwi.config import Config, load_config
+from hpcfwi.errors import InputError, refusing
+from hpcfwi.inversion.preparation import emit
+from hpcfwi.inversion.resolution import reflectivity
+from hpcfwi.inversion.shot_qc import Fit, View, choose_drawn, describe_fit, to_unit_norm
+from hpcfwi.inversion.wavelets import Wavelet
+from hpcfwi.model import PARAMETERS, Model, rms_difference
+from hpcfwi.parallel.context import Context
+from hpcfwi.report.page import make_page, read_metrics
+from hpcfwi.report.panels import CHANGING, EpochPicture
+from hpcfwi.run.directory import RunDirectory, refusing_unwritable
+from hpcfwi.run.records import (
+    check_fit,
+    read_fit,
+    read_masks,
+    read_pictures,
+    read_resolution,
+    read_wavelet,
+)
+from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.models import read_image, read_model
+from hpcfwi.survey import Survey, TimeAxis, spread_shots
+from hpcfwi.system import check_regular, exists, written_whole
+from hpcfwi.wave.equation import find_equation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+log = logging.getLogger("hpcfwi")
+
+WAITING = 4  # number of figures of one kind that may wait for the painter
+SHOWN_GATHERS = 3
+UNWRITABLE = "Get permission to write in the run directory, or free space on its disk."
+
+
+class Painter(AbstractContextManager["Painter"]):
+    """A thread that draws the figures submitted to it, in order.
+
+    If figures are submitted faster than they can be drawn, a newer figure for the same file
+    replaces one that waits, and if more than `WAITING` figures of the same kind wait, the oldest is
+    dropped with a message in the log. Thus memory is bounded, the computation never waits, and the
+    last figure of each kind is always drawn. A figure that cannot be drawn causes a warning.
+
+    Only this thread may use matplotlib while the painter is open. Close it, or use it in a `with`
+    statement.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "painter")
+        self._waiting: dict[Path, tuple[Callable[..., Figure], tuple[Any, ...]]] = {}
+        self._changing = threading.Lock()
+
+    def submit(self, figure: Callable[..., Figure], path: Path, *args: Any) -> None:
+        """Queue `figure(*args)` for writing to `path`; its arguments must not be changed later.
+
+        Raises RuntimeError if the painter is closed.
+        """
+        with self._changing:
+            self._waiting[path] = figure, args
+            alike = [other for other, (kind, _) in self._waiting.items() if kind == figure]
+            if len(alike) > WAITING:
+                del self._waiting[alike[0]]
+                log.info("%s is not drawn: figures are submitted too fast", alike[0].name)
+        self._thread.submit(self._draw, path)
+
+    def _draw(self, path: Path) -> None:
+        """Draw the figure that waits for a file, unless it was dropped or is drawn already."""
+        from hpcfwi.report import style
+
+        with self._changing:
+            figure, args = self._waiting.pop(path, (None, ()))
+        if figure is not None:
+            try:
+                style.save(figure(*args), path)
+            except Exception as error:
+                log.warning("%s is not drawn: %s: %s", path, type(error).__name__, error)
+
+    def close(self) -> None:
+        """Wait until all submitted figures are drawn; a second call does nothing."""
+        self._thread.shutdown(wait=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def draw_fit(
+    draw: Callable[..., None], directory: RunDirectory, fit: Fit, epoch: int, label: int
+) -> None:
+    """Draw the figures of a fit; draw, label: see `draw_survey`, `draw_epoch_figures`."""
+    from hpcfwi.report.fit import fit_figure, traces_figure
+
+    gathers = [
+        (
+            title,
+            view.offsets,
+            view.observed,
+            _scale(view) if fit.normalized else view.simulated,
+        )
+        for title, view in choose_drawn(fit.views)
+    ]
+    draw(traces_figure, directory.figure("traces", label), gathers, fit.axis, epoch, fit.normalized)
+    shots = [(shot.number, shot.misfit, shot.offsets, shot.phases) for shot in fit.shots]
+    draw(
+        fit_figure,
+        directory.figure("fit", label),
+        shots,
+        fit.frequency,
+        (fit.frequencies, *fit.amplitudes),
+        epoch,
+        fit.normalized,
+    )
+
+
+def _scale(view: View) -> NDArray[np.float32]:
+    """Return simulated traces, each with the norm of the observed one."""
+    norms = np.linalg.norm(view.observed, axis=-1, keepdims=True)
+    return (norms * to_unit_norm(view.simulated.astype(np.float64))).astype(np.float32)
+
+
+def draw_wavelet(
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    wavelet: Wavelet,
+    axis: TimeAxis,
+    given: Wavelet,
+) -> None:
+    """Draw the estimated wavelet, or the wavelets of all shots; given: wavelet of the survey."""
+    from hpcfwi.report.figures import wavelet_figure, wavelets_figure
+
+    make = wavelet_figure if wavelet.ndim == 1 else wavelets_figure
+    draw(make, directory.figure("wavelet"), wavelet, axis, given)
+
+
+def draw_survey(
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    survey: Survey,
+    reader: GatherReader,
+    config: Config,
+) -> None:
+    """Draw the figures of the wavelet and of a few gathers.
+
+    draw: a function that draws a figure at once or later, with the arguments of `Painter.submit`.
+    An estimated wavelet is drawn together with that of the survey.
+    """
+    from hpcfwi.report.figures import gathers_figure, wavelet_figure
+
+    count = min(SHOWN_GATHERS, survey.n_shots)
+    shots = spread_shots(survey.n_shots, count)
+    shown = survey.select(shots)
+    if exists(directory.wavelet):
+        draw_wavelet(draw, directory, *read_wavelet(directory.wavelet))
+    else:
+        draw(wavelet_figure, directory.figure("wavelet"), shown.wavelet[0], survey.axis)
+    if config.survey.wavelet is not None:  # the only kind of wavelet is Ricker's
+        draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.axis)
+    there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
+    names, kinds = survey.components.names, shown.components.of_traces(there.shape)
+    traces = reader.read(shots)
+    heard = [
+        (shot, there[shot] & (kinds[shot] == number))
+        for number in range(len(names))
+        for shot in range(count)
+    ]
+    draw(
+        gathers_figure,
+        directory.figure("observed_data"),
+        [traces[shot, some] for shot, some in heard],
+        [shown.receivers[shot, some] for shot, some in heard],
+        shown.sources,
+        survey.axis,
+        [f"Shot {shot}" for shot in shots],
+        names,
+    )
+
+
+def draw_epoch_figures(
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    pictures: Sequence[EpochPicture],
+    history: Sequence[dict[str, Any]],
+    starts: Mapping[str, float] | None = None,
+    label: int | None = None,
+    comparable: bool = True,
+) -> None:
+    """Draw the panels of an epoch, the misfits up to it and, if it ends a stage, profiles.
+
+    starts: errors of the initial model by parameter; label: label of the stage that the epoch ends,
+    see `RunDirectory.label`; comparable: True if stages have the same misfit of the same data.
+    """
+    from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
+
+    draw(epoch_figure, directory.figure(f"epoch_{pictures[0].epoch:04d}"), *pictures)
+    draw(loss_figure, directory.figure("loss"), list(history), starts, comparable)
+    if label is not None:
+        draw(profiles_figure, directory.figure("profiles", label), *pictures)
+
+
+def are_comparable(configs: Sequence[Config]) -> bool:
+    """Return True if stages of these configs have the same misfit of the same data."""
+    sections = [(config.data, config.inversion) for config in configs]
+    compared = [(data, own.misfit, own.encoding, own.regularize) for data, own in sections]
+    return all(one == other for one, other in pairwise(compared))
+
+
+def draw_image(
+    draw: Callable[..., None],
+    directory: RunDirectory,
+    image: NDArray[np.floating],
+    background: Model,
+    true: Model | None,
+    picture: EpochPicture,
+) -> None:
+    """Draw a migration's image after the iteration of a picture."""
+    from hpcfwi.report.figures import image_figure
+
+    truth = None if true is None else reflectivity(true.p_velocity)
+    speed = background.p_velocity
+    draw(image_figure, directory.figure("image"), image, speed, truth, picture)
+
+
+def show(path: Path, pdf: bool = False) -> list[Path]:
+    """Draw all figures of a run directory again, from its files, and return their paths.
+
+    pdf: True to write PDF files too. Raises `InputError` if it is not a run directory, or has no
+    results.
+    """
+    from hpcfwi.report import style
+    from hpcfwi.report.resolution import resolution_figure
+
+    directory = RunDirectory(path)
+    is_run = exists(directory.config) and exists(directory.initial)
+    if not is_run and not exists(directory.resolution):
+        raise InputError(str(path), "not a run directory", "Name the directory of a run.")
+    drawn: set[Path] = set()
+
+    def draw(make: Callable[..., Figure], file: Path, *args: Any) -> None:
+        figure = make(*args)
+        for image in (file, file.with_suffix(".pdf"))[: 1 + pdf]:
+            with refusing_unwritable(image, UNWRITABLE):
+                style.save(figure, image)
+            drawn.add(image)
+
+    if exists(directory.resolution):
+        found = read_resolution(directory.resolution)
+        draw(resolution_figure, directory.figure("resolution"), found)
+    if is_run:
+        _draw_run(draw, directory)
+    return sorted(drawn)
+
+
+def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
+    """Draw all figures of a run; draw: see `draw_survey`."""
+    given = load_config(directory.path)
+    stages, inverted = given.stages(), given.changing
+    names = find_equation(given.wave.equation).parameters
+    initial = read_model(directory.initial, names)
+    truth = read_model(directory.true, names) if exists(directory.true) else None
+    if truth is not None and truth.grid.shape != initial.grid.shape:
+        raise InputError(
+            str(directory.true),
+            f"its shape is {truth.grid.shape}, but that of initial.h5 is {initial.grid.shape}",
+            "Remove it; the figures are then drawn without the true model.",
+        )
+    positions: dict[str, Any] = {}
+    observed = Path(given.survey.file) if given.survey.file else directory.observed
+    if exists(observed):
+        with GatherReader(observed, Context.alone()) as reader:
+            survey = emit(reader.survey, given.survey)
+            if survey.sources.shape[1] != initial.grid.ndim:
+                raise InputError(
+                    str(observed),
+                    f"its positions have {survey.sources.shape[1]} coordinates, but the model has "
+                    f"{initial.grid.ndim} axes",
+                    "Remove it; the other figures are then drawn.",
+                )
+            draw_survey(draw, directory, survey, reader, given)
+        positions = {"sources": survey.sources, "receivers": survey.receiver_positions()}
+
+    def make_blanks(epoch: int) -> list[EpochPicture]:
+        """Return pictures without what changes, for each parameter that an epoch changes."""
+        return [
+            EpochPicture(
+                epoch,
+                initial.grid,
+                PARAMETERS[name],
+                None if truth is None else truth[name],
+                start=initial[name],
+                **positions,
+                **cast(Any, dict.fromkeys(CHANGING, initial[name])),
+            )
+            for name in _find_changing(stages, epoch)
+        ]
+
+    if given.inversion.linear and exists(directory.image):
+        image, epoch = read_image(directory.image)
+        if not image.grid.agrees(initial.grid):
+            raise InputError(
+                f"{directory.image}, /image",
+                f"its grid is {image.grid}, expected that of initial.h5, {initial.grid}",
+                "Remove the file; the figure cannot be drawn from it.",
+            )
+        drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
+        seen = read_pictures(drawn_of, make_blanks) if exists(drawn_of) else make_blanks(epoch)
+        draw_image(draw, directory, image["image"], initial, truth, seen[0])
+    with refusing(str(directory.metrics), "cannot be read", "Get permission to read it."):
+        history = read_metrics(directory.metrics)
+    whole, *masks = read_masks(directory, [given, *(config for _, config in stages)], initial)
+    errors: dict[str, float] = {}
+    if truth is not None:
+        errors = {name: rms_difference(initial[name], truth[name], ~whole) for name in inverted}
+    comparable = are_comparable([config for _, config in stages])
+    last, ends = 0, dict[int, tuple[int, NDArray[np.bool_]]]()
+    for number, (_, config) in enumerate(stages):
+        last, label = last + config.inversion.epochs, directory.label(number, len(stages))
+        ends[last] = label, masks[number]
+        if exists(directory.ending(number)):
+            draw_fit(draw, directory, *read_fit(directory.ending(number)), label)
+    for file in sorted(directory.epochs.glob("epoch_*.h5")):
+        pictures = read_pictures(file, make_blanks)
+        end, kept = ends.get(pictures[0].epoch, (None, None))
+        pictures = [replace(picture, kept=kept) for picture in pictures]
+        draw_epoch_figures(draw, directory, pictures, history, errors, end, comparable)
+
+
+def _find_changing(stages: Sequence[tuple[str, Config]], epoch: int) -> tuple[str, ...]:
+    """Return the parameters that an epoch changes; those of the last stage for later epochs."""
+    ends = accumulate(config.inversion.epochs for _, config in stages)
+    stage = bisect_left([*ends], epoch)
+    return stages[min(stage, len(stages) - 1)][1].inversion.changing
+
+
+# Titles of figures, in the order of the page, by the beginning of the file name; of several epochs
+# only the last one is shown.
+TITLES = {
+    "image": "Image of the migration",
+    "epoch_": "Last epoch with a figure",
+    "loss": "Misfit and model error",
+    "profiles": "Profiles through the models at the end of the last stage",
+    "traces": "Observed and simulated traces at the end of the last stage",
+    "fit": "Data fit at the end",
+    "resolution": "Resolution",
+    "check": "Observed data and data of the starting model",
+    "wavelet": "Wavelet of the survey and the last estimated wavelet, if any",
+    "observed_data": "Observed data",
+}
+# Figures that are shown for every stage, not only for the last stage that has them.
+OF_EACH = ("fit", "check")
+
+
+def write_report(path: Path, pdf: bool = False) -> Path:
+    """Draw the figures of a run again, write report.html to its directory, and return the path.
+
+    pdf: as in `show`.
+
+    Raises `InputError` as `show` does, and if the page cannot be written.
+    """
+    show(path, pdf)
+    directory = RunDirectory(path)
+    figures = []
+    for beginning, title in TITLES.items():
+        # Numbers in file names have no leading zeros, so that longer names come later
+        there = sorted(path.glob(f"{beginning}*.png"), key=lambda file: (len(file.name), file.name))
+        for file in there if beginning in OF_EACH else there[-1:]:
+            stage = file.stem.removeprefix(beginning).strip("_")
+            full_title = f"{title}, stage {stage}" if stage and beginning in OF_EACH else title
+            figures.append((full_title, file.read_bytes()))
+    history = read_metrics(directory.metrics)
+    config = directory.config.read_text(encoding="utf-8")
+    first, *_ = load_config(path).changing
+    unit = PARAMETERS[first].unit
+    page = make_page(path.resolve().name, history, unit, config, figures, _read_findings(directory))
+    report = path / "report.html"
+    with refusing_unwritable(report, UNWRITABLE), written_whole(report) as whole:
+        whole.write(page.encode())
+    return report
+
+
+def _read_findings(directory: RunDirectory) -> list[tuple[str, list[str], list[str]]]:
+    """Return the results of `check` and of the fits after stages: titles, lines and warnings."""
+    findings = _read_checked(directory.checked) if exists(directory.checked) else []
+    stages = load_config(directory.path).stages()
+    for number, (name, _) in enumerate(stages):
+        if exists(directory.ending(number)):
+            fit, epoch = read_fit(directory.ending(number))
+            title = "Data fit" + (f" of stage {name}" if len(stages) > 1 else "")
+            findings.append((title, [describe_fit(fit)], [*map(str, check_fit(fit, epoch))]))
+    return findings
+
+
+def _read_checked(path: Path) -> list[tuple[str, list[str], list[str]]]:
+    """Return the results of `check` for the data of each group of stages."""
+    title = "Observed data and data of the starting model"
+    try:
+        check_regular(path)
+        return [
+            (
+                f"{title}, {part['label']}" if part["label"] else title,
+                [*map(str, part["lines"])],
+                [*map(str, part["findings"])],
+            )
+            for part in json.loads(path.read_bytes())
+        ]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            str(path),
+            f"what was found of the data cannot be read ({error})",
+            "Remove the file: the page is made without, and `hpcfwi check` writes it again.",
+        ) from error
