@@ -333,40 +333,23 @@ class InversionSection(Section):
     """
 
     @model_validator(mode="after")
-    def _one_floor(self) -> Self:
+    def _keys_agree(self) -> Self:
         if self.fixed is not None and self.fixed_above is not None:
             raise ValueError("fixed and fixed_above exclude each other")
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> Self:
-        for name, (lowest, highest) in self.bounds_by_name.items():
-            limits = PARAMETERS[name]
-            if lowest >= highest:
-                raise ValueError(f"bounds are {[lowest, highest]}; expected the smaller one first")
-            if lowest < limits.lowest or highest > limits.highest:
-                raise ValueError(
-                    f"bounds of {name} are {[lowest, highest]}; expected values from "
-                    f"{limits.lowest:g} to {limits.highest:g} {limits.unit}".rstrip()
-                )
+        if self.batch is None and self.sampling != "all":
+            raise ValueError("batch is missing; expected the number of shots of an epoch")
+        if self.encoding != "none" and self.sampling == "all":
+            raise ValueError(
+                'an encoded shot has all sources: give batch instead of sampling = "all"'
+            )
+        if self.linear and (self.parametrization != "velocity" or self.ties):
+            raise ValueError(
+                'linear = true requires parametrization = "velocity" and no tied parameters'
+            )
         return self
 
     @model_validator(mode="after")
     def _tables_of_parameters(self) -> Self:
-        for key, table, names in (
-            ("bounds", self.bounds_by_name, self.changing),
-            ("scale", self.scale, self.parameters),
-        ):
-            for name in table:
-                if name not in names:
-                    raise ValueError(
-                        f"{key} has {name}; expected only names of parameters, which are "
-                        f"{', '.join(names)}; parameters has all that a stage may change"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _tied_to_an_inverted_parameter(self) -> Self:
         first = next(iter(PARAMETERS))
         for name in self.ties:
             if name in self.parameters:
@@ -378,31 +361,29 @@ class InversionSection(Section):
                     f"tied has {name}, which follows {first}, but parameters are "
                     f"{', '.join(self.parameters)}; add {first} to them"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _linear_in_its_unknowns(self) -> Self:
-        if self.linear and (self.parametrization != "velocity" or self.ties):
-            raise ValueError(
-                'linear = true requires parametrization = "velocity" and no tied parameters'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _batch_or_all(self) -> Self:
-        if self.batch is None and self.sampling != "all":
-            raise ValueError("batch is missing; expected the number of shots of an epoch")
-        if self.encoding != "none" and self.sampling == "all":
-            raise ValueError(
-                'an encoded shot has all sources: give batch instead of sampling = "all"'
-            )
+        for key, table, names in (
+            ("bounds", self.bounds_by_name, self.changing),
+            ("scale", self.scale, self.parameters),
+        ):
+            for name in table:
+                if name not in names:
+                    raise ValueError(
+                        f"{key} has {name}; expected only names of parameters, which are "
+                        f"{', '.join(names)}; parameters has all that a stage may change"
+                    )
+        for name, (lowest, highest) in self.bounds_by_name.items():
+            limits = PARAMETERS[name]
+            if lowest >= highest:
+                raise ValueError(f"bounds are {[lowest, highest]}; expected the smaller one first")
+            if lowest < limits.lowest or highest > limits.highest:
+                raise ValueError(
+                    f"bounds of {name} are {[lowest, highest]}; expected values from "
+                    f"{limits.lowest:g} to {limits.highest:g} {limits.unit}".rstrip()
+                )
         return self
 
     def batch_ends(self, n_shots: int) -> tuple[int, int]:
-        """Return the number of shots in the first and in the last epoch.
-
-        n_shots: of the survey.
-        """
+        """Return the number of shots in the first and in the last epoch; n_shots: of the survey."""
         if self.batch is None or self.sampling == "all":
             return n_shots, n_shots
         return self.batch if isinstance(self.batch, tuple) else (self.batch, self.batch)
@@ -446,17 +427,9 @@ class InversionSection(Section):
 
 
 DAMPING = 0.001
+FIXED = ("fixed_above", "fixed")
 # Keys of [inversion] that also apply to a migration, unless [migration] has them
-SHARED = (
-    "fixed_above",
-    "fixed",
-    "seed",
-    "wavelet",
-    "schedule",
-    "reproducible",
-    "max_failed_shots",
-    "max_offset",
-)
+SHARED = (*FIXED, "seed", "wavelet", "schedule", "reproducible", "max_failed_shots", "max_offset")
 
 
 class MigrationSection(Section):
@@ -484,17 +457,13 @@ class MigrationSection(Section):
 
 def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table [inversion] of a migration, with the keys that the two sections share."""
-    own = {key: migration[key] for key in ("fixed_above", "fixed") if key in migration}
-    shared = {key: inversion[key] for key in SHARED if key in inversion and not own.get(key)}
-    if own:
-        shared = {key: value for key, value in shared.items() if not key.startswith("fixed")}
-    shots = {"sampling": "all"}
-    if migration.get("batch") is not None:
-        shots = {"batch": migration["batch"]}
+    own = {key: migration[key] for key in FIXED if key in migration}
+    shared = [key for key in SHARED if key in inversion and not (own and key in FIXED)]
+    batch = migration.get("batch")
     return {
-        **shared,
+        **{key: inversion[key] for key in shared},
         **own,
-        **shots,
+        **({"sampling": "all"} if batch is None else {"batch": batch}),
         "epochs": migration.get("iterations", 1),
         "linear": True,
         "optimizer": {"name": "cg", "balance": True},

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -104,21 +104,14 @@ class Config(Section):
         return Config.model_validate({**tables, "inversion": inversion, "stage": []})
 
     def stages(self) -> list[tuple[str, Config]]:
-        """Return the name and the config of each stage; an inversion without stages has one.
-
-        Raises `StageError` if the config of a stage is not valid.
-        """
+        """Return the name and the config of each stage; an inversion without stages has one."""
         if not self.stage:
             return [("0", self)]
         tables = self.model_dump(mode="json", exclude_none=True)
-        found = []
-        for number, stage in enumerate(self.stage, start=1):
-            try:
-                config = Config.model_validate(stage.override(tables))
-            except ValidationError as error:
-                raise StageError(number, error) from error
-            found.append((stage.name or str(number), config))
-        return found
+        return [
+            (stage.name or str(number), Config.model_validate(stage.override(tables)))
+            for number, stage in enumerate(self.stage, start=1)
+        ]
 
     @property
     def changing(self) -> tuple[str, ...]:
@@ -143,14 +136,6 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-class StageError(Exception):
-    """The config of a stage (`number`, from 1) is not valid; `error` has the reason."""
-
-    def __init__(self, number: int, error: ValidationError) -> None:
-        super().__init__(f"stage {number}")
-        self.number, self.error = number, error
-
-
 def changed_keys(old: Config, new: Config) -> dict[str, Any]:
     """Return the keys (section.key) whose values differ between two configs, with the old values.
 
@@ -169,21 +154,20 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-# Keys that name files; stages may have them, too.
-FILES = (
-    "model.file",
-    "model.true",
-    "model.initial.file",
-    "model.initial.run",
-    "model.initial.vs.file",
-    "model.initial.rho.file",
-    "survey.file",
-    "data.mute.picks",
-    "inversion.fixed.file",
-    "inversion.regularize.prior",
-    "inversion.regularize.weights",
-    "migration.fixed.file",
-)
+def _find_files(kind: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of names of files in a section, or in another type of value."""
+    if kind == FileName:
+        yield ()
+    elif isinstance(kind, type) and issubclass(kind, Section):
+        for key, field in kind.model_fields.items():
+            yield from ((key, *keys) for keys in _find_files(field.annotation))
+    else:
+        for part in get_args(kind):
+            yield from _find_files(part)
+
+
+# Keys of files, which stages may have, too. The run directory is no such file.
+FILES = tuple(keys for keys in _find_files(Config) if keys[0] != "output")
 # Keys of folders of the user's own modules, and the key beside each that names the module.
 OWN = {"inversion.prior.folder": "denoiser", "model.network.folder": "kind"}
 # An input has a few pages; the parser would take very long for a much larger or deeper file.
@@ -238,7 +222,11 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         if is_run:
             path = path / "config.toml"
         check_regular(path)
-        _check_size(path)
+        size = path.stat().st_size
+        if size > _LARGEST:
+            most = say_bytes(_LARGEST)
+            problem = f"it has {say_bytes(size)}, expected an input file of at most {most}"
+            raise InputError(str(path), problem, "Name an input file in TOML.")
         # Some editors write a byte order mark at the beginning of a file.
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -258,27 +246,31 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         raise InputError(str(path), f"not valid TOML ({error})", remedy) from error
     for setting in settings:
         _change(tables, setting)
-    try:
-        config = Config.model_validate(tables)
-    except ValidationError as error:
-        raise explain(path, error, Config) from error
-    try:
-        config.stages()
-    except StageError as wrong:
-        raise explain(path, wrong.error, Config, ("stage", str(wrong.number))) from wrong.error
+    config = _validate(path, tables)
+    whole = config.model_dump(mode="json", exclude_none=True)
+    for number, stage in enumerate(config.stage, start=1):
+        _validate(path, stage.override(whole), "stage", str(number))
     _check_methods(path, config, are_own=False)
     if not is_run:
         for part in (tables, *tables.get("stage", ())):
             for key, name in OWN.items():
                 _add_folder(part, key.split("."), name)
     typed = {setting.partition("=")[0].strip() for setting in settings}
-    for key in (*FILES, *OWN):
+    for keys in FILES:
         # Paths in settings are relative to the current directory; settings do not change stages.
-        is_typed = any(name in typed for name in accumulate(key.split("."), "{}.{}".format))
-        _locate(tables, key.split("."), Path() if is_typed else path.parent)
+        is_typed = any(name in typed for name in accumulate(keys, "{}.{}".format))
+        _locate(tables, keys, Path() if is_typed else path.parent)
         for part in tables.get("stage", ()):
-            _locate(part, key.split("."), path.parent)
+            _locate(part, keys, path.parent)
     return Config.model_validate(tables)
+
+
+def _validate(path: Path, tables: Mapping[str, Any], *keys: str) -> Config:
+    """Return a config; keys: those that lead to it, for messages."""
+    try:
+        return Config.model_validate(tables)
+    except ValidationError as error:
+        raise explain(path, error, Config, keys) from error
 
 
 def import_plugins(path: Path, config: Config) -> None:
@@ -318,17 +310,6 @@ def _add_folder(table: dict[str, Any], keys: Sequence[str], name: str) -> None:
         table = table.get(key, {})
     if isinstance(table, dict) and ":" in table.get(name, ""):
         table.setdefault(keys[-1], ".")
-
-
-def _check_size(path: Path) -> None:
-    """Raise `InputError` if a file is too large for an input."""
-    size = path.stat().st_size
-    if size > _LARGEST:
-        raise InputError(
-            str(path),
-            f"it has {say_bytes(size)}, expected an input file of at most {say_bytes(_LARGEST)}",
-            "Name an input file in TOML.",
-        )
 
 
 def _check_depth(content: str) -> None:

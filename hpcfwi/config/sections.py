@@ -6,7 +6,7 @@ They describe the model and the starting model, and the equation and how it is s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -219,14 +219,12 @@ def _tag_number(value: object) -> str:
     return "a name" if isinstance(value, str) else "a number"
 
 
-Spacing = Annotated[
-    Annotated[Literal["auto"], Tag("a name")] | Annotated[Length, Tag("a number")],
+_T = TypeVar("_T")
+AutoOr = Annotated[
+    Annotated[Literal["auto"], Tag("a name")] | Annotated[_T, Tag("a number")],
     Discriminator(_tag_number),
 ]
-RanksPerShot = Annotated[
-    Annotated[Literal["auto"], Tag("a name")] | Annotated[Count, Tag("a number")],
-    Discriminator(_tag_number),
-]
+Spacing = AutoOr[Length]
 
 
 class HistorySection(Section):
@@ -339,7 +337,7 @@ class WaveSection(Section):
     reference for any device, and `"deepwave"` needs the package Deepwave. `"auto"` is `"cpu"` on
     CPUs, and `"gpu"` on GPUs or, if Triton is not installed, `"eager"`.
     """
-    ranks_per_shot: RanksPerShot = 1
+    ranks_per_shot: AutoOr[Count] = 1
     """Number of ranks that simulate each shot together, each a layer of the grid along z.
 
     The engine is `"cpu"`, or `"gpu"` with the equation `"acoustic"` and ranks on the same host. The

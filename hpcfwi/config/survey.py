@@ -419,15 +419,11 @@ class DataSection(Section):
         return bool(self.mute or self.weight or self.gain)
 
     @model_validator(mode="after")
-    def _low_before_high(self) -> Self:
-        if self.band is not None and self.band[0] >= self.band[1]:
-            raise ValueError(f"band is {list(self.band)}; expected the lower frequency first")
-        return self
-
-    @model_validator(mode="after")
-    def _near_before_far(self) -> Self:
-        if self.offsets is not None and self.offsets[0] >= self.offsets[1]:
-            raise ValueError(
-                f"offsets are {list(self.offsets)}; expected the nearer one first, in m"
-            )
+    def _pairs_in_order(self) -> Self:
+        for pair, found, first in (
+            (self.band, "band is", "the lower frequency first"),
+            (self.offsets, "offsets are", "the nearer one first, in m"),
+        ):
+            if pair is not None and pair[0] >= pair[1]:
+                raise ValueError(f"{found} {list(pair)}; expected {first}")
         return self

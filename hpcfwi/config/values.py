@@ -66,18 +66,17 @@ def explain(
     sections = [part for part in parents if part not in TAGS]
     kind, found = first["type"], first["input"]
     if kind == "extra_forbidden":
-        name, section = quote(last)[1:-1], ".".join([*keys, *sections])
+        name, place = quote(last)[1:-1], ".".join([*keys, *sections])
         known = ", ".join(sorted(_table(sections, table).model_fields))
-        return InputError(
-            f"{path}: {'.'.join([*keys, *sections, name])}",
-            "unknown key",
-            f"{section or 'The file'} has the keys {known}.",
-        )
+        remedy = f"{place or 'The file'} has the keys {known}."
+        where = ".".join([*keys, *sections, name])
+        return InputError(f"{path}: {where}", "unknown key", remedy)
     key = ".".join([*keys, *sections, *([] if last in TAGS else [last])])
     if kind == "missing":
-        return InputError(
-            f"{path}: {key}", "missing", f"Add the key.{_meaning(sections, last, table)}"
-        )
+        section = _table(sections, table)
+        words = meaning(section, last) if last in section.model_fields else None
+        described = f" {last}: {words.splitlines()[0]}" if words else ""
+        return InputError(f"{path}: {key}", "missing", f"Add the key.{described}")
     message = first["msg"]
     for start in ("Value error, ", "Input should be ", "Tuple should have "):
         message = message.removeprefix(start)
@@ -89,13 +88,6 @@ def explain(
     return InputError(
         f"{path}: {key}", f"found {quote(found)}, expected {message}", "Change the value."
     )
-
-
-def _meaning(sections: list[str], key: str, table: type[BaseModel]) -> str:
-    """Return the first line of the description of a key, or "" if there is none."""
-    section = _table(sections, table)
-    words = meaning(section, key) if key in section.model_fields else None
-    return f" {key}: {words.splitlines()[0]}" if words else ""
 
 
 def _table(sections: list[str], table: type[BaseModel]) -> type[BaseModel]:
@@ -203,11 +195,8 @@ def find_plugin(key: str, name: str, registry: Mapping[str, str], folder: str | 
             f"{beside}, or add the module's folder to PYTHONPATH.",
         ) from error
     if not callable(found):
-        raise InputError(
-            key,
-            f'found "{name}", which is {found!r}',
-            "Name a class or a function.",
-        )
+        problem = f'found "{name}", which is {found!r}'
+        raise InputError(key, problem, "Name a class or a function.")
     return found
 
 

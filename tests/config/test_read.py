@@ -51,10 +51,13 @@ def test_config_cannot_be_changed(path):
 
 
 def test_files_are_relative_to_input_and_run_directory_to_working_directory(path, tmp_path):
-    path.write_text(MINIMAL.replace("{ smooth = 200.0 }", '{ file = "../start.h5" }'))
+    path.write_text(
+        MINIMAL.replace("{ smooth = 200.0 }", '{ file = "../start.h5", qp.file = "q.h5" }')
+    )
     config = load_config(path)
     assert config.model.file == str(tmp_path / "models" / "true.h5")
     assert config.model.initial.file == str(tmp_path.parent / "start.h5")
+    assert config.model.initial.qp.file == str(tmp_path / "q.h5")
     assert config.output.directory == "runs/minimal"
 
 
