@@ -171,7 +171,7 @@ def draw(compared: DataComparison, directory: RunDirectory) -> Path:
 
     comparison, first = compared.comparison, compared.stages[0]
     experiment = first.experiment
-    path = directory.figure("check", first.number + 1 if compared.label else 0)
+    path = directory.figure(f"check_{first.number + 1}" if compared.label else "check")
 
     def find_picks(view: View) -> NDArray[np.float64]:
         source = experiment.survey.sources[view.number]

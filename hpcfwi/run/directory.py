@@ -85,14 +85,14 @@ class RunDirectory:
         """Return the file of the result: the image of a linear inversion, otherwise the model."""
         return self.image if linear else self.model
 
-    def figure(self, name: str, label: int = 0) -> Path:
-        """Return the path of the figure of this name; label: label of a stage, see `label`."""
-        return self.path / (f"{name}_{label}.png" if label else f"{name}.png")
+    def figure(self, name: str) -> Path:
+        """Return the path of the figure of this name."""
+        return self.path / f"{name}.png"
 
     @staticmethod
-    def label(stage: int, count: int) -> int:
-        """Return the number of a stage for names of figures, from 1; 0 if it is the only one."""
-        return stage + 1 if count > 1 else 0
+    def suffix(stage: int, count: int) -> str:
+        """Return the end of the names of a stage's figures; empty if it is the only stage."""
+        return f"_{stage + 1}" if count > 1 else ""
 
     def ending(self, stage: int) -> Path:
         """Return the path of the fit after a stage, counted from 0."""
@@ -128,8 +128,10 @@ class RunDirectory:
                 )
             return ""
         before = load_config(self.path)
-        has_metrics = is_there(self.metrics) and self.metrics.stat().st_size > 0
-        if not latest_epoch(self.checkpoints) and not has_metrics:
+        has_begun = latest_epoch(self.checkpoints) or (
+            is_there(self.metrics) and self.metrics.stat().st_size
+        )
+        if not has_begun:
             return _list_changes(changed_keys(before, config), (*FREE_KEYS, *UPDATES))
         if not before.stage and not config.stage:
             return _list_changes(changed_keys(before, config), FREE_KEYS)
@@ -292,7 +294,15 @@ def locked(directory: Path) -> Iterator[None]:
     me = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     descriptor = open_own(directory / NAME, os.O_RDWR | os.O_CREAT)
     try:
-        has_locks = _lock(directory, descriptor)
+        has_locks = True
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD:
+                raise _refusal(directory, os.pread(descriptor, 1000, 0)) from None
+            if error.errno not in _NO_LOCKS:
+                raise
+            has_locks = False
         with nullcontext() if has_locks else _leased(directory, descriptor, me):
             _write(descriptor, 0, me)
             try:
@@ -302,19 +312,6 @@ def locked(directory: Path) -> Iterator[None]:
                     os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
-
-
-def _lock(directory: Path, descriptor: int) -> bool:
-    """Lock the file; return True if its file system has locks."""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return False
-        if error.errno in _HELD:
-            raise _refusal(directory, os.pread(descriptor, 1000, 0)) from None
-        raise
-    return True
 
 
 @contextmanager
@@ -332,7 +329,17 @@ def _leased(directory: Path, descriptor: int, me: str) -> Iterator[None]:
     # The last of several simultaneous writers holds the lock.
     _watch(directory, _write(descriptor, 0, me), RIVAL_WAIT)
     over = threading.Event()
-    counting = threading.Thread(target=_count, args=(descriptor, me, over), daemon=True)
+
+    def count() -> None:
+        number = 0
+        while not over.wait(COUNT_PAUSE):
+            number += 1
+            try:
+                _write(descriptor, number, me)
+            except OSError as error:
+                log.warning("The lock cannot be renewed (%s)", error.strerror)
+
+    counting = threading.Thread(target=count, daemon=True)
     counting.start()
     try:
         yield
@@ -357,16 +364,6 @@ def _watch(directory: Path, content: bytes, seconds: float) -> None:
 def _read(directory: Path) -> bytes:
     with open(directory / NAME, "rb", opener=open_own) as file:
         return file.read()
-
-
-def _count(descriptor: int, me: str, over: threading.Event) -> None:
-    count = 0
-    while not over.wait(COUNT_PAUSE):
-        count += 1
-        try:
-            _write(descriptor, count, me)
-        except OSError as error:
-            log.warning("The lock cannot be renewed (%s)", error.strerror)
 
 
 def _write(descriptor: int, count: int, me: str) -> bytes:

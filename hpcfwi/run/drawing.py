@@ -57,9 +57,9 @@ UNWRITABLE = "Get permission to write in the run directory, or free space on its
 
 
 class Painter(AbstractContextManager["Painter"]):
-    """A thread that draws the figures submitted to it, in order.
+    """A thread that draws the figures submitted to it, in order, as PNG files in a directory.
 
-    If figures are submitted faster than they can be drawn, a newer figure for the same file
+    If figures are submitted faster than they can be drawn, a newer figure of the same name
     replaces one that waits, and if more than `WAITING` figures of the same kind wait, the oldest is
     dropped with a message in the log. Thus memory is bounded, the computation never waits, and the
     last figure of each kind is always drawn. A figure that cannot be drawn causes a warning.
@@ -68,31 +68,33 @@ class Painter(AbstractContextManager["Painter"]):
     statement.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
         self._thread = ThreadPoolExecutor(1, "painter")
-        self._waiting: dict[Path, tuple[Callable[..., Figure], tuple[Any, ...]]] = {}
+        self._waiting: dict[str, tuple[Callable[..., Figure], tuple[Any, ...]]] = {}
         self._changing = threading.Lock()
 
-    def submit(self, figure: Callable[..., Figure], path: Path, *args: Any) -> None:
-        """Queue `figure(*args)` for writing to `path`; its arguments must not be changed later.
+    def submit(self, figure: Callable[..., Figure], name: str, *args: Any) -> None:
+        """Queue `figure(*args)` under a name; its arguments must not be changed later.
 
         Raises RuntimeError if the painter is closed.
         """
         with self._changing:
-            self._waiting[path] = figure, args
+            self._waiting[name] = figure, args
             alike = [other for other, (kind, _) in self._waiting.items() if kind == figure]
             if len(alike) > WAITING:
                 del self._waiting[alike[0]]
-                log.info("%s is not drawn: figures are submitted too fast", alike[0].name)
-        self._thread.submit(self._draw, path)
+                log.info("%s.png is not drawn: figures are submitted too fast", alike[0])
+        self._thread.submit(self._draw, name)
 
-    def _draw(self, path: Path) -> None:
-        """Draw the figure that waits for a file, unless it was dropped or is drawn already."""
+    def _draw(self, name: str) -> None:
+        """Draw the figure that waits under a name, unless it was dropped or is drawn already."""
         from hpcfwi.report import style
 
         with self._changing:
-            figure, args = self._waiting.pop(path, (None, ()))
+            figure, args = self._waiting.pop(name, (None, ()))
         if figure is not None:
+            path = self._directory.figure(name)
             try:
                 style.save(figure(*args), path)
             except Exception as error:
@@ -106,32 +108,18 @@ class Painter(AbstractContextManager["Painter"]):
         self.close()
 
 
-def draw_fit(
-    draw: Callable[..., None], directory: RunDirectory, fit: Fit, epoch: int, label: int
-) -> None:
-    """Draw the figures of a fit; draw, label: see `draw_survey`, `draw_epoch_figures`."""
+def draw_fit(draw: Callable[..., None], fit: Fit, epoch: int, suffix: str) -> None:
+    """Draw the figures of a fit; draw: see `draw_survey`; suffix: see `RunDirectory`."""
     from hpcfwi.report.fit import fit_figure, traces_figure
 
     gathers = [
-        (
-            title,
-            view.offsets,
-            view.observed,
-            _scale(view) if fit.normalized else view.simulated,
-        )
+        (title, view.offsets, view.observed, _scale(view) if fit.normalized else view.simulated)
         for title, view in choose_drawn(fit.views)
     ]
-    draw(traces_figure, directory.figure("traces", label), gathers, fit.axis, epoch, fit.normalized)
+    draw(traces_figure, f"traces{suffix}", gathers, fit.axis, epoch, fit.normalized)
     shots = [(shot.number, shot.misfit, shot.offsets, shot.phases) for shot in fit.shots]
-    draw(
-        fit_figure,
-        directory.figure("fit", label),
-        shots,
-        fit.frequency,
-        (fit.frequencies, *fit.amplitudes),
-        epoch,
-        fit.normalized,
-    )
+    amplitudes = fit.frequencies, *fit.amplitudes
+    draw(fit_figure, f"fit{suffix}", shots, fit.frequency, amplitudes, epoch, fit.normalized)
 
 
 def _scale(view: View) -> NDArray[np.float32]:
@@ -141,17 +129,13 @@ def _scale(view: View) -> NDArray[np.float32]:
 
 
 def draw_wavelet(
-    draw: Callable[..., None],
-    directory: RunDirectory,
-    wavelet: Wavelet,
-    axis: TimeAxis,
-    given: Wavelet,
+    draw: Callable[..., None], wavelet: Wavelet, axis: TimeAxis, given: Wavelet
 ) -> None:
     """Draw the estimated wavelet, or the wavelets of all shots; given: wavelet of the survey."""
     from hpcfwi.report.figures import wavelet_figure, wavelets_figure
 
     make = wavelet_figure if wavelet.ndim == 1 else wavelets_figure
-    draw(make, directory.figure("wavelet"), wavelet, axis, given)
+    draw(make, "wavelet", wavelet, axis, given)
 
 
 def draw_survey(
@@ -172,11 +156,11 @@ def draw_survey(
     shots = spread_shots(survey.n_shots, count)
     shown = survey.select(shots)
     if exists(directory.wavelet):
-        draw_wavelet(draw, directory, *read_wavelet(directory.wavelet))
+        draw_wavelet(draw, *read_wavelet(directory.wavelet))
     else:
-        draw(wavelet_figure, directory.figure("wavelet"), shown.wavelet[0], survey.axis)
+        draw(wavelet_figure, "wavelet", shown.wavelet[0], survey.axis)
     if config.survey.wavelet is not None:  # the only kind of wavelet is Ricker's
-        draw(wavelet_figure, directory.figure("ricker"), shown.wavelet[0], survey.axis)
+        draw(wavelet_figure, "ricker", shown.wavelet[0], survey.axis)
     there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
     names, kinds = survey.components.names, shown.components.of_traces(there.shape)
     traces = reader.read(shots)
@@ -187,7 +171,7 @@ def draw_survey(
     ]
     draw(
         gathers_figure,
-        directory.figure("observed_data"),
+        "observed_data",
         [traces[shot, some] for shot, some in heard],
         [shown.receivers[shot, some] for shot, some in heard],
         shown.sources,
@@ -199,24 +183,23 @@ def draw_survey(
 
 def draw_epoch_figures(
     draw: Callable[..., None],
-    directory: RunDirectory,
     pictures: Sequence[EpochPicture],
     history: Sequence[dict[str, Any]],
-    starts: Mapping[str, float] | None = None,
-    label: int | None = None,
-    comparable: bool = True,
+    starts: Mapping[str, float] | None,
+    suffix: str | None,
+    comparable: bool,
 ) -> None:
     """Draw the panels of an epoch, the misfits up to it and, if it ends a stage, profiles.
 
-    starts: errors of the initial model by parameter; label: label of the stage that the epoch ends,
-    see `RunDirectory.label`; comparable: True if stages have the same misfit of the same data.
+    starts: errors of the initial model by parameter; suffix: that of the stage that the epoch ends,
+    see `RunDirectory`; comparable: True if stages have the same misfit of the same data.
     """
     from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
 
-    draw(epoch_figure, directory.figure(f"epoch_{pictures[0].epoch:04d}"), *pictures)
-    draw(loss_figure, directory.figure("loss"), list(history), starts, comparable)
-    if label is not None:
-        draw(profiles_figure, directory.figure("profiles", label), *pictures)
+    draw(epoch_figure, f"epoch_{pictures[0].epoch:04d}", *pictures)
+    draw(loss_figure, "loss", list(history), starts, comparable)
+    if suffix is not None:
+        draw(profiles_figure, f"profiles{suffix}", *pictures)
 
 
 def are_comparable(configs: Sequence[Config]) -> bool:
@@ -228,7 +211,6 @@ def are_comparable(configs: Sequence[Config]) -> bool:
 
 def draw_image(
     draw: Callable[..., None],
-    directory: RunDirectory,
     image: NDArray[np.floating],
     background: Model,
     true: Model | None,
@@ -239,7 +221,7 @@ def draw_image(
 
     truth = None if true is None else reflectivity(true.p_velocity)
     speed = background.p_velocity
-    draw(image_figure, directory.figure("image"), image, speed, truth, picture)
+    draw(image_figure, "image", image, speed, truth, picture)
 
 
 def show(path: Path, pdf: bool = False) -> list[Path]:
@@ -257,16 +239,15 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
         raise InputError(str(path), "not a run directory", "Name the directory of a run.")
     drawn: set[Path] = set()
 
-    def draw(make: Callable[..., Figure], file: Path, *args: Any) -> None:
-        figure = make(*args)
+    def draw(make: Callable[..., Figure], name: str, *args: Any) -> None:
+        figure, file = make(*args), directory.figure(name)
         for image in (file, file.with_suffix(".pdf"))[: 1 + pdf]:
             with refusing_unwritable(image, UNWRITABLE):
                 style.save(figure, image)
             drawn.add(image)
 
     if exists(directory.resolution):
-        found = read_resolution(directory.resolution)
-        draw(resolution_figure, directory.figure("resolution"), found)
+        draw(resolution_figure, "resolution", read_resolution(directory.resolution))
     if is_run:
         _draw_run(draw, directory)
     return sorted(drawn)
@@ -325,7 +306,7 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
             )
         drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
         seen = read_pictures(drawn_of, make_blanks) if exists(drawn_of) else make_blanks(epoch)
-        draw_image(draw, directory, image["image"], initial, truth, seen[0])
+        draw_image(draw, image["image"], initial, truth, seen[0])
     with refusing(str(directory.metrics), "cannot be read", "Get permission to read it."):
         history = read_metrics(directory.metrics)
     whole, *masks = read_masks(directory, [given, *(config for _, config in stages)], initial)
@@ -333,17 +314,17 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
     if truth is not None:
         errors = {name: rms_difference(initial[name], truth[name], ~whole) for name in inverted}
     comparable = are_comparable([config for _, config in stages])
-    last, ends = 0, dict[int, tuple[int, NDArray[np.bool_]]]()
+    last, ends = 0, dict[int, tuple[str, NDArray[np.bool_]]]()
     for number, (_, config) in enumerate(stages):
-        last, label = last + config.inversion.epochs, directory.label(number, len(stages))
-        ends[last] = label, masks[number]
+        last, suffix = last + config.inversion.epochs, directory.suffix(number, len(stages))
+        ends[last] = suffix, masks[number]
         if exists(directory.ending(number)):
-            draw_fit(draw, directory, *read_fit(directory.ending(number)), label)
+            draw_fit(draw, *read_fit(directory.ending(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
         pictures = read_pictures(file, make_blanks)
         end, kept = ends.get(pictures[0].epoch, (None, None))
         pictures = [replace(picture, kept=kept) for picture in pictures]
-        draw_epoch_figures(draw, directory, pictures, history, errors, end, comparable)
+        draw_epoch_figures(draw, pictures, history, errors, end, comparable)
 
 
 def _find_changing(stages: Sequence[tuple[str, Config]], epoch: int) -> tuple[str, ...]:

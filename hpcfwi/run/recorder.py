@@ -211,7 +211,7 @@ class Recorder:
             survey = stage.experiment.survey
             given = records.first_wavelet(survey)
             records.keep_wavelet(directory, estimated, survey, epoch)
-            drawing.draw_wavelet(draw, directory, estimated.wavelet, survey.axis, given)
+            drawing.draw_wavelet(draw, estimated.wavelet, survey.axis, given)
         image = None
         if due or pictures:
             # The image is computed once for all files, and not while the next epoch computes.
@@ -220,17 +220,15 @@ class Recorder:
         # From here on, a signal saves this state.
         self.state = state
         if pictures:
-            label = None
+            suffix = None
             if epoch == stage.last:
-                label = directory.label(stage.number, len(self.stages))
+                suffix = directory.suffix(stage.number, len(self.stages))
             comparable = drawing.are_comparable([each.experiment.config for each in self.stages])
             history, errors = state.metrics, self._first_errors
-            drawing.draw_epoch_figures(
-                draw, directory, pictures, history, errors, label, comparable
-            )
+            drawing.draw_epoch_figures(draw, pictures, history, errors, suffix, comparable)
             if image is not None:
                 initial, true = self.experiment.initial, self.experiment.true
-                drawing.draw_image(draw, directory, image, initial, true, pictures[0])
+                drawing.draw_image(draw, image, initial, true, pictures[0])
         if last:
             self.writer.flush()
 

@@ -63,7 +63,6 @@ from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import Progress
 from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.drawing import Painter
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.background import BackgroundWriter, Prefetcher
 from hpcfwi.storage.checkpoint import latest_epoch, load_latest_checkpoint
@@ -105,7 +104,7 @@ def invert(
 
     with (
         _leaving_together(context, claim_directory),
-        Painter() as painter,
+        drawing.Painter(directory) as painter,
         # If ranks may die, files are not written in the background, because they would be lost with
         # rank 0 while the others continue.
         BackgroundWriter(behind=not context.fault_tolerant) as writer,
@@ -149,56 +148,48 @@ def invert(
 def _begin_stage(
     stage: Stage, recorder: Recorder, stop: StopRequest
 ) -> tuple[Stage, Objective, EngineChoice]:
-    """Return the prepared stage, its objective, and the engine and history; collective."""
-    recorder.context.heartbeat.begin(f"the beginning of stage {stage.name}")
-    with Watch(recorder.context, stop, recorder.save):
-        return _prepare_stage(stage, recorder)
-
-
-def _prepare_stage(stage: Stage, recorder: Recorder) -> tuple[Stage, Objective, EngineChoice]:
-    """Do so, while other ranks are watched.
+    """Return the prepared stage, its objective, and the engine and history; collective.
 
     If the recorder's state is already in the stage, its engine and history are kept.
     """
     context, state = recorder.context, recorder.state
-    # This comes first, so that the free memory is measured afterwards.
-    stage = replace(stage, experiment=stage.experiment.holding(state.model)).ready(context)
-    if stage.experiment.survey.components.names != PRESSURE.names:
-        with open_observed(recorder.experiment, context) as reader:
-            balanced = balance_recorded(stage.experiment, reader, context)
-        stage = replace(stage, experiment=balanced)
-    experiment, section = stage.experiment, stage.section
-    known = state.engine if state.stage == stage.number else None
-    if known is None:
-        simulator = experiment.make_simulator()
-    else:
-        simulator = known.continue_with(experiment, context)
-    if len(recorder.stages) > 1:
-        log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
-    simulator, chunks = choose_history_and_chunk(
-        simulator,
-        state.model.select(experiment.inverted.arrays),
-        experiment,
-        context,
-        has_state=True,
-    )
-    regularizer = None
-    if section.regularize is not None:
-        prior = experiment.prior.as_tensors(context.device)
-        weights = experiment.weights(context.device)
-        regularizer = partial(section.regularize.bind(), prior=prior, weights=weights)
-    objective = Objective(
-        simulator,
-        section.misfit.bind(),
-        context,
-        chunks,
-        regularizer,
-        section.reproducible,
-        experiment.conditioning(),
-        experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
-        shards=find_shards(experiment.config, context),
-    )
-    return stage, objective, EngineChoice.of(simulator, context.device)
+    context.heartbeat.begin(f"the beginning of stage {stage.name}")
+    with Watch(context, stop, recorder.save):
+        # This comes first, so that the free memory is measured afterwards.
+        stage = replace(stage, experiment=stage.experiment.holding(state.model)).ready(context)
+        if stage.experiment.survey.components.names != PRESSURE.names:
+            with open_observed(recorder.experiment, context) as reader:
+                balanced = balance_recorded(stage.experiment, reader, context)
+            stage = replace(stage, experiment=balanced)
+        experiment, section = stage.experiment, stage.section
+        known = state.engine if state.stage == stage.number else None
+        if known is None:
+            simulator = experiment.make_simulator()
+        else:
+            simulator = known.continue_with(experiment, context)
+        if len(recorder.stages) > 1:
+            log.info("Stage %s: epochs %d to %d", stage.name, stage.before + 1, stage.last)
+        model = state.model.select(experiment.inverted.arrays)
+        simulator, chunks = choose_history_and_chunk(
+            simulator, model, experiment, context, has_state=True
+        )
+        regularizer = None
+        if section.regularize is not None:
+            prior = experiment.prior.as_tensors(context.device)
+            weights = experiment.weights(context.device)
+            regularizer = partial(section.regularize.bind(), prior=prior, weights=weights)
+        objective = Objective(
+            simulator,
+            section.misfit.bind(),
+            context,
+            chunks,
+            regularizer,
+            section.reproducible,
+            experiment.conditioning(),
+            experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
+            shards=find_shards(experiment.config, context),
+        )
+        return stage, objective, EngineChoice.of(simulator, context.device)
 
 
 def _run_stage(
@@ -440,7 +431,13 @@ def _simulate(
             traces = np.concatenate([none, *(found[None] for _, found in each)])
             chunks.check()
             # Checked before they are written, because traces in the file are not checked again.
-            _check_finite(context.all_gather(shots[~np.isfinite(traces).all(axis=(1, 2))]))
+            wrong = context.all_gather(shots[~np.isfinite(traces).all(axis=(1, 2))])
+            failed = np.concatenate(wrong).tolist()
+            if failed:
+                raise InversionFailure(
+                    f"shots {failed} gave traces that are not finite: the model or the wavelet has "
+                    "values too extreme for the simulation"
+                )
             writer.write(shots, traces)
             count = sum(context.all_gather(int(shots.size)))
             done += count
@@ -450,15 +447,6 @@ def _simulate(
                 if signal is not None:
                     break
     return signal, done
-
-
-def _check_finite(failed: list[NDArray[np.int64]]) -> None:
-    shots = np.concatenate(failed)
-    if shots.size:
-        raise InversionFailure(
-            f"shots {shots.tolist()} gave traces that are not finite: the model or the wavelet has "
-            "values too extreme for the simulation"
-        )
 
 
 SHOWN = 3  # number of shots whose traces are stored
@@ -494,8 +482,8 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
 
         def keep() -> None:
             records.keep_fit(path, found, epoch)
-            label = directory.label(stage.number, len(recorder.stages))
-            drawing.draw_fit(recorder.painter.submit, directory, found, epoch, label)
+            suffix = directory.suffix(stage.number, len(recorder.stages))
+            drawing.draw_fit(recorder.painter.submit, found, epoch, suffix)
             seconds = time.monotonic() - started
             log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, describe_fit(found))
             for finding in records.check_fit(found, epoch):

@@ -12,17 +12,6 @@ from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
 from tests.inversion.examples import write_input
-from tests.ranks import make_env
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from hpcfwi.run.directory import locked
-
-with locked(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
-"""
 
 
 def contents(folder):
@@ -78,21 +67,6 @@ def test_forward_refuses_an_input_that_names_observed_data(hpcfwi, tmp_path, cap
     assert "survey.file" in message
     assert "observed data already" in message
     assert not (tmp_path / "run").exists()
-
-
-def test_second_job_in_a_directory_ends_with_exit_code_2_and_names_the_first(
-    hpcfwi, tmp_path, capsys
-):
-    path = write_input(tmp_path)
-    (tmp_path / "run").mkdir()
-    holder = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
-    with subprocess.Popen(holder, env=make_env(), text=True, stdout=subprocess.PIPE) as first:
-        assert first.stdout.readline() == "held\n"
-        assert hpcfwi("run", path) == 2
-        first.kill()
-    message = only_message(capsys.readouterr().err)
-    assert f"{tmp_path / 'run'}: another job is using this directory" in message
-    assert f"pid {first.pid} on" in message
 
 
 @pytest.mark.usefixtures("no_figures")

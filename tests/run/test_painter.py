@@ -4,7 +4,9 @@ import threading
 
 import pytest
 
+from hpcfwi.report import style
 from hpcfwi.report.log import start_log
+from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.drawing import WAITING, Painter
 
 
@@ -20,26 +22,23 @@ class Easel:
         self.begun.set()
         assert self.go.wait(10)
         self.drawn.append(content)
-        return self
-
-    def savefig(self, file, **_):
-        file.write(b"")
+        return style.new_figure(1.0, 1.0)
 
 
 def test_submitted_figures_are_drawn_in_order_before_close_returns(tmp_path):
     easel = Easel()
     easel.go.set()
-    with Painter() as painter:
+    with Painter(RunDirectory(tmp_path)) as painter:
         for n in range(3):
-            painter.submit(easel.draw, tmp_path / str(n), n)
+            painter.submit(easel.draw, str(n), n)
     assert easel.drawn == [0, 1, 2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.png", "1.png", "2.png"]
 
 
 def test_submit_does_not_wait_for_the_drawing(tmp_path):
     easel = Easel()
-    painter = Painter()
-    painter.submit(easel.draw, tmp_path / "a")
+    painter = Painter(RunDirectory(tmp_path))
+    painter.submit(easel.draw, "a")
     assert easel.begun.wait(10)
     assert easel.drawn == []
     easel.go.set()
@@ -49,11 +48,11 @@ def test_submit_does_not_wait_for_the_drawing(tmp_path):
 
 def test_newer_figure_for_the_same_file_replaces_a_waiting_one(tmp_path):
     easel = Easel()
-    with Painter() as painter:
-        painter.submit(easel.draw, tmp_path / "first")
+    with Painter(RunDirectory(tmp_path)) as painter:
+        painter.submit(easel.draw, "first")
         assert easel.begun.wait(10)
         for n in range(20):
-            painter.submit(easel.draw, tmp_path / "loss.png", n)
+            painter.submit(easel.draw, "loss", n)
         easel.go.set()
     assert easel.drawn == [None, 19]
 
@@ -61,12 +60,12 @@ def test_newer_figure_for_the_same_file_replaces_a_waiting_one(tmp_path):
 def test_full_queue_drops_the_oldest_figures_of_a_kind(tmp_path):
     easel, other = Easel(), Easel()
     other.go.set()
-    with Painter() as painter:
-        painter.submit(easel.draw, tmp_path / "first")
+    with Painter(RunDirectory(tmp_path)) as painter:
+        painter.submit(easel.draw, "first")
         assert easel.begun.wait(10)
-        painter.submit(other.draw, tmp_path / "ricker.png")
+        painter.submit(other.draw, "ricker")
         for n in range(20):
-            painter.submit(easel.draw, tmp_path / str(n), n)
+            painter.submit(easel.draw, str(n), n)
         easel.go.set()
     assert easel.drawn == [None, *range(20 - WAITING, 20)]
     assert other.drawn == [None]
@@ -79,17 +78,17 @@ def test_failed_figure_gives_a_warning_and_the_next_one_is_drawn(tmp_path, capsy
     def fail():
         raise ValueError("no paint")
 
-    with start_log(None, rank=0), Painter() as painter:
-        painter.submit(fail, tmp_path / "epoch_0010.png")
-        painter.submit(easel.draw, tmp_path / "next")
+    with start_log(None, rank=0), Painter(RunDirectory(tmp_path)) as painter:
+        painter.submit(fail, "epoch_0010")
+        painter.submit(easel.draw, "next")
     assert capsys.readouterr().out.startswith("WARNING: ")
     assert easel.drawn == [None]
 
 
 def test_closed_painter_refuses_figures_and_can_be_closed_again(tmp_path):
-    painter = Painter()
+    painter = Painter(RunDirectory(tmp_path))
     painter.close()
     painter.close()
     with pytest.raises(RuntimeError):
-        painter.submit(Easel().draw, tmp_path / "a")
+        painter.submit(Easel().draw, "a")
     assert not [t for t in threading.enumerate() if t.name.startswith("painter")]

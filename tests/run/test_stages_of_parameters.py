@@ -130,7 +130,7 @@ def test_figures_of_an_epoch_have_the_parameters_of_its_stage(
 ) -> None:
     drawn: list[list[str]] = []
 
-    def note(_draw: Any, _directory: Any, pictures: Any, *_: Any) -> None:
+    def note(_draw: Any, pictures: Any, *_: Any) -> None:
         drawn.append([picture.parameter.name for picture in pictures])
 
     monkeypatch.setattr(drawing, "draw_epoch_figures", note)

@@ -97,11 +97,14 @@ def test_success_bad_input_and_requested_stop_cause_no_restart(code, tmp_path):
     assert (run.tries, run.said) == (1, [])
 
 
-def test_second_failure_at_the_same_place_ends_the_restarts(tmp_path):
-    run = Run(tmp_path, 1, 1, 1, 0)
+@pytest.mark.parametrize(
+    ("code", "end"), [(1, "1"), (0, "0, but not all epochs are done")], ids=["1", "0"]
+)
+def test_second_failure_at_the_same_place_ends_the_restarts(code, end, tmp_path):
+    run = Run(tmp_path, code, code, code, 0, done_after=4)
     assert run.supervise(5, is_stuck=True) == 1
     assert run.tries == 2
-    assert run.said[-1] == "It ended with 1, again at the same place (epoch 1): no restart."
+    assert run.said[-1] == f"It ended with {end}, again at the same place (epoch 1): no restart."
 
 
 def test_exit_code_0_before_all_is_done_causes_a_restart(tmp_path):
@@ -116,12 +119,6 @@ def test_unfinished_program_with_exit_code_0_returns_1_without_restarts_left(tmp
     assert run.said[-1] == (
         "It ended with 0, but not all epochs are done (epoch 2), and no restart is left."
     )
-
-
-def test_second_exit_with_0_at_the_same_place_ends_the_restarts(tmp_path):
-    run = Run(tmp_path, 0, 0, 0, done_after=3)
-    assert run.supervise(5, is_stuck=True) == 1
-    assert run.tries == 2
 
 
 def test_failure_after_all_is_done_is_logged_and_returns_0(tmp_path):
