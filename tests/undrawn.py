@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpcfwi.report import fit, style
+from hpcfwi.report import figures, style
 from hpcfwi.run import drawing
 
 DRAWING = ("draw_survey", "draw_epoch_figures", "draw_wavelet", "draw_fit")
@@ -14,4 +14,4 @@ def draw_nothing(put: Callable[..., None] = setattr) -> None:
     """Let runs draw no figures; put: a function such as `setattr`, by which this may be undone."""
     for name in DRAWING:
         put(drawing, name, lambda *_: None)
-    put(fit, "comparison_figure", lambda *_: style.new_figure(1.0, 1.0))
+    put(figures, "comparison_figure", lambda *_: style.new_figure(1.0, 1.0))

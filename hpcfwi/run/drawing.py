@@ -110,7 +110,7 @@ class Painter(AbstractContextManager["Painter"]):
 
 def draw_fit(draw: Callable[..., None], fit: Fit, epoch: int, suffix: str) -> None:
     """Draw the figures of a fit; draw: see `draw_survey`; suffix: see `RunDirectory`."""
-    from hpcfwi.report.fit import fit_figure, traces_figure
+    from hpcfwi.report.figures import fit_figure, traces_figure
 
     gathers = [
         (title, view.offsets, view.observed, _scale(view) if fit.normalized else view.simulated)
@@ -194,7 +194,8 @@ def draw_epoch_figures(
     starts: errors of the initial model by parameter; suffix: that of the stage that the epoch ends,
     see `RunDirectory`; comparable: True if stages have the same misfit of the same data.
     """
-    from hpcfwi.report.figures import epoch_figure, loss_figure, profiles_figure
+    from hpcfwi.report.figures import loss_figure
+    from hpcfwi.report.models import epoch_figure, profiles_figure
 
     draw(epoch_figure, f"epoch_{pictures[0].epoch:04d}", *pictures)
     draw(loss_figure, "loss", list(history), starts, comparable)
@@ -217,7 +218,7 @@ def draw_image(
     picture: EpochPicture,
 ) -> None:
     """Draw a migration's image after the iteration of a picture."""
-    from hpcfwi.report.figures import image_figure
+    from hpcfwi.report.models import image_figure
 
     truth = None if true is None else reflectivity(true.p_velocity)
     speed = background.p_velocity
