@@ -131,10 +131,10 @@ def test_run_warns_and_continues_if_the_fit_lacks_memory_or_disk_space(
     """The first stage lacks memory, the second one disk space."""
     see, keep, run = shot_qc._see, records.keep_fit, path.parent / "run"
 
-    def see_before(model, survey, *args, **options):
-        if (run / "model.h5").exists() and survey.start < 0.0:
+    def see_before(shots, *args, **options):
+        if (run / "model.h5").exists() and shots.survey.start < 0.0:
             raise MemoryError("Unable to allocate 7 GiB")
-        return see(model, survey, *args, **options)
+        return see(shots, *args, **options)
 
     def fill_disk(file, *args):
         with monkeypatch.context() as patch:
