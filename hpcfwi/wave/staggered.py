@@ -264,13 +264,14 @@ def _free_surface(
     vertical = next(term.derivative for term in stage[system.surface] if term.axis == "z")
     others = [t.derivative for t in stage[system.surface] if t.derivative != vertical]
     silent = torch.zeros_like(rates[system.surface, vertical][0])
+    held = {n for n, memory in system.memories.items() if memory.field == system.surface}
     pushing = [each for each in strengths if system.surface in each]
 
     def set_row(values: dict[Any, Tensor], key: object, row: Tensor) -> None:
         values[key] = torch.cat([row[None], values[key][1:]])
 
     for name in stage:
-        if name == system.surface or (name, vertical) not in rates:
+        if name in {system.surface, *held} or (name, vertical) not in rates:
             continue
         ratio = rates[name, vertical][0] / rates[system.surface, vertical][0]
         for derivative in others:
@@ -280,7 +281,6 @@ def _free_surface(
             each.setdefault(name, torch.zeros_like(each[system.surface]))
             set_row(each, name, each[name][0] - ratio * each[system.surface][0])
         set_row(rates, (name, vertical), silent)
-    held = [n for n, memory in system.memories.items() if memory.field == system.surface]
     for name in (system.surface, *held):
         for derivative in (vertical, *others):
             set_row(rates, (name, derivative), silent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,18 @@ def test_viscoelastic_waves_in_a_fluid_are_viscoacoustic() -> None:
     expected = survey.propagate("viscoacoustic", fluid)
     for component in range(3):
         assert relative(found[component], expected[component]) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["eager", "cpu"])
+def test_free_surface_has_no_pressure_above_a_shallow_source(engine: str) -> None:
+    survey = random_survey((18, 20), free_surface=True)
+    sources = np.array([[12.0, 60.0], [8.0, 100.0]])  # one and a half cells deep, and one
+    receivers = np.array([[0.0, x] for x in (30.0, 60.0, 100.0)])
+    survey = replace(survey, sources=sources, receivers=receivers)
+    found = survey.propagate(
+        "viscoacoustic", random_medium("viscoacoustic", (18, 20)), engine=engine
+    )
+    assert found.abs().max() == 0.0
 
 
 def test_high_frequencies_are_faster_than_the_velocities_of_the_model() -> None:
