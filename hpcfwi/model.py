@@ -141,6 +141,8 @@ PARAMETERS = {
         # Thomsen's parameters, 1986. Waves with values of -0.5 or less do not propagate.
         Parameter("epsilon", "Thomsen's epsilon", "", -0.49, 5.0, "", 1.0, -inf, False, 0.05),
         Parameter("delta", "Thomsen's delta", "", -0.49, 5.0, "", 1.0, -inf, False, 0.05),
+        # Angle of the axis of symmetry from the vertical towards x.
+        Parameter("theta", "tilt", "degrees", -180.0, 180.0, "degrees", 1.0, -inf, False, 10.0),
         # Below 5, standard linear solids do not have the asked quality factor.
         Parameter("qp", "quality factor of P waves", "", 5.0, 1e5, "", 1.0, -inf, False, 20.0),
         Parameter("qs", "quality factor of S waves", "", 5.0, 1e5, "", 1.0, -inf, False, 20.0),

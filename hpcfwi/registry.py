@@ -30,6 +30,7 @@ EQUATIONS = {
     "elastic": "hpcfwi.wave.equations.elastic:ELASTIC",
     "acoustic-vti": "hpcfwi.wave.equations.acoustic_vti:ACOUSTIC_VTI",
     "elastic-vti": "hpcfwi.wave.equations.elastic_vti:ELASTIC_VTI",
+    "elastic-tti": "hpcfwi.wave.equations.elastic_tti:ELASTIC_TTI",
     "viscoacoustic": "hpcfwi.wave.equations.acoustic_density:viscoacoustic",
     "viscoelastic": "hpcfwi.wave.equations.elastic:viscoelastic",
 }

@@ -134,7 +134,7 @@ def _from_logarithms(unknowns: Arrays, medium: Medium) -> Arrays:
 
 
 # Parameters that may be negative, which have no logarithm.
-SIGNED = ("epsilon", "delta")
+SIGNED = ("epsilon", "delta", "theta")
 
 
 def _find_log(array: Tensor, start: Tensor) -> Tensor:

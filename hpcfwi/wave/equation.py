@@ -91,7 +91,7 @@ class System:
 
     fields: by name; stages: for each of the two, the fields that it updates and the terms whose sum
     is the rate of change; sources: by kind; components: for each name of a recorded quantity, the
-    factors of the fields of which it is the sum; surface: the field that is zero on a free surface;
+    factors of the fields of which it is the sum; surface: the fields that are zero on a free surface;
     memories: the fields that are memory variables. Raises ValueError if a derivative does not lie
     where the field that it updates lies, or if a stage reads a field that it updates.
     """
@@ -100,7 +100,7 @@ class System:
     stages: tuple[Mapping[str, tuple[Term, ...]], Mapping[str, tuple[Term, ...]]]
     sources: Mapping[str, Source]
     components: Mapping[str, Mapping[str, float]]
-    surface: str
+    surface: tuple[str, ...]
     memories: Mapping[str, Memory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -257,35 +257,42 @@ def _free_surface(
 ) -> None:
     """Change the first row of the rates, and of the strengths of sources, for a free surface there.
 
-    The field of the surface stays zero. This determines the vertical derivative in its update,
-    which is eliminated from the updates of the other fields in the row.
+    The fields of the surface stay zero. Each of them determines a vertical derivative in its
+    update, which is eliminated from the updates of the other fields in the row.
     """
-    stage = system.stages[system.stage_of(system.surface)]
-    vertical = next(term.derivative for term in stage[system.surface] if term.axis == "z")
-    others = [t.derivative for t in stage[system.surface] if t.derivative != vertical]
-    silent = torch.zeros_like(rates[system.surface, vertical][0])
-    held = {n for n, memory in system.memories.items() if memory.field == system.surface}
-    pushing = [each for each in strengths if system.surface in each]
 
     def set_row(values: dict[Any, Tensor], key: object, row: Tensor) -> None:
         values[key] = torch.cat([row[None], values[key][1:]])
 
-    for name in stage:
-        if name in {system.surface, *held} or (name, vertical) not in rates:
-            continue
-        ratio = rates[name, vertical][0] / rates[system.surface, vertical][0]
-        for derivative in others:
-            eliminated = ratio * rates[system.surface, derivative][0]
-            set_row(rates, (name, derivative), rates[name, derivative][0] - eliminated)
+    eliminated = set[Derivative]()
+    for surface in system.surface:
+        stage = system.stages[system.stage_of(surface)]
+        left = [t.derivative for t in stage[surface] if t.derivative not in eliminated]
+        vertical = next(derivative for derivative in left if derivative[0] == "z")
+        others = [derivative for derivative in left if derivative != vertical]
+        eliminated.add(vertical)
+        pivot = rates[surface, vertical][0]
+        silent = torch.zeros_like(pivot)
+        # The coefficients of shear stresses are 0 in fluids
+        divisor = torch.where(pivot == 0.0, 1.0, pivot)
+        held = {n for n, memory in system.memories.items() if memory.field == surface}
+        pushing = [each for each in strengths if surface in each]
+        for name in stage:
+            if name in {surface, *held} or (name, vertical) not in rates:
+                continue
+            ratio = rates[name, vertical][0] / divisor
+            for derivative in others:
+                change = ratio * rates[surface, derivative][0]
+                set_row(rates, (name, derivative), rates[name, derivative][0] - change)
+            for each in pushing:
+                each.setdefault(name, torch.zeros_like(each[surface]))
+                set_row(each, name, each[name][0] - ratio * each[surface][0])
+            set_row(rates, (name, vertical), silent)
+        for name in (surface, *held):
+            for derivative in (vertical, *others):
+                set_row(rates, (name, derivative), silent)
         for each in pushing:
-            each.setdefault(name, torch.zeros_like(each[system.surface]))
-            set_row(each, name, each[name][0] - ratio * each[system.surface][0])
-        set_row(rates, (name, vertical), silent)
-    for name in (system.surface, *held):
-        for derivative in (vertical, *others):
-            set_row(rates, (name, derivative), silent)
-    for each in pushing:
-        set_row(each, system.surface, silent)
+            set_row(each, surface, silent)
     for each in strengths:
         for name in each:
             # A cell that the surface halves has half the mass
@@ -344,15 +351,16 @@ def _strain_points(
     half = 0.5 * components.gauge * directions
     found = {}
     for axis, letter in enumerate(axes):
-        ends = [
-            (_points(problem, system, f"v{letter}", problem.receivers + sign * half), sign)
-            for sign in (-1.0, 1.0)
-        ]
         along = directions[..., axis, None] / components.gauge
-        found[f"v{letter}"] = Points(
-            np.concatenate([points.cells for points, _ in ends], axis=-1),
-            np.concatenate([sign * along * points.weights for points, sign in ends], axis=-1),
-        )
+        for name, factor in system.components[f"v{letter}"].items():
+            ends = [
+                (_points(problem, system, name, problem.receivers + sign * half), sign * factor)
+                for sign in (-1.0, 1.0)
+            ]
+            found[name] = Points(
+                np.concatenate([points.cells for points, _ in ends], axis=-1),
+                np.concatenate([sign * along * points.weights for points, sign in ends], axis=-1),
+            )
     return found
 
 

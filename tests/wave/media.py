@@ -19,6 +19,7 @@ FIRST_ORDER = (
     "elastic",
     "acoustic-vti",
     "elastic-vti",
+    "elastic-tti",
     "viscoacoustic",
     "viscoelastic",
 )
@@ -40,9 +41,11 @@ def random_medium(
     if "elastic" in equation:
         model["vs"] = between(900.0, 1200.0)
         model["vs"][:water] = 0.0
-    if equation.endswith("vti"):
+    if equation.endswith(("vti", "tti")):
         model["delta"] = between(-0.05, 0.1)
         model["epsilon"] = model["delta"] + between(0.01, 0.1)
+    if equation.endswith("tti"):
+        model["theta"] = between(-80.0, 80.0)
     if equation.startswith("visco"):
         model["qp"] = between(20.0, 25.0)
     if equation == "viscoelastic":

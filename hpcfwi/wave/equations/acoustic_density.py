@@ -40,7 +40,7 @@ def _system(axes: str) -> System:
             **{f"force-{i}": Source({f"v{i}": f"b{i}"}, "sample") for i in axes},
         },
         components={"pressure": {"p": 1.0}, **{name: {name: 1.0} for name in velocity}},
-        surface="p",
+        surface=("p",),
     )
 
 

@@ -37,7 +37,7 @@ def _system(axes: str) -> System:
             "pressure": {"p": 2.0 / 3.0, "q": 1.0 / 3.0},
             **{name: {name: 1.0} for name in velocity},
         },
-        surface="q",
+        surface=("q",),
     )
 
 

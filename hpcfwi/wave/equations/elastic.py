@@ -72,7 +72,7 @@ def _system(axes: str) -> System:
             "pressure": dict.fromkeys(normal, -1.0 / len(axes)),
             **{name: {name: 1.0} for name in velocity},
         },
-        surface="szz",
+        surface=("szz",),
     )
 
 

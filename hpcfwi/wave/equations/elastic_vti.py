@@ -34,7 +34,7 @@ def _system(axes: str) -> System:
     return replace(isotropic, stages=(first, {**stresses, **normal}))
 
 
-def _find_stiffnesses(model: Arrays) -> dict[str, Any]:
+def find_stiffnesses(model: Arrays) -> dict[str, Any]:
     """Return the stiffnesses divided by the density; c13 is not a number if there is none."""
     c33, c44 = model["vp"] ** 2, model["vs"] ** 2
     c11 = c33 * (1.0 + 2.0 * model["epsilon"])
@@ -44,7 +44,7 @@ def _find_stiffnesses(model: Arrays) -> dict[str, Any]:
 
 def _find_coefficients(model: Mapping[str, Tensor], axes: str) -> dict[str, Tensor]:
     isotropic = ELASTIC.coefficients(model, axes)
-    rho, stiffness = model["rho"], _find_stiffnesses(model)
+    rho, stiffness = model["rho"], find_stiffnesses(model)
     found = {
         "c33": rho * stiffness["c33"],
         "c11": rho * stiffness["c11"],
@@ -60,7 +60,7 @@ def _find_fault(model: Arrays) -> str | None:
     fault = ELASTIC.find_fault(model)
     if fault is not None:
         return fault
-    stiffness = _find_stiffnesses(model)
+    stiffness = find_stiffnesses(model)
     c33, c44, c11 = (stiffness[name] for name in ("c33", "c44", "c11"))
     # c13^2 is at most c33 (c11 - c66), without a root, of which the argument may be negative
     bound = (abs(c33 * (c11 - c44)) ** 0.5 + c44) ** 2
@@ -77,7 +77,7 @@ def _find_fault(model: Arrays) -> str | None:
 def _limit(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
     found = dict(ELASTIC.limit(model, names))
     model = {**model, **found}
-    stiffness = _find_stiffnesses(model)
+    stiffness = find_stiffnesses(model)
     c33, c44 = stiffness["c33"], stiffness["c44"]
     if "delta" in names:
         highest = ((c33 * (stiffness["c11"] - c44)).clamp(min=0.0) ** 0.5 + c44) ** 2

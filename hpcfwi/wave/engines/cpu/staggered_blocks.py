@@ -186,6 +186,9 @@ def update_by_buffers(tables, stage, group, fields, buffers, cells, mask):
                 three = stage.terms[first + 2]
                 c, z = tables.rates[three.rate], buffers[three.buffer]
                 add_three(out, a, x, b, y, c, z, cells, mask)
+                for m in range(first + 3, target.end_term):
+                    term = stage.terms[m]
+                    add_one(out, tables.rates[term.rate], buffers[term.buffer], cells, mask)
 
 
 @inlined

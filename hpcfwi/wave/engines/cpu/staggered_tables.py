@@ -38,7 +38,6 @@ GROUP = _record("kind", "first_target", "end_target", "first_difference", "end_d
 # One field, whose differences along different axes have the same rate; two fields, both with one
 # difference across the rows and one along them; any others.
 SUM_OF_DIFFERENCES, PAIR_OF_DIFFERENCES, OTHER_DIFFERENCES = range(3)
-MOST_TERMS = 3  # of a field in a group of other differences
 # A field and the terms (rate, buffer) that are added to it.
 TARGET = _record("field", "first_term", "end_term")
 TERM = _record("rate", "buffer")
@@ -56,7 +55,7 @@ EMISSION = _record("field", "row", "column", "source")
 TAP = _record("field", "row", "column")
 
 # Room for the rows of each list of a stage.
-MOST = 80
+MOST = 120
 _LISTS = {
     "differences": DIFFERENCE,
     "groups": GROUP,
@@ -452,7 +451,6 @@ def _kind_of(used: Sequence[Mapping[Derivative, int]], derivatives: Sequence[Der
     """Return the kind of a group, of whose fields each uses some of the sorted derivatives."""
     axes = [axis for axis, _ in derivatives]
     rates = {rate for each in used for rate in each.values()}
-    assert all(len(each) <= MOST_TERMS for each in used), "there are rows for three terms at most"
     if len(used) == len(rates) == 1 and len(set(axes)) == len(axes):
         return SUM_OF_DIFFERENCES
     is_pair = len(used) == 2 and all(len(each) == len(derivatives) == 2 for each in used)
