@@ -264,8 +264,9 @@ class InversionSection(Section):
 
     `"velocity"`: the parameters themselves. `"impedance"`: impedances, the products of density and
     velocity, in place of velocities. `"lame"`: lambda and mu in place of velocities. `"log"`:
-    logarithms of the parameters, except `epsilon` and `delta`. Limits, penalties, files and figures
-    have the parameters themselves in any case; docs/equations.md describes when to use which.
+    logarithms of the parameters, except `epsilon`, `delta` and `theta`. Limits, penalties, files
+    and figures have the parameters themselves in any case; docs/equations.md describes when to use
+    which.
     """
     tied: Tied | None = None
     """Parameters that follow the P velocity; by default none."""
@@ -300,9 +301,9 @@ class InversionSection(Section):
 
     The optimizer updates each parameter divided by its size relative to that of the first of
     `parameters`, rounded to a power of two. `lr` and `step` are therefore in the unit of the first
-    one. By default the sizes are 100 m/s, 100 kg/m3, 0.05 for `epsilon` and `delta`, and 20 for
-    quality factors. Sizes of other unknowns follow from those of the parameters whose place they
-    take. The weights of a network are not scaled.
+    one. By default the sizes are 100 m/s, 100 kg/m3, 0.05 for `epsilon` and `delta`, 10 degrees for
+    `theta`, and 20 for quality factors. Sizes of other unknowns follow from those of the parameters
+    whose place they take. The weights of a network are not scaled.
     """
     linear: bool = False
     """If true, simulations are linearized in the model (Born approximation).

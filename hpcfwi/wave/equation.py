@@ -91,9 +91,11 @@ class System:
 
     fields: by name; stages: for each of the two, the fields that it updates and the terms whose sum
     is the rate of change; sources: by kind; components: for each name of a recorded quantity, the
-    factors of the fields of which it is the sum; surface: the fields that are zero on a free surface;
-    memories: the fields that are memory variables. Raises ValueError if a derivative does not lie
-    where the field that it updates lies, or if a stage reads a field that it updates.
+    factors of the fields of which it is the sum; surface: the fields that are zero on a free
+    surface; memories: the fields that are memory variables; multiaxial: the share of the damping of
+    the other axes in the absorbing boundary of each axis, see `numerics.mix_profiles`. Raises
+    ValueError if a derivative does not lie where the field that it updates lies, or if a stage
+    reads a field that it updates.
     """
 
     fields: Mapping[str, Wavefield]
@@ -102,6 +104,7 @@ class System:
     components: Mapping[str, Mapping[str, float]]
     surface: tuple[str, ...]
     memories: Mapping[str, Memory] = field(default_factory=dict)
+    multiaxial: float = 0.0
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -114,6 +117,16 @@ class System:
     def stage_of(self, name: str) -> int:
         """Return the number of the stage that updates a field, 0 or 1."""
         return next(k for k, stage in enumerate(self.stages) if name in stage)
+
+    def place_of(self, derivative: Derivative) -> str:
+        """Return the axes along which a derivative lies half a cell after the grid's points."""
+        axis, name = derivative
+        return "".join(sorted(set(self.fields[name].half) ^ {axis}))
+
+    def find_places(self) -> list[tuple[str, str]]:
+        """Return the axes of all derivatives, each with the places at which some lie."""
+        terms = [term for stage in self.stages for each in stage.values() for term in each]
+        return list(dict.fromkeys((t.axis, self.place_of(t.derivative)) for t in terms))
 
     def read_along(self, axis: str) -> tuple[list[str], list[str]]:
         """Return the fields of each stage whose derivatives along an axis the other one reads."""

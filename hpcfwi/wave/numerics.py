@@ -9,7 +9,7 @@ band, and is done in the frequency domain; its transpose follows by automatic di
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import ceil, prod
@@ -84,13 +84,27 @@ def interior(
 
 @dataclass(frozen=True)
 class Profile:
-    """The recursive convolution of the CPML along one axis: memory = b memory + a value.
+    """The recursive convolution of the CPML in a step dt (s): memory = b memory + a value.
 
-    a, b: one value for each point of the padded axis; a is 0 outside the slabs.
+    sigma, alpha: damping and frequency shift, 1/s, for each point of the padded axis, or for each
+    cell. They are 0 outside the slabs, where a is 0.
     """
 
-    a: NDArray[np.float64]
-    b: NDArray[np.float64]
+    sigma: NDArray[np.float64]
+    alpha: NDArray[np.float64]
+    dt: float
+
+    @cached_property
+    def a(self) -> NDArray[np.float64]:
+        found = np.zeros_like(self.sigma)
+        slab = self.sigma > 0
+        sigma = self.sigma[slab]
+        found[slab] = sigma / (sigma + self.alpha[slab]) * (self.b[slab] - 1.0)
+        return found
+
+    @cached_property
+    def b(self) -> NDArray[np.float64]:
+        return np.asarray(np.exp(-(self.sigma + self.alpha) * self.dt))
 
 
 def absorbing_profile(
@@ -125,11 +139,25 @@ def absorbing_profile(
         reflection = 10.0 ** -min(8.0, 0.8 * width)
         sigma[here] = -4.0 * velocity * np.log(reflection) / (2.0 * width * spacing) * depth**3
         alpha[here] = np.pi * frequency * (1.0 - depth)
-    b = np.exp(-(sigma + alpha) * dt)
-    a = np.zeros(n)
-    slab = sigma > 0
-    a[slab] = sigma[slab] / (sigma[slab] + alpha[slab]) * (b[slab] - 1.0)
-    return Profile(a, b)
+    return Profile(sigma, alpha, dt)
+
+
+def mix_profiles(profiles: Sequence[Profile], axis: int, share: float) -> Profile:
+    """Return the profile of each cell for derivatives along an axis, if every slab damps them.
+
+    profiles: of all axes, where the derivatives lie; share: of the damping of the other axes that
+    is added to that of the axis (Meza-Fajardo and Papageorgiou 2008). The frequency shift is the
+    smallest one of the slabs in which a cell lies.
+    """
+
+    def spread_out(each: Iterable[NDArray[np.float64]]) -> Sequence[NDArray[np.float64]]:
+        return np.meshgrid(*each, indexing="ij", sparse=True)
+
+    shares = (1.0 if k == axis else share for k in range(len(profiles)))
+    sigma = reduce(np.add, spread_out(p.sigma * s for p, s in zip(profiles, shares, strict=True)))
+    shifts = spread_out(np.where(p.sigma > 0, p.alpha, np.inf) for p in profiles)
+    alpha = np.where(sigma > 0, reduce(np.minimum, shifts), 0.0)
+    return Profile(sigma, alpha, profiles[0].dt)
 
 
 Number = TypeVar("Number", np.int64, np.float64)

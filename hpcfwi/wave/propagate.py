@@ -60,12 +60,13 @@ def propagate(
     Parameters
     ----------
     equation
-        "acoustic", "acoustic-density", "elastic", "acoustic-vti", "elastic-vti", "viscoacoustic" or
-        "viscoelastic".
+        "acoustic", "acoustic-density", "elastic", "acoustic-vti", "elastic-vti", "elastic-tti",
+        "viscoacoustic" or "viscoelastic".
     model
         The parameters of the equation, each (nz, nx) or (nz, ny, nx), float32 or float64: "vp" and
-        "vs" in m/s, "rho" in kg/m^3, Thomsen's "epsilon" and "delta", the quality factors "qp" and
-        "qs" of P and S waves. Fluids have vs = 0.
+        "vs" in m/s, "rho" in kg/m^3, Thomsen's "epsilon" and "delta", the tilt "theta" of the
+        axis of symmetry from the vertical towards x in degrees, the quality factors "qp" and "qs"
+        of P and S waves. Fluids have vs = 0.
     spacing, dt, sources, receivers, order, boundary, free_surface, boundary_frequency, max_velocity
         As in `acoustic`.
     wavelet

@@ -19,7 +19,7 @@ from torch import Tensor
 from hpcfwi.model import AXES
 from hpcfwi.survey import STRAIN, Components
 from hpcfwi.wave.equation import Derivative, FirstOrderEquation, Signal, System, mean
-from hpcfwi.wave.numerics import Profile
+from hpcfwi.wave.numerics import Profile, mix_profiles
 from hpcfwi.wave.problem import Problem, extend
 
 _WEIGHTS = {
@@ -132,7 +132,8 @@ class StaggeredScheme:
 
     rates: the change of a field in a step per unit of a derivative in its update, by field and
     derivative, with the free surface; profiles: of the CPML along each axis, for derivatives that
-    lie at the grid's points and for those that lie half a cell after them; dt: the step, s.
+    lie at the grid's points and for those that lie half a cell after them, which are mixed if the
+    system says so; dt: the step, s.
     """
 
     system: System
@@ -166,6 +167,11 @@ class StaggeredScheme:
             for each in zip(*((p.a, p.b) for p in profiles), strict=True)
         )
         return a, b
+
+    def mixed_profile(self, axis: str, place: str) -> Profile:
+        """Return the profile of each cell for derivatives along an axis, see `System.place_of`."""
+        profiles = [self.profiles[each][each in place] for each in self.axes]
+        return mix_profiles(profiles, self.axes.index(axis), self.system.multiaxial)
 
     @property
     def relaxations(self) -> list[Relaxation]:
@@ -271,16 +277,15 @@ def _free_surface(
         vertical = next(derivative for derivative in left if derivative[0] == "z")
         others = [derivative for derivative in left if derivative != vertical]
         eliminated.add(vertical)
-        pivot = rates[surface, vertical][0]
-        silent = torch.zeros_like(pivot)
-        # The coefficients of shear stresses are 0 in fluids
-        divisor = torch.where(pivot == 0.0, 1.0, pivot)
+        silent = torch.zeros_like(rates[surface, vertical][0])
         held = {n for n, memory in system.memories.items() if memory.field == surface}
         pushing = [each for each in strengths if surface in each]
         for name in stage:
             if name in {surface, *held} or (name, vertical) not in rates:
                 continue
-            ratio = rates[name, vertical][0] / divisor
+            # The coefficients of shear stresses are 0 in fluids
+            pivot = rates[surface, vertical][0]
+            ratio = rates[name, vertical][0] / torch.where(pivot == 0.0, 1.0, pivot)
             for derivative in others:
                 change = ratio * rates[surface, derivative][0]
                 set_row(rates, (name, derivative), rates[name, derivative][0] - change)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hpcfwi.model import AXES
 from hpcfwi.wave.engines.eager import NAME as NAME
 from hpcfwi.wave.engines.eager import Stencil
 from hpcfwi.wave.engines.eager import available as available
 from hpcfwi.wave.engines.eager import clear as clear
 from hpcfwi.wave.engines.eager import count_updates as count_updates
 from hpcfwi.wave.engines.eager import idle as idle
-from hpcfwi.wave.equation import Derivative
+from hpcfwi.wave.equation import Derivative, FirstOrderEquation
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.problem import Gradients, Problem
 from hpcfwi.wave.staggered import (
@@ -44,9 +45,12 @@ class State:
 
 
 def footprint(problem: Problem, steps: int) -> int:
-    """Return an upper bound of the bytes of both passes: 60 fields for each step and axis."""
+    """Return an upper bound of the bytes of both passes: 40 fields a step, and 8 for each term."""
+    assert isinstance(problem.equation, FirstOrderEquation)
+    stages = problem.equation.system(AXES[problem.like.ndim]).stages
+    terms = sum(len(each) for stage in stages for each in stage.values())
     cells = prod(problem.padded_shape) * problem.n_shots
-    return 60 * problem.like.ndim * steps * cells * problem.like.element_size()
+    return (40 + 8 * terms) * steps * cells * problem.like.element_size()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
@@ -166,20 +170,21 @@ class _Differences:
         }
         self.memory: dict[Derivative, Tensor] = {}
         self.profiles = {}
-        for axis, name in enumerate(scheme.axes):
-            shape = [1] * zeros.ndim
-            shape[axis + 1] = -1
-            self.profiles[name] = [
-                [torch.as_tensor(values).to(zeros).reshape(shape) for values in (each.a, each.b)]
-                for each in scheme.profiles[name]
-            ]
+        for axis, place in scheme.system.find_places():
+            if scheme.system.multiaxial:
+                shape, profile = scheme.shape, scheme.mixed_profile(axis, place)
+            else:
+                shape = tuple(-1 if each == axis else 1 for each in scheme.axes)
+                profile = scheme.profiles[axis][axis in place]
+            a, b = (torch.as_tensor(values).to(zeros) for values in (profile.a, profile.b))
+            self.profiles[axis, place] = a.reshape(shape), b.reshape(shape)
 
     def of(self, fields: dict[str, Tensor], derivative: Derivative) -> Tensor:
         """Return a derivative; called once for each step and derivative."""
         axis, name = derivative
         between = axis not in self.scheme.system.fields[name].half
         found = self._difference(fields[name], axis, name, between)
-        a, b = self.profiles[axis][between]
+        a, b = self.profiles[axis, self.scheme.system.place_of(derivative)]
         memory = a * found
         if derivative in self.memory:
             memory = memory + b * self.memory[derivative]

@@ -133,7 +133,11 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     derivatives = len(axes)
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
-    state = len(system.fields) + float(absorbing[axes].sum())
+    memories, profiles = float(absorbing[axes].sum()), 0.0
+    if system.multiaxial:
+        frame = 1.0 - float(np.prod(1.0 - absorbing))
+        memories, profiles = derivatives * frame, 2.0 * len(system.find_places()) * frame
+    state = len(system.fields) + memories
     samples, running, waiting = _estimate_history(problem, steps, state)
     running += state + derivatives * 0.5 * min(planes, 1.0)
     if shots % threads:
@@ -145,7 +149,7 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     waiting += rates + (2.0 if problem.illuminate else 0.0)
     points = problem.receivers.shape[1] + problem.sources.shape[1]
     # Models on the padded grid and their graph, the rates, and the gradients of one shot
-    fields = 6.0 * rates * layers + min(shots, threads) * running + shots * waiting
+    fields = 6.0 * rates * layers + profiles + min(shots, threads) * running + shots * waiting
     each = count_kept(problem) * samples + 6 * steps * points * size
     return int(fields * rows * columns * size + shots * each)
 
@@ -202,8 +206,8 @@ def count_kept(problem: Problem) -> int:
                 if coefficient.removeprefix("-") in varying
             }
             is_sum = len({c for name in group for c in used[name].values()}) == len(group) == 1
-            # The rates of the field of a free surface differ there
-            is_sum = is_sum and not (problem.free_surface and system.surface in group)
+            # The rates of the fields of a free surface differ there
+            is_sum = is_sum and not (problem.free_surface and set(system.surface) & set(group))
             kept += min(1, len(varied)) if is_sum else len(varied)
     return kept
 

@@ -24,6 +24,7 @@ from hpcfwi.wave.engines.cpu.layout import MARGIN, Box
 from hpcfwi.wave.engines.cpu.staggered_rows import (
     absorb_across,
     absorb_along,
+    absorb_cells,
     add_one,
     add_rows,
     add_share,
@@ -39,6 +40,7 @@ from hpcfwi.wave.engines.cpu.staggered_rows import (
     weigh_next,
 )
 from hpcfwi.wave.engines.cpu.staggered_tables import (
+    EACH_CELL,
     PAIR_OF_DIFFERENCES,
     SUM_OF_DIFFERENCES,
 )
@@ -96,7 +98,10 @@ def relax_cells(tables, layer, buffer, memory, box, plane, cells, mask, add):
     row = (plane - layer.front) * rows + box.top - layer.top
     at = layer.memory + row * width + box.left - layer.left
     a, b = tables.a[layer.profile], tables.b[layer.profile]
-    if layer.along == 2:
+    if layer.along == EACH_CELL:
+        first = at - layer.memory + layer.entry
+        absorb_cells(buffer, memory, cells, mask, at, width, a, b, first, add)
+    elif layer.along == 2:
         absorb_along(buffer, memory, cells, mask, at, width, a, b, box.left, add)
     elif layer.along == 1:
         absorb_across(buffer, memory, cells, mask, at, width, a, b, box.top, 1, add)

@@ -136,6 +136,21 @@ def absorb_along(f, memory, cells, mask, at, width, a, b, first, add):
 
 
 @over_rows
+def absorb_cells(f, memory, cells, mask, at, width, a, b, first, add):
+    """Do the same where each cell has its own entry of the profile, as it has a memory variable."""
+    for i in range(U(cells.rows)):
+        r = (U(cells.row) + i) & mask
+        for j in range(U(cells.n)):
+            place, column = U(at) + i * U(width) + j, U(cells.first) + j
+            k = U(first) + i * U(width) + j
+            memory[place] = fma(b[k], memory[place], a[k] * f[r, column])
+            if add is None:
+                f[r, column] = memory[place]
+            else:
+                f[r, column] += memory[place]
+
+
+@over_rows
 def add_rows(out, f, cells, mask):
     """Add f to `out` in these cells of two buffers."""
     for i in range(U(cells.rows)):

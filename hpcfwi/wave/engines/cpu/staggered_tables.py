@@ -31,8 +31,12 @@ def _record(*names: str) -> np.dtype[Any]:
 # buffer: that in which it is summed.
 DIFFERENCE = _record("field", "axis", "stride", "between", "first_layer", "end_layer", "buffer")
 # A box of absorbing cells. memory: index of its first memory variable; profile: row of the CPML's
-# profiles; along: 0 if the axis is that of planes, 1 for rows of a plane, 2 for cells of a row.
-LAYER = _record("front", "back", "top", "bottom", "left", "right", "memory", "profile", "along")
+# profiles; along: 0 if the axis is that of planes, 1 for rows of a plane, 2 for cells of a row, or
+# `EACH_CELL` if each cell has an entry of the profile, of which the first one is `entry`.
+LAYER = _record(
+    "front", "back", "top", "bottom", "left", "right", "memory", "profile", "along", "entry"
+)
+EACH_CELL = 3
 # Fields that share differences. kind: one of the constants below.
 GROUP = _record("kind", "first_target", "end_target", "first_difference", "end_difference")
 # One field, whose differences along different axes have the same rate; two fields, both with one
@@ -93,7 +97,7 @@ class StaggeredTables(NamedTuple):
     """The discrete equation of a layer of a problem's shots.
 
     weights: of the differences along z, y and x; rates: (rate, row, column); stages, layers: of the
-    types `STAGE` and `LAYER`; a, b: the CPML's profiles, (profile, place); memory: number of memory
+    types `STAGE` and `LAYER`; a, b: the CPML's profiles, (profile, entry); memory: number of memory
     variables of the layers; surface: array rows from one depth to the next, 0 if there is no free
     surface; decays: of the memory variables of the medium; share: of these that is added to fields.
     """
@@ -370,8 +374,7 @@ def make_tables(
         np.stack([lay_out(rate[layer.first : layer.end]) for rate in rates]),
         stages,
         np.array(slabs.rows, LAYER),
-        slabs.a,
-        slabs.b,
+        *slabs.values,
         slabs.memory,
         0 if not has_surface else 1 if ndim == 2 else grid.stride,
         np.array([each.decay for each in scheme.relaxations], like),
@@ -411,28 +414,60 @@ class _Layers:
     """The absorbing layers of a scheme in a layer of the grid, with its profiles."""
 
     def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype, layer: Layer) -> None:
-        self.grid, self.rows, self.memory = grid, list[tuple[int, ...]](), 0
-        self.axes = scheme.axes
+        self.scheme, self.grid, self.layer = scheme, grid, layer
+        self.rows, self.memory = list[tuple[int, ...]](), 0
         self.a, self.b = (values.astype(dtype) for values in scheme.pad_profiles())
         for values in (self.a, self.b):
             # The first two profiles are those along z
             values[:2, : layer.planes] = values[:2, layer.first : layer.end].copy()
 
-    def add(self, axis: str, between: int) -> None:
-        """Append the layers of a difference at both ends of its axis."""
-        number = self.axes.index(axis)
-        along = number + 3 - len(self.axes)
-        profile = 2 * number + between
-        whole = [0, self.grid.planes, 0, self.grid.rows, 0, self.grid.nx]
-        n = whole[2 * along + 1]
-        inside = np.flatnonzero(self.a[profile, :n] == 0)
-        low, high = (inside[0], inside[-1] + 1) if len(inside) else (n, n)
-        for begin, end in ((0, low), (high, n)):
-            if begin < end:
-                box = whole.copy()
-                box[2 * along : 2 * along + 2] = begin, end
-                self.rows.append((*box, self.memory, profile, along))
-                self.memory += int(np.prod(np.diff(box)[::2]))
+    def add(self, axis: str, place: str) -> None:
+        """Append the layers of a difference, see `System.place_of`."""
+        system, axes, first = self.scheme.system, self.scheme.axes, self.memory
+        if system.multiaxial:
+            absorbing, profile, along = axes, system.find_places().index((axis, place)), EACH_CELL
+        else:
+            absorbing, profile = axis, 2 * axes.index(axis) + (axis in place)
+            along = axes.index(axis) + 3 - len(axes)
+        for box in self._frame(absorbing, place):
+            self.rows.append((*box, self.memory, profile, along, self.memory - first))
+            self.memory += int(np.prod(np.diff(box)[::2]))
+
+    def _frame(self, axes: str, place: str) -> list[list[int]]:
+        """Return boxes of the cells that are absorbed at both ends of some axes, each cell once."""
+        inner, found = [0, self.grid.planes, 0, self.grid.rows, 0, self.grid.nx], []
+        for axis in axes:
+            number = self.scheme.axes.index(axis)
+            at = 2 * (number + 3 - len(self.scheme.axes))
+            n = inner[at + 1]
+            inside = np.flatnonzero(self.a[2 * number + (axis in place), :n] == 0)
+            low, high = (inside[0], inside[-1] + 1) if len(inside) else (n, n)
+            for begin, end in ((0, low), (high, n)):
+                if begin < end:
+                    found.append([*inner[:at], begin, end, *inner[at + 2 :]])
+            inner[at : at + 2] = low, high
+        return found
+
+    @property
+    def values(self) -> tuple[NDArray, NDArray]:
+        """The profiles, with an entry for each cell of the layers if they are mixed."""
+        if not self.scheme.system.multiaxial:
+            return self.a, self.b
+        shape = self.grid.planes, self.grid.rows, self.grid.nx
+        found: tuple[list[NDArray], list[NDArray]] = [], []
+        for axis, place in self.scheme.system.find_places():
+            profile = self.scheme.mixed_profile(axis, place)
+            frame = self._frame(self.scheme.axes, place)
+            boxes = [tuple(map(slice, box[::2], box[1::2])) for box in frame]
+            for rows, values in zip(found, (profile.a, profile.b), strict=True):
+                whole = values[self.layer.first : self.layer.end].reshape(shape)
+                rows.append(np.concatenate([np.zeros(0), *(whole[box].ravel() for box in boxes)]))
+        n = max(map(len, found[0]))
+        a, b = (
+            np.stack([np.pad(row, (0, n - len(row))) for row in rows]).astype(self.a.dtype)
+            for rows in found
+        )
+        return a, b
 
 
 def _make_difference(
@@ -441,7 +476,7 @@ def _make_difference(
     axis, field = derivative
     between = int(axis not in scheme.system.fields[field].half)
     first = len(layers.rows)
-    layers.add(axis, between)
+    layers.add(axis, scheme.system.place_of(derivative))
     stride = {"z": grid.stride if grid.planes > 1 else 1, "y": 1, "x": 0}[axis]
     number = list(scheme.system.fields).index(field)
     return number, "zyx".index(axis), stride, between, first, len(layers.rows), slot

@@ -86,8 +86,9 @@ def footprint(problem: Problem, steps: int) -> int:
     kept = derivatives * samples * each
     cells = Frame(problem.padded_shape, problem.order // 2).size
     points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
-    # Models, rates and their graph exist once
-    return cells * (8 * rates * size + shots * (fields * size + kept)) + shots * points * size
+    # Models, rates and their graph, and mixed profiles exist once
+    once = 8 * rates + (2 * len(system.find_places()) if system.multiaxial else 0)
+    return cells * (once * size + shots * (fields * size + kept)) + shots * points * size
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,11 @@ class _Stage:
     def _describe(scheme: StaggeredScheme, derivative: Derivative) -> tuple[int, int, int, int]:
         """Return the field, the axis (0 for z, 2 for x), the place, and the profile."""
         axis, name = derivative
-        between = int(axis not in scheme.system.fields[name].half)
+        place = scheme.system.place_of(derivative)
+        between = int(axis in place)
         profile = 2 * scheme.axes.index(axis) + between
+        if scheme.system.multiaxial:
+            profile = scheme.system.find_places().index((axis, place))
         return list(scheme.system.fields).index(name), "zyx".index(axis), between, profile
 
 
@@ -257,6 +261,13 @@ class _Shots:
         self._stages = [_Stage(scheme, k, self._varying) for k in range(2)]
         self._longest = max(problem.padded_shape)
         self._a, self._b = map(like.new_tensor, scheme.pad_profiles())
+        if scheme.system.multiaxial:
+            mixed = [scheme.mixed_profile(*each) for each in scheme.system.find_places()]
+            self._longest = self._frame.size
+            self._a, self._b = (
+                self._frame.lay_out(like.new_tensor(np.stack(values)))
+                for values in ([p.a for p in mixed], [p.b for p in mixed])
+            )
         weights = [staggered_difference(problem.order, h) for h in problem.spacing]
         self._weights = like.new_tensor(np.stack([weights[0], weights[-2], weights[-1]]))
         decays = [it.decay for it in scheme.relaxations]
@@ -354,6 +365,10 @@ class _Shots:
     @property
     def _fields(self) -> int:
         return len(self._scheme.system.fields)
+
+    @property
+    def _is_mixed(self) -> bool:
+        return self._scheme.system.multiaxial > 0.0
 
     @property
     def _memories(self) -> int:
@@ -507,8 +522,8 @@ class _Shots:
                 samples, self._rates if change is None else change, longest=self._longest,
                 DIFFERENCES=stage.differences, TARGETS=stage.targets, TERMS=stage.terms,
                 RELAXATIONS=stage.relaxations, SAMPLES=stage.samples, PRODUCTS=stage.products,
-                COUNT=stage.n_samples, RADIUS=self._frame.radius, STORE=stores,
-                CHANGE=sampled and change is not None, **self._size(),
+                COUNT=stage.n_samples, RADIUS=self._frame.radius, MIXED=self._is_mixed,
+                STORE=stores, CHANGE=sampled and change is not None, **self._size(),
             )  # fmt: skip
 
     def _weigh(
@@ -528,7 +543,8 @@ class _Shots:
                 fields, self._rates, memory, self._a, self._b, self._constants, samples, gradients,
                 buffers, longest=self._longest, DIFFERENCES=stage.differences,
                 TERMS=stage.weights, RELAXATIONS=stage.relaxed_fields,
-                PRODUCTS=stage.products_of_fields, SAMPLED=sampled, **self._size(),
+                PRODUCTS=stage.products_of_fields, MIXED=self._is_mixed, SAMPLED=sampled,
+                **self._size(),
             )  # fmt: skip
 
     def _scatter(self, stage: _Stage, fields: Tensor, buffers: Tensor, first: int) -> None:

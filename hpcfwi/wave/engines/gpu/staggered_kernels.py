@@ -69,11 +69,12 @@ def advance(
     fields, rates, memory, a, b, weights, constants, samples, change, origin, stride_z, stride_y,
     depths, rows, columns, shots, size, longest, DIFFERENCES: tl.constexpr, TARGETS: tl.constexpr,
     TERMS: tl.constexpr, RELAXATIONS: tl.constexpr, SAMPLES: tl.constexpr, PRODUCTS: tl.constexpr,
-    COUNT: tl.constexpr, RADIUS: tl.constexpr, STORE: tl.constexpr, CHANGE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, RADIUS: tl.constexpr, MIXED: tl.constexpr, STORE: tl.constexpr,
+    CHANGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Advance the fields of a stage.
 
+    a, b: profiles (profile, place), or (profile, cell) if MIXED, in rows of `longest` entries;
     constants: the share of memory variables that is added, and their decays; samples: (sample,
     shot, cell), which are stored if STORE, and multiplied by `change` (gradient, cell) if CHANGE.
     DIFFERENCES: (field, axis, between, profile, memory) of each difference; TARGETS: fields that
@@ -90,7 +91,8 @@ def advance(
         at = fields + (DIFFERENCES[5 * d] * shots + shot) * size + cell
         of_axis = weights + DIFFERENCES[5 * d + 1] * RADIUS
         one = differ(at, stride, of_axis, inside, DIFFERENCES[5 * d + 2], RADIUS)
-        entry = DIFFERENCES[5 * d + 3] * longest + coordinate(z, y, x, DIFFERENCES[5 * d + 1])
+        entry = cell if MIXED else coordinate(z, y, x, DIFFERENCES[5 * d + 1])
+        entry += DIFFERENCES[5 * d + 3] * tl.cast(longest, tl.int64)
         place = memory + (DIFFERENCES[5 * d + 4] * shots + shot) * size + cell
         found = found + (absorb(one, place, a, b, entry, inside),)  # type: ignore[assignment]
     share = tl.load(constants)
@@ -136,7 +138,8 @@ def advance(
 def weigh(
     fields, rates, memory, a, b, constants, samples, gradients, buffers, origin, stride_z, stride_y,
     depths, rows, columns, shots, size, longest, DIFFERENCES: tl.constexpr, TERMS: tl.constexpr,
-    RELAXATIONS: tl.constexpr, PRODUCTS: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr,
+    RELAXATIONS: tl.constexpr, PRODUCTS: tl.constexpr, MIXED: tl.constexpr, SAMPLED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the buffers of a transposed stage, and add to the gradients of the rates.
 
@@ -160,7 +163,8 @@ def weigh(
                 rate = tl.load(rates + TERMS[3 * k + 1] * size + cell, inside, 0.0)
                 at = fields + (TERMS[3 * k + 2] * shots + shot) * size + cell
                 total += rate * tl.load(at, inside, 0.0)
-        entry = DIFFERENCES[5 * d + 3] * longest + coordinate(z, y, x, DIFFERENCES[5 * d + 1])
+        entry = cell if MIXED else coordinate(z, y, x, DIFFERENCES[5 * d + 1])
+        entry += DIFFERENCES[5 * d + 3] * tl.cast(longest, tl.int64)
         place = memory + (DIFFERENCES[5 * d + 4] * shots + shot) * size + cell
         total = absorb(total, place, a, b, entry, inside)
         tl.store(buffers + (d * shots + shot) * size + cell, total, inside)
