@@ -32,6 +32,7 @@ INVERTED = {
     "acoustic-density": ["vp", "rho"],
     "acoustic-vti": ["vp", "epsilon", "delta"],
     "elastic-vti": ["vp", "vs", "epsilon"],
+    "elastic-tti": ["vp", "vs", "theta"],
     "viscoacoustic": ["vp", "qp"],
     "viscoelastic": ["vp", "vs"],
 }
@@ -81,6 +82,7 @@ def write_medium(folder: Path, **changes: float) -> None:
         "rho": np.where(rock, 310.0 * vp**0.25, 1000.0),
         "epsilon": np.where(rock, 0.1, 0.0),
         "delta": np.where(rock, 0.05, 0.0),
+        "theta": np.where(rock, 30.0, 0.0),
         "qp": np.where(rock, 40.0, 1e4),
         "qs": np.where(rock, 25.0, 1e4),
     }
@@ -112,8 +114,8 @@ def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
     hpcfwi: Any, tmp_path: Path, equation: str
 ) -> None:
     names, run = INVERTED[equation], tmp_path / "run"
-    sizes = {"vp": 100.0, "vs": 100.0, "rho": 100.0, "epsilon": 0.05, "delta": 0.05, "qp": 20.0}
-    scale = {name: sizes[name] for name in names}
+    sizes = {"epsilon": 0.05, "delta": 0.05, "theta": 10.0, "qp": 20.0}
+    scale = {name: sizes.get(name, 100.0) for name in names}
     path = write_elastic(tmp_path, equation, **{"inversion.scale": scale, "inversion.batch": 10})
     assert hpcfwi("run", path, "--quiet") == 0
     entries = read_metrics(run / "metrics.jsonl")
@@ -330,6 +332,8 @@ def test_vertical_forces_and_geophones_on_a_free_surface_are_inverted(
         ("elastic", {"vs": 1.5}, ["model.file", "vs is above vp / sqrt(2)", "wave.equation"]),
         ("acoustic-vti", {"delta": 3.0}, ["model.file", "epsilon is below delta"]),
         ("elastic-vti", {"delta": 40.0}, ["model.file", "vs, epsilon and delta contradict"]),
+        ("elastic-tti", {"delta": 40.0}, ["model.file", "vs, epsilon and delta contradict"]),
+        ("elastic-tti", {"theta": 7.0}, ["true.h5, /theta", "0 to 210", "expected"]),
         ("viscoacoustic", {"qp": 0.1}, ["true.h5, /qp", "4 to 1000", "expected 5"]),
         ("viscoelastic", {"vs": 1.41}, ["model.file", "vs is above vp / sqrt(2)"]),
     ],

@@ -260,6 +260,51 @@ def test_vti_waves_travel_at_the_group_velocity(angle: float) -> None:
     assert found == pytest.approx(velocity, rel=0.003)
 
 
+@pytest.mark.parametrize("tilt", [30.0, -70.0])
+def test_waves_of_a_rotated_medium_are_the_rotated_waves(tilt: float) -> None:
+    h, dt, samples = 5.0, 1e-3, 400
+    upright = {**ROCK, "epsilon": 0.2, "delta": 0.1}
+    source = np.array([250.0, 250.0])
+    angles, turn = np.radians(np.arange(0.0, 360.0, 45.0)), np.radians(tilt)
+    rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    offsets = 175.0 * np.stack([np.cos(angles), np.sin(angles)])
+    found, before = (
+        record(
+            equation,
+            homogeneous((101, 101), medium),
+            h,
+            dt,
+            samples,
+            source,
+            source + places.T,
+            components=["vz", "vx"],
+            source_kind=moment.tolist(),
+            order=8,
+        )
+        for equation, medium, places, moment in (
+            (
+                "elastic-tti",
+                {**upright, "theta": tilt},
+                rotation @ offsets,
+                rotation @ np.array(MOMENT) @ rotation.T,
+            ),
+            ("elastic-vti", upright, offsets, np.array(MOMENT)),
+        )
+    )
+    assert error(found, np.einsum("ij,jrt->irt", rotation, before)) < 0.01
+
+
+def test_waves_of_a_strongly_anisotropic_tilted_medium_leave_the_grid() -> None:
+    medium = {"vp": 2500.0, "vs": 700.0, "epsilon": 0.3, "delta": -0.1, "rho": 2000.0}
+    model = homogeneous((30, 30), {**medium, "theta": 45.0})
+    source = np.array([145.0, 145.0])
+    options: dict[str, Any] = {"components": ["vz"], "source_kind": "force-z", "order": 4}
+    ((trace,),) = record(
+        "elastic-tti", model, 10.0, 1e-3, 2500, source, source[None] - 60.0, **options
+    )
+    assert np.abs(trace[1000:]).max() < 1e-3 * np.abs(trace).max()
+
+
 @pytest.mark.parametrize("order", [4, 8])
 @pytest.mark.parametrize("equation", ["acoustic-density", "elastic", "acoustic-vti", "elastic-vti"])
 def test_waves_before_the_boundary_agree_with_deepwave(equation: str, order: int) -> None:

@@ -98,6 +98,19 @@ def test_absorbing_profile_damps_only_outside_the_model(
     assert np.all((profile.b > 0.0) & (profile.b <= 1.0))
 
 
+def test_mixed_profile_has_a_share_of_the_damping_of_the_other_axes() -> None:
+    z, x = (numerics.absorbing_profile(n, 4, 5, 10.0, 1e-3, 2e3, 10.0) for n in (20, 22))
+    mixed = numerics.mix_profiles([z, x], 1, 0.25)
+    for name in ("a", "b"):
+        # Where only the axis itself absorbs, and where none does
+        expected = np.broadcast_to(getattr(x, name), (11, 22))
+        np.testing.assert_array_equal(getattr(mixed, name)[4:-5], expected)
+    np.testing.assert_array_equal(mixed.sigma[:, 10], 0.25 * z.sigma)
+    np.testing.assert_array_equal(mixed.alpha[:, 10], z.alpha)
+    assert mixed.sigma[0, 0] == x.sigma[0] + 0.25 * z.sigma[0]
+    assert mixed.alpha[3, 1] == min(z.alpha[3], x.alpha[1])
+
+
 @pytest.mark.parametrize(("cells", "reflection"), [(5, 1e-4), (10, 1e-8), (40, 1e-8)])
 def test_absorbing_profile_is_cubic_with_its_design_reflection(
     cells: int, reflection: float

@@ -28,6 +28,7 @@ from tests.wave.media import (
     everything,
     random_medium,
     random_survey,
+    shorten,
     traces_and_gradients,
 )
 
@@ -51,7 +52,7 @@ def test_traces_and_gradients_are_those_of_autograd(
     model = random_medium(equation, shape, water=3)
     source_kind = "force-z" if free_surface else "explosive"
     options = {"order": order, "free_surface": free_surface, "source_kind": source_kind}
-    survey = random_survey(shape, **options, **everything(shape))
+    survey = random_survey(shape, **options, **everything(shape), **shorten(equation, shape))
     expected = traces_and_gradients(equation, model, survey, engine="eager")
     found = traces_and_gradients(equation, model, survey, engine="cpu")
     for each, other in zip(found, expected, strict=True):
@@ -62,7 +63,9 @@ def test_traces_and_gradients_are_those_of_autograd(
 @shapes
 def test_forward_derivatives_are_those_of_autograd(equation: str, shape: tuple[int, ...]) -> None:
     model = random_medium(equation, shape, water=3)
-    survey = random_survey(shape, free_surface=True, **everything(shape))
+    survey = random_survey(
+        shape, free_surface=True, **everything(shape), **shorten(equation, shape)
+    )
     found = []
     for engine in ("eager", "cpu"):
         generator = torch.Generator().manual_seed(4)
