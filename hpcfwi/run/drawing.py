@@ -358,10 +358,16 @@ def write_report(path: Path, pdf: bool = False) -> Path:
 
     pdf: as in `show`.
 
-    Raises `InputError` as `show` does, and if the page cannot be written.
+    Raises `InputError` as `show` does, without a run, and if the page cannot be written.
     """
     show(path, pdf)
     directory = RunDirectory(path)
+    if not exists(directory.config):
+        raise InputError(
+            str(path),
+            "it has no config.toml, and a report is about a run",
+            "Name the directory of a run, or leave out --report.",
+        )
     figures = []
     for beginning, title in TITLES.items():
         # Numbers in file names have no leading zeros, so that longer names come later

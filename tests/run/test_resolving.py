@@ -159,6 +159,12 @@ def test_show_redraws_a_resolution_without_a_run(hpcfwi, tmp_path):
     assert (run / "resolution.png").read_bytes() == before
 
 
+def test_report_of_a_resolution_without_a_run_is_refused(hpcfwi, tmp_path, capsys):
+    assert hpcfwi("resolve", write_tiny(tmp_path), "--points", 80, "--quiet") == 0
+    assert hpcfwi("show", tmp_path / "run", "--report") == 2
+    assert "a report is about a run" in capsys.readouterr().err
+
+
 def test_show_refuses_a_resolution_file_with_a_missing_array(hpcfwi, tmp_path, capsys):
     path, run = write_tiny(tmp_path), tmp_path / "run"
     assert hpcfwi("resolve", path, "--points", 80, "--quiet") == 0
