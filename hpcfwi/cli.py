@@ -127,7 +127,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, _stop_early)
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="hpcfwi", standalone_mode=False)
     except Stopped:  # it came before the ranks started; later, a rank reports it
         code = 3
     except typer.TyperException as error:
@@ -407,7 +407,10 @@ def convert(request: Request, quiet: Quiet = False) -> int:
 
 def _refuse(error: typer.TyperException, context: Context) -> None:
     def refuse() -> None:
-        raise InputError("command line", error.format_message().rstrip("."), "See hpcfwi --help.")
+        asked = getattr(error, "ctx", None)
+        command = "hpcfwi" if asked is None else asked.command_path
+        found = error.format_message().rstrip(".").replace("Value error, ", "")
+        raise InputError("command line", found, f"See {command} --help.")
 
     context.from_root(refuse)
 

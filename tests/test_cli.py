@@ -31,10 +31,20 @@ def test_version_option_prints_the_version(hpcfwi, capsys):
     assert capsys.readouterr().out == f"hpcfwi {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [("nonsense",), ("--nonsense",), ("run",)])
-def test_unknown_command_is_refused_with_a_hint_to_help(words, hpcfwi, capsys):
+@pytest.mark.parametrize(
+    ("words", "helpful"),
+    [
+        (("nonsense",), "hpcfwi"),
+        (("--nonsense",), "hpcfwi"),
+        (("run",), "hpcfwi run"),
+        (("convert", "a.sgy", "b.h5", "--quantity", "speed"), "hpcfwi convert"),
+    ],
+)
+def test_wrong_command_line_is_refused_with_a_hint_to_help(words, helpful, hpcfwi, capsys):
     assert hpcfwi(*words) == 2
-    assert capsys.readouterr().err.endswith("See hpcfwi --help.\n")
+    message = capsys.readouterr().err
+    assert message.endswith(f"See {helpful} --help.\n")
+    assert "Value error" not in message
 
 
 def test_job_with_gpus_unseen_by_torch_is_refused_without_device_cpu(

@@ -145,7 +145,8 @@ def _choose_place(
         f"network of {hosts[0]}",
         f"none of its addresses ({', '.join(place.address for place in places) or 'no IPv4'}) "
         "can be reached by all ranks",
-        "Check the network and the firewall between the hosts.",
+        "Check the network and the firewall between the hosts, and that HPCFWI_SECRET, if it is "
+        "set, is the same on all of them.",
     )
 
 

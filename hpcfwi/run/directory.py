@@ -208,7 +208,7 @@ class RunDirectory:
                     file.write(config.to_toml().encode())
 
     def _remove_unfinished(self) -> None:
-        """Remove the .part files that belong to a run, and no others.
+        """Remove the .part files of a run, and all of those beside its checkpoints and epochs.
 
         The file of unfinished observed data is kept, because their simulation is continued.
         """

@@ -215,7 +215,7 @@ def _read_indices(
     rows = np.atleast_2d(file.attrs.get(name))
     fits = rows.dtype.kind in "iu" and rows.ndim == 2 and 1 <= len(rows) <= most
     if not fits or rows.shape[1] != len(shape) or not ((rows >= 0) & (rows < shape)).all():
-        problem = f"found {quote(rows.tolist())}, expected 1 to {most} places in initial.h5"
+        problem = f"found {quote(rows.tolist())}, expected 1 to {most} places in {tuple(shape)}"
         raise InputError(f"{path}, attribute {name}", problem, _UNDRAWN)
     return tuple(map(tuple, rows.tolist()))
 

@@ -97,7 +97,7 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
     number = names.index(STRAIN)
     all_kinds = np.zeros(shape[1]) if kinds is None else kinds
     fibre = np.any(np.atleast_2d(all_kinds == number), axis=0)
-    remedy = "Give the direction of the fibre at each receiver, in axis order."
+    remedy = "Give the direction of the fibre at each receiver, in axis order, as float32."
     directions = read_real(file, path, "directions", [(shape[1], ndim)], remedy=remedy)
     length = np.linalg.norm(directions, axis=-1)
     wrong = fibre & ~(np.isfinite(length) & (length > 0.0))
@@ -128,7 +128,7 @@ def read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> S
         if name != MOMENT:
             found[name] = acts
             continue
-        remedy = "Give the moment tensor of each shot, in axis order."
+        remedy = "Give the moment tensor of each shot, in axis order, as float32."
         tensors = read_real(file, path, "source_moments", [(n_shots, ndim, ndim)], remedy=remedy)
         tensors = np.where(np.reshape(acts, (-1, 1, 1)) > 0.0, tensors, 0.0)
         turned = tensors.transpose(0, 2, 1)
