@@ -110,7 +110,8 @@ def find_optimizer_cost(experiment: Experiment) -> Callable[[int], OptimizerCost
     section, grid = experiment.config.inversion, experiment.initial.grid
     cell = replace(grid, shape=(1,) * grid.ndim)
     initial = Model(cell, {name: torch.zeros(cell.shape) for name in section.parameters})
-    limits = Limits(initial, {}, {})
+    fixed = {name: torch.zeros(cell.shape, dtype=torch.bool) for name in section.parameters}
+    limits = Limits(initial, fixed, section.bounds_by_name)
     return cast(Optimizer, section.optimizer.bind()(initial, limits)).cost
 
 

@@ -339,7 +339,8 @@ def count_forward_shots(experiment: Experiment, context: Context, is_loaded: boo
                 "Give more memory, start fewer ranks per node, or choose a larger model.spacing.",
             )
         )
-    return min(context.shots_at_once, share.memory // needed)
+    more = task.repeat(2).footprint_forward() - needed
+    return min(context.shots_at_once, 1 + (share.memory - needed) // more)
 
 
 def choose_history_and_chunk(

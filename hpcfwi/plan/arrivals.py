@@ -346,8 +346,6 @@ def _make_scanner(experiment: Experiment) -> Scanner:
         survey = experiment.survey.select(shots)
         live = aperture.within_offsets(survey.sources, survey.receivers)
         live &= conditioning.select(traces, survey)
-        if survey.mask is not None:
-            live &= survey.mask
         distances = np.linalg.norm(survey.receivers - survey.sources[:, None], axis=-1)
         peaks = survey.dt * np.abs(survey.wavelet).argmax(axis=1)
         due = peaks[:, None] + distances / slowest < survey.dt * survey.n_samples

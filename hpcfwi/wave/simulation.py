@@ -42,8 +42,11 @@ MISTAKEN = 20.0
 # Substeps of a sample of the data. Above the first number a unit is probably wrong, because the
 # shortest wave of the data is a hundred cells long. Above the second it is certainly wrong.
 UNLIKELY_SUBSTEPS, MOST_SUBSTEPS = 100, 1000
-# Fields of a simulation without a gradient: the waves, the boundary's memory, the speed.
+# Fields of an acoustic simulation without a gradient: the waves, the boundary's memory, the speed.
 FIELDS = 8
+# Fields for each rate of a first-order equation: its coefficient, the rate, the engine's copy, and
+# intermediate results.
+FIELDS_OF_RATE = 6
 # Receivers closer than this share of a cell are probably given in cells.
 CLOSEST = 0.25
 
@@ -131,8 +134,17 @@ class Task:
         """Return the approximate bytes of a simulation without a history."""
         problem = self.problem
         points = 5 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]
-        each = FIELDS * prod(problem.padded_shape) + self.steps * points
-        return problem.n_shots * each * problem.like.element_size()
+        cells, once, fields = prod(problem.padded_shape), 0.0, float(FIELDS)
+        if isinstance(problem.equation, FirstOrderEquation):
+            system = problem.equation.system(AXES[problem.like.ndim])
+            terms = [term for stage in system.stages for each in stage.values() for term in each]
+            frame = 1.0 - problem.like.numel() / cells
+            fields = len(system.fields) + len({t.derivative for t in terms}) * (frame + 0.5)
+            once = FIELDS_OF_RATE * system.count_rates()
+            if system.multiaxial:
+                once += 2.0 * len(system.find_places()) * frame
+        each = fields * cells + self.steps * points
+        return int((once * cells + problem.n_shots * each) * problem.like.element_size())
 
     def count_updates(self) -> float:
         """Return the approximate number of computed cells, summed over shots and steps."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+from hpcfwi.bench.waves import measure_growth_of_memory
 from hpcfwi.survey import Components, SourceKinds
 from hpcfwi.wave import Acquisition, Method, Simulation
 from hpcfwi.wave.engines.cpu import staggered
@@ -384,6 +385,20 @@ def test_estimate_counts_the_stored_differences(equation: str, free_surface: boo
         _, state = staggered.forward(task.problem, task.wavelet, keep=True)
         assert state is not None
         assert state.shots._tables.stages["n_samples"].sum() == count_kept(task.problem)
+
+
+@pytest.mark.parametrize("equation", ["elastic", "viscoelastic", "elastic-tti"])
+def test_memory_of_a_simulation_without_a_history_is_not_underestimated(equation: str) -> None:
+    points = torch.full((1, 3), 50.0)
+    shots = Acquisition(1e-3, torch.ones(4, dtype=torch.float64), points, points)
+    method = Method(equation=equation, order=4, boundary=10)
+    small, task = (
+        set_up(random_medium(equation, shape), 10.0, shots, method)
+        for shape in ((12, 12, 12), (40, 44, 48))
+    )
+    Simulation(small, keep=False)  # loads the compiled loop
+    taken = measure_growth_of_memory(lambda: Simulation(task, keep=False))
+    assert taken < 1.2 * task.footprint_forward()
 
 
 def test_footprint_grows_with_samples_shots_and_stored_differences() -> None:
