@@ -108,7 +108,7 @@ build/peers/.complete: setup.cfg | setup
 	python -m venv build/peers
 	python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
 	    > "$$(build/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
-	build/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --editable '.[deepwave,devito]'
 	@touch $@
 
