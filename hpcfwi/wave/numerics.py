@@ -94,6 +94,10 @@ class Profile:
     alpha: NDArray[np.float64]
     dt: float
 
+    def between(self, first: int, end: int) -> Profile:
+        """Return the profile of some of the points of an axis."""
+        return Profile(self.sigma[first:end], self.alpha[first:end], self.dt)
+
     @cached_property
     def a(self) -> NDArray[np.float64]:
         found = np.zeros_like(self.sigma)

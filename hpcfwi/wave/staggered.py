@@ -168,9 +168,16 @@ class StaggeredScheme:
         )
         return a, b
 
-    def mixed_profile(self, axis: str, place: str) -> Profile:
-        """Return the profile of each cell for derivatives along an axis, see `System.place_of`."""
+    def mixed_profile(
+        self, axis: str, place: str, box: Sequence[tuple[int, int]] | None = None
+    ) -> Profile:
+        """Return the profile of each cell for derivatives along an axis, see `System.place_of`.
+
+        box: first cell and last + 1 of each axis; by default those of the whole grid.
+        """
         profiles = [self.profiles[each][each in place] for each in self.axes]
+        if box is not None:
+            profiles = [p.between(*ends) for p, ends in zip(profiles, box, strict=True)]
         return mix_profiles(profiles, self.axes.index(axis), self.system.multiaxial)
 
     @property

@@ -453,15 +453,16 @@ class _Layers:
         """The profiles, with an entry for each cell of the layers if they are mixed."""
         if not self.scheme.system.multiaxial:
             return self.a, self.b
-        shape = self.grid.planes, self.grid.rows, self.grid.nx
         found: tuple[list[NDArray], list[NDArray]] = [], []
         for axis, place in self.scheme.system.find_places():
-            profile = self.scheme.mixed_profile(axis, place)
-            frame = self._frame(self.scheme.axes, place)
-            boxes = [tuple(map(slice, box[::2], box[1::2])) for box in frame]
-            for rows, values in zip(found, (profile.a, profile.b), strict=True):
-                whole = values[self.layer.first : self.layer.end].reshape(shape)
-                rows.append(np.concatenate([np.zeros(0), *(whole[box].ravel() for box in boxes)]))
+            profiles = []
+            for box in self._frame(self.scheme.axes, place):
+                ends = list(zip(box[::2], box[1::2], strict=True))[-len(self.scheme.axes) :]
+                ends[0] = ends[0][0] + self.layer.first, ends[0][1] + self.layer.first
+                profiles.append(self.scheme.mixed_profile(axis, place, ends))
+            for rows, name in zip(found, ("a", "b"), strict=True):
+                values = (getattr(profile, name).ravel() for profile in profiles)
+                rows.append(np.concatenate([np.zeros(0), *values]))
         n = max(map(len, found[0]))
         a, b = (
             np.stack([np.pad(row, (0, n - len(row))) for row in rows]).astype(self.a.dtype)

@@ -262,11 +262,12 @@ class _Shots:
         self._longest = max(problem.padded_shape)
         self._a, self._b = map(like.new_tensor, scheme.pad_profiles())
         if scheme.system.multiaxial:
-            mixed = [scheme.mixed_profile(*each) for each in scheme.system.find_places()]
+            # One after the other, because those of a whole grid take much memory
+            mixed = (scheme.mixed_profile(*each) for each in scheme.system.find_places())
+            each = [(like.new_tensor(p.a), like.new_tensor(p.b)) for p in mixed]
             self._longest = self._frame.size
             self._a, self._b = (
-                self._frame.lay_out(like.new_tensor(np.stack(values)))
-                for values in ([p.a for p in mixed], [p.b for p in mixed])
+                self._frame.lay_out(torch.stack(values)) for values in zip(*each, strict=True)
             )
         weights = [staggered_difference(problem.order, h) for h in problem.spacing]
         self._weights = like.new_tensor(np.stack([weights[0], weights[-2], weights[-1]]))
