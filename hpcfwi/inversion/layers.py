@@ -71,7 +71,7 @@ def choose_crew_size(stages: Sequence[Experiment], context: Context) -> int:
     batches = [part.config.inversion.largest_batch(part.survey.n_shots) for part in stages]
     most, hosts = context.size // max(batches), context.hosts or (context.host,)
     divisible = all(_choose_engine(part, context.device) == "cpu" for part in stages)
-    if not divisible or context.comm is None or context.fault_tolerant:
+    if not divisible or context.fault_tolerant:
         return 1
     problems = [_first_problem(part, context.device) for part in stages]
     for size in range(most, 1, -1):

@@ -4,10 +4,11 @@ The first rank of each crew leads it. The inversion runs on the leaders only: th
 many ranks as there are crews, and the other ranks do what their leader orders. How a grid is
 divided is described in `wave.layers`.
 
-The ranks of a crew exchange objects by MPI, and the halos of each step through memory that those of
-a host share. Halos go to other hosts by MPI, from the thread that computes a layer. The halos of an
-engine that has them as tensors go by torch.distributed, within a host. Another thread of each rank
-ends the job if a rank has stopped, because the others would wait for it for ever.
+The ranks of a crew exchange objects by MPI, or by torch.distributed where MPI does not know them,
+and the halos of each step through memory that those of a host share. Halos go to other hosts by
+MPI, from the thread that computes a layer. The halos of an engine that has them as tensors go by
+torch.distributed, within a host. Another thread of each rank ends the job if a rank has stopped,
+because the others would wait for it for ever.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,9 +36,10 @@ from hpcfwi.errors import InputError, InversionFailure, say_bytes
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.failure import tell
 from hpcfwi.parallel.launch import COLLECTIVE_TIMEOUT, STORE_TIMEOUT, connect, find_rank
-from hpcfwi.parallel.rendezvous import open_store, shut_afterwards
+from hpcfwi.parallel.rendezvous import StoreExchange, open_store, shut_afterwards
 from hpcfwi.parallel.replicas import MEMORY, open_together
-from hpcfwi.parallel.transport import MpiObjects
+from hpcfwi.parallel.store import Store
+from hpcfwi.parallel.transport import MpiObjects, SignedObjects
 from hpcfwi.parallel.watch import HEARTBEAT_WAIT, TICK, end_ranks
 
 if TYPE_CHECKING:
@@ -48,6 +51,9 @@ Halo = tuple[Sequence[Tensor], Sequence[Tensor]]
 # A rank of another host is lost if it has given no sign of life for so many times the wait for a
 # rank of the same host, whose process can be looked at. Some calls of HDF5 hold Python's lock.
 PATIENCE = 10
+
+# A rank waits for its leader as long as the job lasts.
+FOR_EVER = timedelta(days=3650)
 
 # Tags of messages between hosts. Those of halos begin at HALOS, and change after each failure.
 FAILED, ALIVE, HALOS = range(3)
@@ -125,43 +131,54 @@ class RankCrew:
     """The ranks of a communicator as a `wave.layers.Crew`, which is closed after its last use.
 
     world: all ranks of the job, which end if the process of one of the crew has stopped or ended;
-    host: name of this rank's host; wait: time until then, s; tick: time between two checks, s.
-    Construction is collective.
+    host: name of this rank's host; wait: time until then, s; tick: time between two checks, s;
+    store: of the ranks if MPI does not know them. Then they are on one host, comm is an exchange
+    between them, and the launcher ends the other ranks. Construction is collective.
     """
 
     def __init__(
         self,
-        comm: MPI.Intracomm,
-        world: MPI.Comm,
+        comm: MPI.Intracomm | StoreExchange,
+        world: MPI.Comm | None,
         host: str,
         wait: float = HEARTBEAT_WAIT,
         tick: float = TICK,
+        store: Store | None = None,
     ) -> None:
         self.number, self.size = comm.rank, comm.size
-        self._comm, self._objects = comm, MpiObjects(comm)
+        self._comm = comm
+        self._groups: list[dist.ProcessGroup] = []
+        if store is None:
+            self._objects: MpiObjects | SignedObjects = MpiObjects(cast("MPI.Intracomm", comm))
+        else:
+            self._groups.append(_connect_tensors(comm, FOR_EVER))
+            self._objects = SignedObjects(comm.rank, comm.size, store, group=self._groups[0])
         self._names = self._objects.all_gather(host)
         self.hosts = tuple(self._names.index(name) for name in self._names)
         self._world, self._wait, self._tick = world, wait, tick
+        self._is_whole_job = world is not None and world.size == self.size
         self._memory: NDArray[np.uint8] | None = None
         self._known: BaseException | None = None  # the last error that another rank has given
         self._group: dist.ProcessGroup | None = None
         # The swaps for which each rank has come, those that have begun, and 1 if rank 0 has left
         self._swaps: NDArray[np.int64] | None = None
         self.failed = self._map(64)[:8].view(np.int64)
-        self._courier = _Courier(comm, self.failed)
-        self.courier = self._courier.address
+        self._courier: _Courier | None = None
+        if len(set(self.hosts)) > 1:
+            self._courier = _Courier(cast("MPI.Intracomm", comm), self.failed)
+        self.courier = 0 if self._courier is None else self._courier.address
         self._processes = self._objects.all_gather(os.getpid())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="crew", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread that watches the others, and the group of `swap`."""
+        """End the thread that watches the others, and the groups of torch.distributed."""
         self._closed.set()
         self._thread.join()
-        if self._group is not None:
-            _world.pg_group_ranks.pop(self._group, None)
-            self._group.abort()
+        for group in self._groups:
+            _world.pg_group_ranks.pop(group, None)
+            group.abort()
 
     def _watch(self) -> None:
         """Look for the other ranks once a tick, and end the job if one is lost.
@@ -171,11 +188,13 @@ class RankCrew:
         """
         first, lost = self.hosts[self.number], [0.0] * self.size
         others = set(self.hosts) - {first} if self.number == first else set()
-        heeded = others if self._world.size == self.size else others - {0}
+        heeded = others if self._is_whole_job else others - {0}
         while not self._closed.wait(self._tick):
-            for rank in others:
-                self._courier.tell(rank, ALIVE)
-            silent = heeded - self._courier.hear(ALIVE).keys()
+            silent = heeded
+            if self._courier is not None:
+                for rank in others:
+                    self._courier.tell(rank, ALIVE)
+                silent = heeded - self._courier.hear(ALIVE).keys()
             for rank, process in enumerate(self._processes):
                 is_here = self.hosts[rank] == first
                 has_gone = is_lost(process) if is_here else rank in silent
@@ -196,7 +215,7 @@ class RankCrew:
         return self._objects.gather(value, self.check)
 
     def check(self) -> None:
-        if self._courier.error is not None:
+        if self._courier is not None and self._courier.error is not None:
             raise self._courier.error
         for error in self._objects.all_gather(None):
             if error is not None:
@@ -210,7 +229,7 @@ class RankCrew:
             error.add_note("".join(traceback.format_exception(error)))
         self.failed[0] = 1
         for rank, first in enumerate(self.hosts):
-            if first != self.hosts[self.number]:
+            if self._courier is not None and first != self.hosts[self.number]:
                 self._courier.tell(rank, FAILED)
         if self.number == 0 and self._swaps is not None:
             self._swaps[-1] = 1
@@ -219,7 +238,8 @@ class RankCrew:
 
     def _forget(self, error: BaseException) -> None:
         """Give up the memory in which a rank has failed; all ranks have left their sweeps."""
-        self._courier.forget(self._memory if len(set(self.hosts)) > 1 else None)
+        if self._courier is not None:
+            self._courier.forget(self._memory)
         self._memory, self._swaps, self._known = None, None, error
         self.failed[0] = 0
 
@@ -245,7 +265,9 @@ class RankCrew:
         """
         if self._group is None or self._swaps is None:
             self.check()
-            self._group = self._group or _connect_swaps(self._comm)
+            if self._group is None:
+                self._group = _connect_tensors(self._comm, COLLECTIVE_TIMEOUT, gpus=True)
+                self._groups.append(self._group)
             self._swaps = self._map(8 * self.size + 16)[: 8 * self.size + 16].view(np.int64)
         arrived, begun, stopped = np.split(self._swaps, (self.size, self.size + 1))
         arrived[self.number] += 1
@@ -275,15 +297,15 @@ class RankCrew:
         with open_together(self.number, first, self._objects.all_gather) as file:
             try:
                 if file is None:
-                    raise OSError(errno.EIO, "no file can be opened there")
+                    raise OSError(errno.EACCES, "no file can be opened there")
                 # Without this, a rank would be killed when it touches memory that is not there.
                 if self.number == first:
                     os.posix_fallocate(file, 0, size)
             except OSError as error:
                 fault = MemoryError(
-                    f"{MEMORY} of {self._names[first]} has no room for {say_bytes(size)} "
-                    f"({error.strerror}), which a crew shares: make it larger, or leave "
-                    "wave.ranks_per_shot out"
+                    f"{MEMORY} of {self._names[first]} does not hold {say_bytes(size)}, which the "
+                    f"ranks of a shot share ({error.strerror}): make it larger and writable, or "
+                    "leave wave.ranks_per_shot out"
                 )
             for problem in self._objects.all_gather(fault):
                 if problem is not None:
@@ -302,26 +324,27 @@ def is_lost(process: int) -> bool:
     return state in "TZX"
 
 
-def _connect_swaps(comm: MPI.Intracomm) -> dist.ProcessGroup:
-    """Return a group for messages between tensors on CPUs or, by NCCL, on GPUs; collective.
+def _connect_tensors(
+    comm: MPI.Intracomm | StoreExchange, timeout: timedelta, gpus: bool = False
+) -> dist.ProcessGroup:
+    """Return a group for messages between tensors on CPUs; collective.
 
-    The group is made directly, because torch has one default group in a process, which is that of
-    the leaders, and `new_group` only makes parts of it.
+    timeout: of a message; gpus: True if there are tensors on GPUs too, which go by NCCL. The group
+    is made directly, because torch has one default group in a process, which is that of the
+    leaders, and `new_group` only makes parts of it.
     """
     store, kinds = open_store(comm, STORE_TIMEOUT), dist.ProcessGroup.BackendType
     group = dist.ProcessGroup(store, comm.rank, comm.size)
     with shut_afterwards():
-        gloo = dist.ProcessGroupGloo(
-            PrefixStore("cpu/", store), comm.rank, comm.size, COLLECTIVE_TIMEOUT
-        )
+        gloo = dist.ProcessGroupGloo(PrefixStore("cpu/", store), comm.rank, comm.size, timeout)
     group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
     group._set_default_backend(kinds.GLOO)
-    if torch.cuda.device_count() > 0 and dist.is_nccl_available():
+    if gpus and torch.cuda.device_count() > 0 and dist.is_nccl_available():
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = COLLECTIVE_TIMEOUT
+        options._timeout = timeout
         nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), comm.rank, comm.size, options)
         group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-    # Without this, `batch_isend_irecv` refuses the group
+    # Without this, the functions of torch.distributed refuse the group
     _world.pg_group_ranks[group] = {rank: rank for rank in range(comm.size)}
     return group
 
@@ -338,15 +361,26 @@ def form_crews(context: Context, size: int) -> tuple[Context, RankCrew]:
         On all ranks, if they cannot be divided.
     """
     _check(context, size)
-    world = cast("MPI.Intracomm", context.comm)
-    ranks = world.Split(context.rank // size, context.rank)
-    crew = RankCrew(cast("MPI.Intracomm", ranks), world, context.host)
-    leaders = world.Split(crew.number, context.rank)
     context.close()
+    place, number = divmod(context.rank, size)
+    exchange: StoreExchange | None = None
+    if context.comm is None:
+        assert context.store is not None, "several ranks have a store"
+        ranks = StoreExchange(context.store, number, size, f"crew {place}")
+        crew = RankCrew(ranks, None, context.host, store=context.store)
+        exchange = StoreExchange(context.store, place, context.size // size, f"leaders {number}")
+        leading = replace(context, rank=place, size=exchange.size, store=None)
+        leading = replace(leading, local_rank=context.local_rank // size)
+    else:
+        world = cast("MPI.Intracomm", context.comm)
+        crew = RankCrew(cast("MPI.Intracomm", world.Split(place, number)), world, context.host)
+        leading = find_rank(context, world.Split(number, place))
     if crew.number > 0:
         return context, crew
-    leading = replace(find_rank(context, leaders), hosts=context.hosts[::size])
-    return replace(leading, store=connect(leading) if leading.size > 1 else None), crew
+    leading = replace(leading, hosts=context.hosts[::size])
+    if leading.size == 1:
+        return leading, crew
+    return replace(leading, store=connect(leading, exchange=exchange)), crew
 
 
 def _check(context: Context, size: int) -> None:
@@ -356,18 +390,17 @@ def _check(context: Context, size: int) -> None:
     if context.size % size:
         fault = f"{context.size} ranks cannot be divided into crews of {size}"
         remedy = f"Start a multiple of {size} ranks."
-    elif context.comm is None:
-        fault, remedy = "torchrun started the ranks", "Start them with mpirun or srun."
     elif context.fault_tolerant:
         fault = "crews do not survive the death of a rank"
         remedy = "Start mpirun without --with-ft, or leave the key out."
     elif sharers > 1:
         fault, remedy = f"{sharers} ranks share a GPU", "Start one rank per GPU of a host."
-    elif not _may_threads_use_mpi() and any(
-        len(set(context.hosts[k : k + size])) > 1 for k in range(0, context.size, size)
-    ):
-        fault = "MPI lets only one thread of a rank exchange halos between hosts"
+    elif any(len(set(context.hosts[k : k + size])) > 1 for k in range(0, context.size, size)):
         remedy = f"Start a multiple of {size} ranks on each host."
+        if context.comm is None:
+            fault = "ranks exchange halos between hosts by MPI, and torchrun started them without"
+        elif not _may_threads_use_mpi():
+            fault = "MPI lets only one thread of a rank exchange halos between hosts"
     if fault is not None:
         context.raise_on_all_ranks(InputError(key, fault, remedy))
 

@@ -39,6 +39,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import COMPANY_WAIT, abort, end_job, exit_code, tell
 from hpcfwi.parallel.rendezvous import (
     EnvironmentExchange,
+    StoreExchange,
     check_shares,
     count_sharers,
     count_threads,
@@ -335,16 +336,19 @@ def find_rank(context: Context, comm: MPI.Comm) -> Context:
     )
 
 
-def connect(this: Context, share_gpus: bool = False) -> Store:
+def connect(
+    this: Context, share_gpus: bool = False, exchange: StoreExchange | None = None
+) -> Store:
     """Start torch.distributed for tensors on CPUs and, if torch has NCCL, on GPUs; collective.
 
-    this: the context of this rank, without a store; share_gpus: see `launch`. Returns the store of
-    the ranks. Raises RuntimeError if the ranks do not connect in time, for example because one of
-    them has died, and `InputError` on all of them if one may not open enough files.
+    this: the context of this rank, without a store; share_gpus: see `launch`; exchange: between the
+    ranks, if neither MPI nor torch's variables know them. Returns the store of the ranks. Raises
+    RuntimeError if the ranks do not connect in time, for example because one of them has died, and
+    `InputError` on all of them if one may not open enough files.
     """
-    exchange = this.comm or EnvironmentExchange(COLLECTIVE_TIMEOUT)
-    check_files(exchange.allgather(allow_many_files()))
-    store = open_store(exchange, RANKS_CONNECT_WAIT if this.fault_tolerant else STORE_TIMEOUT)
+    between = this.comm or exchange or EnvironmentExchange(COLLECTIVE_TIMEOUT)
+    check_files(between.allgather(allow_many_files()))
+    store = open_store(between, RANKS_CONNECT_WAIT if this.fault_tolerant else STORE_TIMEOUT)
     os.environ.update(
         RANK=str(this.rank),
         WORLD_SIZE=str(this.size),

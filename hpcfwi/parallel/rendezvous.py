@@ -41,29 +41,14 @@ MEETING_WAIT = timedelta(minutes=10)
 SECRET = "HPCFWI_SECRET"
 
 
-class EnvironmentExchange:
-    """The exchange of values through the store of torchrun, or through one that rank 0 serves.
+class StoreExchange:
+    """The exchange of values between some ranks through a store, in place of MPI's communicator.
 
-    It replaces MPI's communicator. Torch's variables have the address of the store. A store of rank
-    0 exists as long as this object. timeout: time that a rank waits for a value of another one.
-    Raises `InputError` if the ranks do not connect within `MEETING_WAIT`.
+    rank: number of this rank; size: number of ranks; name: of this exchange, in the keys.
     """
 
-    def __init__(self, timeout: timedelta) -> None:
-        try:
-            store, self.rank, self.size = next(rendezvous("env://", timeout=MEETING_WAIT))
-        except dist.DistError as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise InputError(
-                f"rank {os.environ['RANK']}",
-                f"the {os.environ['WORLD_SIZE']} ranks did not connect within {MEETING_WAIT} at "
-                f"{place}, the address in MASTER_ADDR and MASTER_PORT: {reason}",
-                "Start all ranks within this time, with RANK counted from 0, the address of the "
-                "host of rank 0, and a port that is free there.",
-            ) from error
-        store.set_timeout(timeout)
-        self._store: TorchStore = store
+    def __init__(self, store: TorchStore, rank: int, size: int, name: str = "hpcfwi") -> None:
+        self._store, self.rank, self.size, self._name = store, rank, size, name
         self._rounds = 0
 
     def allgather(self, value: Any) -> list[Any]:
@@ -80,10 +65,35 @@ class EnvironmentExchange:
             self._store.delete_key(self._key(number, self.rank))
 
     def _key(self, number: int, rank: int) -> str:
-        return f"hpcfwi/{number}/{rank}"
+        return f"{self._name}/{number}/{rank}"
 
 
-def open_store(exchange: MPI.Comm | EnvironmentExchange, timeout: timedelta) -> Store:
+class EnvironmentExchange(StoreExchange):
+    """The exchange of values through the store of torchrun, or through one that rank 0 serves.
+
+    Torch's variables have the address of the store. A store of rank 0 exists as long as this
+    object. timeout: time that a rank waits for a value of another one. Raises `InputError` if the
+    ranks do not connect within `MEETING_WAIT`.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=MEETING_WAIT))
+        except dist.DistError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise InputError(
+                f"rank {os.environ['RANK']}",
+                f"the {os.environ['WORLD_SIZE']} ranks did not connect within {MEETING_WAIT} at "
+                f"{place}, the address in MASTER_ADDR and MASTER_PORT: {reason}",
+                "Start all ranks within this time, with RANK counted from 0, the address of the "
+                "host of rank 0, and a port that is free there.",
+            ) from error
+        store.set_timeout(timeout)
+        super().__init__(store, rank, size)
+
+
+def open_store(exchange: MPI.Comm | StoreExchange, timeout: timedelta) -> Store:
     """Return the store of the ranks, which rank 0 serves; collective.
 
     If all ranks are on one host, no port is opened. Otherwise there is one port, on the first
@@ -113,7 +123,7 @@ def open_store(exchange: MPI.Comm | EnvironmentExchange, timeout: timedelta) -> 
     finally:
         for server in servers.values():
             server.close()
-    if isinstance(exchange, EnvironmentExchange):
+    if isinstance(exchange, StoreExchange):
         exchange.forget()
     master = LOOPBACK if place.is_local else place.address
     os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(free_port))
@@ -129,7 +139,7 @@ def _choose_place(
     places: list[Address],
     secret: bytes,
     hosts: list[str],
-    exchange: MPI.Comm | EnvironmentExchange,
+    exchange: MPI.Comm | StoreExchange,
 ) -> Address:
     """Return the first of these places of a store at which every rank can connect; collective.
 

@@ -22,6 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,6 +131,25 @@ class _Objects(ABC):
             found.append(value)
         return found
 
+    def gather(self, value: Any, agree: Callable[[], None]) -> list[Any] | None:
+        """Return the values of all ranks on rank 0, None on the others.
+
+        agree: called on all ranks before each transfer, after memory has been allocated for it.
+        """
+        outline, arrays = take_apart(value)
+        agree()
+        outlines = self._exchange(outline)
+        rooms = [make_room(each) for each in outlines] if self._rank == 0 else []
+        agree()
+        found = [value]
+        for rank in range(1, self._size):
+            if self._rank in (0, rank):
+                for array in rooms[rank] if self._rank == 0 else arrays:
+                    self._hand_to_root(array, rank)
+            if self._rank == 0:
+                found.append(put_together(outlines[rank], rooms[rank]))
+        return found if self._rank == 0 else None
+
     def _receive_arrays(self, outline: bytes, source: int) -> Any:
         arrays = make_room(outline)
         for array in arrays:
@@ -148,6 +168,10 @@ class _Objects(ABC):
     def _carry(self, array: Bytes, source: int) -> None:
         """Send an array from the source to the others, whose arrays are filled."""
 
+    @abstractmethod
+    def _hand_to_root(self, array: Bytes, source: int) -> None:
+        """Send an array from the source to rank 0; called on these two ranks."""
+
 
 class MpiObjects(_Objects):
     """Collectives of objects between the ranks of a communicator."""
@@ -155,25 +179,6 @@ class MpiObjects(_Objects):
     def __init__(self, comm: MPI.Intracomm) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm = comm
-
-    def gather(self, value: Any, agree: Callable[[], None]) -> list[Any] | None:
-        """Return the values of all ranks on rank 0, None on the others.
-
-        agree: called on all ranks before each transfer, after memory has been allocated for it.
-        """
-        outline, arrays = take_apart(value)
-        agree()
-        outlines = self._exchange(outline)
-        rooms = [make_room(each) for each in outlines] if self._rank == 0 else []
-        agree()
-        found = [value]
-        for rank in range(1, self._size):
-            if self._rank in (0, rank):
-                for array in rooms[rank] if self._rank == 0 else arrays:
-                    hand_to_root(self._comm, array, rank)
-            if self._rank == 0:
-                found.append(put_together(outlines[rank], rooms[rank]))
-        return found if self._rank == 0 else None
 
     def _spread(self, outline: bytes, source: int) -> bytes:
         size = np.array([len(outline)])
@@ -197,44 +202,62 @@ class MpiObjects(_Objects):
         for part in np.split(array, range(LARGEST, array.size, LARGEST)):
             _wait(self._comm.Ibcast(part, source), part, part.size)
 
+    def _hand_to_root(self, array: Bytes, source: int) -> None:
+        hand_to_root(self._comm, array, source)
+
 
 class SignedObjects(_Objects):
-    """Collectives of objects between the ranks of torch's process group, signed with its secret.
+    """Collectives of objects between the ranks of a process group of torch, which are signed.
 
-    comm: MPI's communicator if ranks may die and the others must notice it.
+    store: a store of the ranks, which has the secret; comm: MPI's communicator if ranks may die and
+    the others must notice it; group: None for torch's default group.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, comm: MPI.Comm | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Store,
+        comm: MPI.Comm | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         super().__init__(rank, size)
-        self._store, self._comm = store, comm
+        self._store, self._comm, self._group = store, comm, group
 
     def _spread(self, outline: bytes, source: int) -> bytes:
         message = self._pack(outline) if self._rank == source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([message.numel()])
-        run_collective(dist.broadcast, size, source, comm=self._comm)
+        self._run(dist.broadcast, size, source)
         if self._rank != source:
             message = torch.empty(int(size), dtype=torch.uint8)
-        run_collective(dist.broadcast, message, source, comm=self._comm)
+        self._run(dist.broadcast, message, source)
         return self._unpack(message, source)
 
     def _exchange(self, outline: bytes) -> list[bytes]:
         message = self._pack(outline)
         sizes = torch.zeros(self._size, dtype=torch.int64)
         sizes[self._rank] = message.numel()
-        run_collective(dist.all_reduce, sizes, comm=self._comm)
+        self._run(dist.all_reduce, sizes)
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
         padded[: message.numel()] = message
         messages = [torch.empty_like(padded) for _ in range(self._size)]
-        run_collective(dist.all_gather, messages, padded, comm=self._comm)
+        self._run(dist.all_gather, messages, padded)
         return [self._unpack(messages[rank][: sizes[rank]], rank) for rank in range(self._size)]
 
     def _carry(self, array: Bytes, source: int) -> None:
-        # Torch warns about read-only arrays, even if they are not written.
-        sent = torch.from_numpy(array if array.flags.writeable else array.copy())
-        run_collective(dist.broadcast, sent, source, comm=self._comm)
+        self._run(dist.broadcast, _as_tensor(array), source)
         digest = hashlib.sha256(array.data).digest()
         if self._spread(digest if self._rank == source else b"", source) != digest:
             raise RuntimeError(f"an array from rank {source} was changed in transit")
+
+    def _hand_to_root(self, array: Bytes, source: int) -> None:
+        if self._rank == 0:
+            dist.recv(_as_tensor(array), source, group=self._group)
+        else:
+            dist.send(_as_tensor(array), 0, group=self._group)
+
+    def _run(self, collective: Callable[..., Any], *args: Any) -> None:
+        run_collective(partial(collective, group=self._group), *args, comm=self._comm)
 
     def _pack(self, outline: bytes) -> torch.Tensor:
         signed = self._sign(outline, self._rank) + outline
@@ -249,6 +272,11 @@ class SignedObjects(_Objects):
 
     def _sign(self, outline: bytes, source: int) -> bytes:
         return self._store.sign(b"object", source.to_bytes(8, "big"), outline)
+
+
+def _as_tensor(array: Bytes) -> torch.Tensor:
+    # Torch warns about read-only arrays, even if they are not written.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def hand_to_root(comm: MPI.Comm, array: NDArray[Any], source: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 import torch
 
 from hpcfwi.parallel.replicas import MEMORY
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import write_input
-from tests.ranks import messages, run_ranks
+from tests.ranks import make_env, messages, run_ranks, warm_python
 
 # Ranks that take part in a crew of all ranks, whose leader simulates shots
 CREW = '''
@@ -17,16 +19,10 @@ from dataclasses import replace
 from unittest import mock
 import numpy as np
 import torch
-from mpi4py import MPI
-from hpcfwi.parallel.crew import RankCrew
 from hpcfwi.wave.engines.cpu import engine
 from hpcfwi.wave.leader import Leader, dismiss, serve
 from tests.wave.examples import random_shots, white_residual
 
-torch.set_num_threads(1)
-world = MPI.COMM_WORLD
-host = f"host{world.rank * HOSTS // world.size}"
-crew = RankCrew(world.Dup(), world, host, wait=WAIT, tick=0.1)
 shots = random_shots(shape=(57, 33))
 
 def simulate(**options):
@@ -48,13 +44,50 @@ def fail_at(name, rank, number):
 '''
 
 
-def run_crew(n: int, program: str, wait: float = 60.0, hosts: int = 1):
-    """Run a program on ranks, which take themselves for those of so many hosts."""
-    crew = CREW.replace("WAIT", str(wait)).replace("HOSTS", str(hosts))
-    return run_ranks(n, crew + program, warm=True)
+WITH_MPI = """
+from mpi4py import MPI
+from hpcfwi.parallel.crew import RankCrew
+import torch
+
+torch.set_num_threads(1)
+world = MPI.COMM_WORLD
+host = f"host{world.rank * HOSTS // world.size}"
+crew = RankCrew(world.Dup(), world, host, wait=WAIT, tick=0.1)
+"""
+WITHOUT_MPI = """
+from hpcfwi.parallel.crew import form_crews
+from hpcfwi.parallel.launch import launch
+
+context = launch(gpus=False)
+_, crew = form_crews(context, context.size)
+"""
+LAUNCHERS = pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 
 
-def test_ranks_of_a_crew_share_memory_and_gather_values_on_the_first():
+def run_crew(n: int, program: str, wait: float = 60.0, hosts: int = 1, launcher: str = "mpirun"):
+    """Run a program on ranks, which take themselves for those of so many hosts under mpirun."""
+    if launcher == "torchrun":
+        return run_torchrun(n, WITHOUT_MPI + CREW + program)
+    crew = WITH_MPI.replace("WAIT", str(wait)).replace("HOSTS", str(hosts))
+    return run_ranks(n, crew + CREW + program, warm=True)
+
+
+def run_torchrun(n: int, program: str):
+    """Run a program on ranks that MPI does not know."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    warm = warm_python()
+    return subprocess.run(
+        [*warm, *torchrun, "--no-python", *warm, "-c", program],
+        env=make_env(),
+        capture_output=True,
+        text=True,
+        timeout=180.0,
+        check=False,
+    )
+
+
+@LAUNCHERS
+def test_ranks_of_a_crew_share_memory_and_gather_values_on_the_first(launcher):
     program = """
 memory = crew.share(1000)
 memory[100 + crew.number] = crew.number + 1
@@ -74,7 +107,7 @@ assert crew.broadcast(large if crew.number == 0 else None)[0] == 0
 crew.close()
 print("ended")
 """
-    done = run_crew(3, program)
+    done = run_crew(3, program, launcher=launcher)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ended") == 3
 
@@ -97,7 +130,8 @@ crew.close()
     assert "ended" in done.stdout
 
 
-def test_neighbours_of_a_crew_swap_tensors_until_one_fails_and_then_again():
+@LAUNCHERS
+def test_neighbours_of_a_crew_swap_tensors_until_one_fails_and_then_again(launcher):
     program = """
 n, size, count = crew.number, crew.size, 0
 
@@ -128,7 +162,7 @@ swap()
 crew.close()
 print("ended")
 """
-    done = run_crew(3, program)
+    done = run_crew(3, program, launcher=launcher)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("found no memory left") == 9
     assert done.stdout.count("ended") == 3
@@ -161,6 +195,55 @@ def test_memory_error_of_one_rank_is_raised_by_the_leader_which_can_go_on(functi
     assert done.returncode == 0, done.stderr
     assert "found no memory left" in done.stdout
     assert done.stdout.count("ended") == 3
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_memory_error_of_one_rank_under_torchrun_is_raised_by_the_leader(failing):
+    fault = f'fail_at("ShotHistory", {failing}, 1)'
+    done = run_crew(3, fault + SIMULATE_TWICE, launcher="torchrun")
+    assert done.returncode == 0, done.stderr
+    assert "found no memory left" in done.stdout
+    assert done.stdout.count("ended") == 3
+
+
+def test_crews_under_torchrun_invert_to_the_bits_of_one_rank(tmp_path):
+    """Two crews of two ranks; the leaders alone add up the gradients."""
+    models = []
+    for together in (1, 2):
+        path = write_input(tmp_path / str(together), {"wave.ranks_per_shot": together})
+        program = f"""
+import sys
+from hpcfwi.cli import main
+
+sys.argv = ["hpcfwi", "run", {str(path)!r}]
+main()
+"""
+        done = run_torchrun(4, program) if together > 1 else run_ranks(1, program, warm=True)
+        assert done.returncode == 0, done.stderr
+        assert ("2 ranks simulate each shot" in done.stderr + done.stdout) == (together == 2)
+        models.append(read_model(path.parent / "run" / "model.h5")["vp"])
+    assert models[0].tobytes() == models[1].tobytes()
+
+
+def test_crews_under_torchrun_that_span_hosts_are_refused():
+    program = """
+from dataclasses import replace
+from hpcfwi.errors import InputError
+from hpcfwi.parallel.crew import form_crews
+from hpcfwi.parallel.launch import launch
+
+context = launch(gpus=False)
+try:
+    form_crews(replace(context, hosts=("a", "b")), 2)
+except InputError as error:
+    print("found", error)
+"""
+    done = run_torchrun(2, program)
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout.count("found wave.ranks_per_shot: ranks exchange halos between hosts by") == 2
+    )
+    assert "Start a multiple of 2 ranks on each host" in done.stdout
 
 
 def test_lack_of_shared_memory_is_raised_by_the_leader_which_can_go_on():
