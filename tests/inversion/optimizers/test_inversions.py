@@ -73,8 +73,8 @@ def test_line_search_methods_need_fewer_simulations_on_small_input(hpcfwi, tmp_p
         assert hpcfwi("run", folder / "input.toml", "--quiet") == 0
         return history(folder / "run")
 
-    *_, before, last = run({"name": "adam", "lr": 60.0, "eps": 1e-22}, 21)
-    for name, epochs in (("lbfgs", 13), ("gauss-newton", 8)):
+    *_, before, last = run({"name": "adam", "lr": 60.0, "eps": 1e-22}, 13)
+    for name, epochs in (("lbfgs", 7), ("gauss-newton", 5)):
         found = run({"name": name, "step": 60.0}, epochs)
         at = next(n for n, entry in enumerate(found) if entry["loss"] <= last["loss"])
         assert found[at - 1]["simulations"] < before["simulations"]
