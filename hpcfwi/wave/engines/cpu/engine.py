@@ -26,7 +26,7 @@ from hpcfwi.wave.engines.cpu.teams import each_shot
 from hpcfwi.wave.history import KINDS, Kind
 from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
 from hpcfwi.wave.numerics import Taps
-from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change
+from hpcfwi.wave.problem import Gradients, Problem, crop, make_gradients, relative_change
 
 NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = KINDS
@@ -144,22 +144,21 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
         energy = sums[1] if problem.illuminate else sums[0, :0]
         way_back = WayBack(arriving[k], wavelet[k].numpy(), sums[0], energy)
         state.histories[k].backpropagate(way_back, threads)
-        # Each sampled step stands for so many steps in the sums over time.
-        weight = problem.interval
-        image = join_fields(weight * take_out(sums[:1], state.shape), state.crew)
-        forward_energy = adjoint_energy = None
-        if problem.illuminate:
-            energies = weight * take_out(state.energies[k : k + 1], state.shape)
-            forward_energy = join_fields(energies, state.crew)
-            adjoint_energy = join_fields(weight * take_out(sums[1:], state.shape), state.crew)
-        if image is None:
-            return
-        emitted = wavelet[k : k + 1].transpose(1, 2)
-        one = make_gradients(problem, image, emitted, forward_energy, adjoint_energy)
-        terms = (one.model["vp"], one.source_illumination, one.receiver_illumination)
-        for whole, term in zip(found, terms[:fields], strict=True):
-            assert term is not None, "illuminations are wanted"
-            whole[k] = term[0]
+
+        def join(array: NDArray) -> Tensor | None:
+            # Each sampled step stands for so many steps in the sums over time.
+            return join_fields(problem.interval * take_out(array, state.shape), state.crew)
+
+        # One after the other, because each takes the memory of several fields
+        image = join(sums[:1])
+        if image is not None:
+            emitted = wavelet[k : k + 1].transpose(1, 2)
+            found[0, k] = make_gradients(problem, image, emitted, None, None).model["vp"][0]
+        del image
+        for number, array in enumerate((state.energies[k : k + 1], sums[1:])[: fields - 1], 1):
+            energy = join(array)
+            if energy is not None:
+                found[number, k] = crop(energy, *problem.padding)[0]
 
     each_shot(backpropagate, shots, tables.grid, one_at_a_time=state.crew.size > 1)
     energies = found[1:] if problem.illuminate else (None, None)
