@@ -94,7 +94,8 @@ class Sources(Points):
     ) = None
     """A symmetric moment tensor, in place of `kind`, in the order z, x or z, y, x of the axes.
 
-    `[[1.0, 0.0], [0.0, -1.0]]` is an example for a 2-D model. Only `"elastic"` has these sources.
+    `[[1.0, 0.0], [0.0, -1.0]]` is an example for a 2-D model. The elastic equations
+    and `"viscoelastic"` have these sources.
     """
 
     @model_validator(mode="after")
