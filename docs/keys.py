@@ -22,11 +22,11 @@ HEAD = """# The input file
 
 Made by `docs/keys.py` from the sections in `hpcfwi/config/`, which are what to change.
 
-TOML. Unknown keys are errors, a number in quotes is not a number, and neither is nan. Paths of
-files that it names are relative to the input file. `--set section.key=value` changes any key; a
-path that is given so is relative to where the command is given."""
+An input file is written in TOML. Unknown keys, numbers in quotes and nan are errors. Paths of files
+are relative to the input file. `--set section.key=value` changes any key; a path in such a change
+is relative to the current directory."""
 
-# Limits this far away catch slips of the pen, and are nothing to know beforehand.
+# Limits from here on only catch typing errors, and are not on the page.
 FAR = 1e9
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
