@@ -22,6 +22,7 @@ from numba import config
 from numba.core.caching import FunctionCache
 
 from hpcfwi.system import Place, find_place
+from hpcfwi.wave import layers
 from hpcfwi.wave.engines.cpu import (
     kernels,
     layout,
@@ -39,9 +40,10 @@ log = logging.getLogger(__name__)
 LOCK_WAIT = 300.0  # s, several times the time to compile a loop
 POLL = 0.1  # s
 
-# The modules that the loops are compiled from: the functions that they call and the types of their
-# arguments.
+# The modules that the loops are compiled from: the functions that they call, the types of their
+# arguments, and constants.
 SOURCES = (
+    layers,
     layout,
     kernels,
     teams,
