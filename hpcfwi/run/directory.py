@@ -53,9 +53,9 @@ FREE_KEYS = (
     # The keys of a migration have been moved to `inversion` before the comparison.
     "migration",
 )
-# Keys that may change until the first epoch is done, because the observed data do not depend on
-# them
-UPDATES = ("inversion.", "data.", "stage", "model.true")
+# Other keys that may change until the first epoch is done, because the observed data do not depend
+# on them
+KEYS_OF_EPOCHS = ("inversion.", "data.", "stage", "model.initial", "model.network", "model.true")
 # Relative difference of initial models beyond that of two processors
 CHANGED = 1e-3
 
@@ -132,7 +132,7 @@ class RunDirectory:
             is_there(self.metrics) and self.metrics.stat().st_size
         )
         if not has_begun:
-            return _list_changes(changed_keys(before, config), (*FREE_KEYS, *UPDATES))
+            return _list_changes(changed_keys(before, config), (*FREE_KEYS, *KEYS_OF_EPOCHS))
         if not before.stage and not config.stage:
             return _list_changes(changed_keys(before, config), FREE_KEYS)
         old, new = before.stages(), config.stages()

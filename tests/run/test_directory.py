@@ -116,6 +116,8 @@ def test_only_keys_of_the_observed_data_are_fixed_before_the_first_epoch(directo
     updates = {
         "inversion.misfit": "envelope",
         "data.band": [0.0, 9.0],
+        "model.initial": {"linear": [1800.0, 0.5]},
+        "model.network": {"kind": "siren"},
         "stage": [{"inversion": {"epochs": 2}}],
     }
     other, *later = (load_config(write_input(tmp_path, keys)) for keys in (shots, updates))
