@@ -346,14 +346,15 @@ def open_observed(experiment: Experiment, context: Context) -> GatherReader:
 
 
 def _check_made(experiment: Experiment) -> None:
-    """Raise `InputError` if the observed data were simulated from another model or survey."""
+    """Raise `InputError` if the observed data are not those that would be simulated now."""
     shape, attributes = read_layout(experiment.observed)
     found = attributes.get("fingerprint")
     same = isinstance(found, str) and found == experiment.fingerprint
     if not same or shape != experiment.survey.shape:
         raise InputError(
             str(experiment.observed),
-            "these data are of another model or survey, or of another program",
+            "these data are of another model or survey, of another scheme ([wave] and "
+            "inversion.bounds), or of another program",
             "Choose another output.directory, or another name with --to, or remove the file.",
         )
 
