@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md: a misfit with its test, and an optimizer."""
+"""CONTRIBUTING.md: its table of modules, and its examples of a misfit and an optimizer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,21 @@ from hpcfwi.parallel.shards import WHOLE
 from tests.inversion.misfits import test_huber
 from tests.inversion.optimizers.test_first_order import evaluator
 
-PAGE = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_each_module_is_in_the_row_of_its_package():
+    rows = re.findall(r"^\| (`.+`) \| (.*) \|.*\|$", PAGE, flags=re.MULTILINE)
+    named = {
+        package: re.findall(r"`(\w+)/?`", contents)
+        for packages, contents in rows
+        for package in re.findall(r"`(\w+)`", packages)
+    }
+    for path in sorted((ROOT / "hpcfwi").glob("*/**/*.py")):
+        package, *inner = path.relative_to(ROOT / "hpcfwi").with_suffix("").parts
+        assert set(inner) & {*named[package], "__init__"}, f"{path} is not in the table"
 
 
 def test_misfit_and_its_test_are_those_of_the_package():
