@@ -1,4 +1,4 @@
-"""The page of all keys, docs/input.md."""
+"""The page of all keys, docs/input.md, and the pages on methods."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ import pytest
 
 from hpcfwi.config import Config
 from hpcfwi.config.values import Choice, keys_of, meaning
+from hpcfwi.registry import (
+    DENOISERS,
+    EQUATIONS,
+    MISFITS,
+    NETWORKS,
+    OPTIMIZERS,
+    PARAMETRIZATIONS,
+    REGULARIZERS,
+    WAVELETS,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +49,22 @@ SECTIONS = list(dict.fromkeys(tables(Config)))[1:]
 
 def test_committed_page_is_generated_from_the_schema():
     assert keys.PAGE.read_text(encoding="utf-8") == keys.make_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("equations", [*EQUATIONS, *PARAMETRIZATIONS]),
+        ("misfits", MISFITS),
+        ("networks", NETWORKS),
+        ("optimizers", OPTIMIZERS),
+        ("priors", DENOISERS),
+        ("stages", [*REGULARIZERS, *WAVELETS]),
+    ],
+)
+def test_page_on_methods_names_each_of_them(page, names):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert [name for name in names if f"`{name}`" not in text and f'"{name}"' not in text] == []
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
