@@ -15,6 +15,7 @@ from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.examples import WATER, true_model, write_input
 from tests.ranks import messages
 from tests.run.test_ranks import Jobs
+from tests.wave.media import FIRST_ORDER
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -109,7 +110,7 @@ def assert_refused(
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize("equation", INVERTED)
+@pytest.mark.parametrize("equation", FIRST_ORDER)
 def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
     hpcfwi: Any, tmp_path: Path, equation: str
 ) -> None:

@@ -11,18 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.registry import EQUATIONS
 from hpcfwi.wave import propagate
 from hpcfwi.wave.history import Snapshots
 
-FIRST_ORDER = (
-    "acoustic-density",
-    "elastic",
-    "acoustic-vti",
-    "elastic-vti",
-    "elastic-tti",
-    "viscoacoustic",
-    "viscoelastic",
-)
+FIRST_ORDER = tuple(name for name in EQUATIONS if name != "acoustic")
 
 
 def random_medium(

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from hpcfwi.inversion.regularizers.damping import damping
-from hpcfwi.inversion.regularizers.tikhonov import tikhonov
-from hpcfwi.inversion.regularizers.total_variation import total_variation
 from hpcfwi.model import Grid, Model, resample, resample_onto
+from hpcfwi.registry import REGULARIZERS, find
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.examples import true_model, write_input
 
-EACH_BY_NAME = {"damping": damping, "tikhonov": tikhonov, "tv": total_variation}
+EACH_BY_NAME = {name: find(place) for name, place in REGULARIZERS.items()}
 EACH = pytest.mark.parametrize(
     "regularize", [partial(method, weight=0.1) for method in EACH_BY_NAME.values()]
 )
