@@ -530,8 +530,8 @@ class Sweep:
         occupied, points = arrays[f"{sending}_occupied"], arrays[f"{sending}_points"]
         cells = arrays[f"{listening}_cells"]
         senders = _blocks(points.shape[1], ROWS) if target is not None else 0
-        receiver_positions = _blocks(cells.shape[1], ROWS) if field is not None else 0
-        exchange[(senders + receiver_positions, blueprint.shots)](
+        recorders = _blocks(cells.shape[1], ROWS) if field is not None else 0
+        exchange[(senders + recorders, blueprint.shots)](
             record if target is None else target,
             arrays["v2dt2"] if factor is None else factor,
             0 if factor is None else blueprint.layout.size,
