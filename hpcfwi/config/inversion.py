@@ -38,8 +38,6 @@ from hpcfwi.registry import (
     ScheduleName,
 )
 
-KEYS = ("illumination", "smooth", "depth", "taper")
-
 
 class PreconditionSection(Section):
     """Preconditioning of the gradient before each step; at least one key is required.
@@ -73,8 +71,9 @@ class PreconditionSection(Section):
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if all(getattr(self, key) is None for key in KEYS):
-            raise ValueError(f"expected at least one of {', '.join(KEYS)}")
+        keys = type(self).model_fields
+        if all(getattr(self, key) is None for key in keys):
+            raise ValueError(f"expected at least one of {', '.join(keys)}")
         return self
 
 
