@@ -94,7 +94,7 @@ class RunDirectory:
         """Return the end of the names of a stage's figures; empty if it is the only stage."""
         return f"_{stage + 1}" if count > 1 else ""
 
-    def ending(self, stage: int) -> Path:
+    def fit(self, stage: int) -> Path:
         """Return the path of the fit after a stage, counted from 0."""
         return self.epochs / f"stage_{stage + 1}.h5"
 
@@ -270,7 +270,7 @@ def _list_changes(changed: Mapping[str, Any], free: tuple[str, ...]) -> str:
     )
 
 
-NAME = "lock"
+LOCK = "lock"
 
 # For file systems without locks, s: the interval at which the holder renews its counter; the time
 # without a renewal after which the holder counts as dead; and the time that a new holder waits for
@@ -292,7 +292,7 @@ def locked(directory: Path) -> Iterator[None]:
     `lock` is not a file, and `OSError` if it cannot be written.
     """
     me = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
-    descriptor = open_own(directory / NAME, os.O_RDWR | os.O_CREAT)
+    descriptor = open_own(directory / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         has_locks = True
         try:
@@ -324,7 +324,7 @@ def _leased(directory: Path, descriptor: int, me: str) -> Iterator[None]:
     """
     found = _read(directory)
     if found:
-        log.warning("%s: waiting %g s to see if that job is alive", directory / NAME, HOLDER_WAIT)
+        log.warning("%s: waiting %g s to see if that job is alive", directory / LOCK, HOLDER_WAIT)
         _watch(directory, found, HOLDER_WAIT)
     # The last of several simultaneous writers holds the lock.
     _watch(directory, _write(descriptor, 0, me), RIVAL_WAIT)
@@ -362,7 +362,7 @@ def _watch(directory: Path, content: bytes, seconds: float) -> None:
 
 
 def _read(directory: Path) -> bytes:
-    with open(directory / NAME, "rb", opener=open_own) as file:
+    with open(directory / LOCK, "rb", opener=open_own) as file:
         return file.read()
 
 

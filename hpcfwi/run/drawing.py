@@ -319,8 +319,8 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
     for number, (_, config) in enumerate(stages):
         last, suffix = last + config.inversion.epochs, directory.suffix(number, len(stages))
         ends[last] = suffix, masks[number]
-        if exists(directory.ending(number)):
-            draw_fit(draw, *read_fit(directory.ending(number)), suffix)
+        if exists(directory.fit(number)):
+            draw_fit(draw, *read_fit(directory.fit(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
         pictures = read_pictures(file, make_blanks)
         end, kept = ends.get(pictures[0].epoch, (None, None))
@@ -392,8 +392,8 @@ def _read_findings(directory: RunDirectory) -> list[tuple[str, list[str], list[s
     findings = _read_checked(directory.checked) if exists(directory.checked) else []
     stages = load_config(directory.path).stages()
     for number, (name, _) in enumerate(stages):
-        if exists(directory.ending(number)):
-            fit, epoch = read_fit(directory.ending(number))
+        if exists(directory.fit(number)):
+            fit, epoch = read_fit(directory.fit(number))
             title = "Data fit" + (f" of stage {name}" if len(stages) > 1 else "")
             findings.append((title, [describe_fit(fit)], [*map(str, check_fit(fit, epoch))]))
     return findings

@@ -460,7 +460,7 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
     state of the run was written before. Too little memory or disk space causes only a warning.
     """
     context, directory, epoch = recorder.context, recorder.directory, recorder.state.epoch
-    path = directory.ending(stage.number)
+    path = directory.fit(stage.number)
     if context.from_root(partial(_is_kept, path, epoch)):
         return None
     started = time.monotonic()

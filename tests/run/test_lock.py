@@ -14,7 +14,7 @@ import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.run import directory
-from hpcfwi.run.directory import NAME, locked
+from hpcfwi.run.directory import LOCK, locked
 from tests.ranks import make_env
 
 HOLDER = """
@@ -108,7 +108,7 @@ def test_released_lock_can_be_taken_again_and_names_no_holder(tmp_path):
     for _ in range(2):
         with locked(tmp_path):
             pass
-        assert (tmp_path / NAME).read_bytes() == b""
+        assert (tmp_path / LOCK).read_bytes() == b""
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
@@ -118,7 +118,7 @@ def test_lock_does_not_write_through_a_planted_link(tmp_path, monkeypatch, plant
         monkeypatch.setattr(directory.fcntl, "lockf", no_locks)
     precious = tmp_path / "precious"
     precious.write_text("precious")
-    getattr(tmp_path / NAME, plant)(precious)
+    getattr(tmp_path / LOCK, plant)(precious)
     with pytest.raises(InputError, match=r"lock: this is a .*, expected a file"), locked(tmp_path):
         pass
     assert precious.read_text() == "precious"
@@ -126,7 +126,7 @@ def test_lock_does_not_write_through_a_planted_link(tmp_path, monkeypatch, plant
 
 def test_waiting_job_does_not_read_a_link_planted_meanwhile(tmp_path, monkeypatch):
     monkeypatch.setattr(directory.fcntl, "lockf", no_locks)
-    path, secret = tmp_path / NAME, tmp_path / "secret"
+    path, secret = tmp_path / LOCK, tmp_path / "secret"
     path.write_text("0000000001 another job")
     secret.write_text("0000000002 secret")
 
