@@ -370,7 +370,7 @@ def write_report(path: Path, pdf: bool = False) -> Path:
         )
     figures = []
     for beginning, title in TITLES.items():
-        # Numbers in file names have no leading zeros, so that longer names come later
+        # Longer names come later, because numbers of stages in them have no leading zeros
         there = sorted(path.glob(f"{beginning}*.png"), key=lambda file: (len(file.name), file.name))
         for file in there if beginning in OF_EACH else there[-1:]:
             stage = file.stem.removeprefix(beginning).strip("_")

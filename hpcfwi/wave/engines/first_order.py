@@ -137,10 +137,10 @@ class _Recorded(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The simulated shots, and the graphs from their parameters to their traces.
+    """The simulated shots, and two graphs: before and after the recorded fields.
 
-    model: leaves of the graph, by name; wavelet: another leaf, and recorded: the leaf of `traces`,
-    (shot, receiver, time).
+    model, wavelet: leaves of the graph of `discrete`; recorded: the fields (shot, trace, time), the
+    leaf of the graph of `traces`, (shot, receiver, time).
     """
 
     shots: Shots

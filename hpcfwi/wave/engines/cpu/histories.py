@@ -117,10 +117,10 @@ class ShotHistory:
         return follow
 
     def _make_tape(self, first: int | None, explores: bool, waves: NDArray | None) -> Tape:
-        """Return a tape.
+        """Return the tape of a sweep.
 
-        first: number of the first sample in the store, None if no samples are stored; waves: those
-        with which p is rebuilt, None if it is not.
+        first: number of the first sample in the store, None if no samples are stored; explores: as
+        in `Tape`; waves: those with which p is rebuilt, None if it is not.
         """
         shot = self._shot
         return Tape(

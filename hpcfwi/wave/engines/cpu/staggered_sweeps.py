@@ -267,7 +267,7 @@ def sweep_staggered(shot, state, span, tape, traces, change, team):
 
 @inlined
 def weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies):
-    """Do so in a slice of a part of the grid."""
+    """Do the work of `weigh_block` in a slice of a part of the grid."""
     grid = shot.tables.grid
     here = slice_of(grid, part, s)
     rows = height_of(part)
