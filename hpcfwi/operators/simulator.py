@@ -160,13 +160,13 @@ def _around(
     def place(points: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((points - grid.origin[axis]) / grid.spacing[axis])
 
-    there, with_wavelet = place(receivers), place(sources).reshape(len(sources), -1)
-    nearest = np.where(live, there, np.inf).min(axis=-1)
-    furthest = np.where(live, there, -np.inf).max(axis=-1)
+    at_receivers, at_sources = place(receivers), place(sources).reshape(len(sources), -1)
+    nearest = np.where(live, at_receivers, np.inf).min(axis=-1)
+    furthest = np.where(live, at_receivers, -np.inf).max(axis=-1)
     # This is at least the smallest size of a simulation, which exceeds the reach of interpolation.
     reach = max(margin / grid.spacing[axis], FEWEST_POINTS)
-    first = np.floor(np.minimum(nearest, with_wavelet.min(axis=1)) - reach + ON_GRID)
-    last = np.ceil(np.maximum(furthest, with_wavelet.max(axis=1)) + reach - ON_GRID)
+    first = np.floor(np.minimum(nearest, at_sources.min(axis=1)) - reach + ON_GRID)
+    last = np.ceil(np.maximum(furthest, at_sources.max(axis=1)) + reach - ON_GRID)
     ends = np.maximum(first, 0.0), np.minimum(last + 1.0, grid.shape[axis])
     return np.stack(ends, axis=1).astype(np.int64)
 
