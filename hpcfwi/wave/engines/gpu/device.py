@@ -7,8 +7,8 @@ card, the dimensions, the order, the precision, whether the data of a step fit i
 cache, and the version of Triton.
 
 On CUDA and ROCm devices, the launches of a stretch of steps are captured in a graph and replayed;
-kernels read the number of the step from device memory. On other devices, and between exchanges with
-other ranks, the kernels are launched one by one. The launches of a step are in `sweep`.
+kernels read the number of the step from device memory. On other devices, and where layers swap
+planes, the kernels are launched one by one. The launches of a step are in `sweep`.
 """
 
 from __future__ import annotations

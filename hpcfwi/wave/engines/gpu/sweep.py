@@ -2,7 +2,7 @@
 
 A `Stepper` advances a field by one step: it chooses tiles and streams, and launches the kernels. A
 `Sweep` adds sources, receivers and histories. It simulates the wave, and then the adjoint or the
-scattered field any number of times, in the arrays of its `Blueprint`. Layers of a grid exchange
+scattered field any number of times, in the arrays of its `Blueprint`. Layers of a grid swap
 planes of each field that is complete. The arithmetic is in `kernels`, and the repetition of steps
 is in `device`.
 """
@@ -271,7 +271,7 @@ class Sweep:
     def load(self, problem: Problem, sources: Matrix, receivers: Matrix, crew: Crew) -> None:
         """Load the numbers of a problem whose sizes are those of the blueprint.
 
-        crew: the ranks whose layers this one exchanges planes with.
+        crew: the ranks with whose layers this one swaps planes.
         """
         self._take_over()
         self._crew = crew
@@ -312,7 +312,7 @@ class Sweep:
             arrays["wavelet"].copy_(wavelet.transpose(1, 2))
             self._run_storing(last)
             self.clock.fill_(last)
-            self._exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
+            self._launch_exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
             if self.blueprint.rebuilds:
                 arrays["last"].copy_(arrays["fields"])
         return self._copy_traces()
@@ -330,7 +330,7 @@ class Sweep:
             arrays["image"].copy_(-self.blueprint.interval * self.blueprint.layout.lay_out(change))
             self.scatters.run(self._step_scattered, 0, last)
             self.clock.fill_(last)
-            self._exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
+            self._launch_exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
         return self._copy_traces()
 
     def _copy_traces(self) -> Tensor:
@@ -352,7 +352,7 @@ class Sweep:
             arrays["rebuilt"].copy_(arrays["last"])
             arrays["traces"].copy_(adjoint_source.transpose(1, 2))
             self.clock.fill_(last)
-            self._exchange(0, target=arrays["fields"][last % 2], sources="receivers")
+            self._launch_exchange(0, target=arrays["fields"][last % 2], sources="receivers")
             self._swap(arrays["fields"][last % 2])
             if self.blueprint.recomputes:
                 self._run_segments(last)
@@ -434,7 +434,7 @@ class Sweep:
         cur, new = fields[n % 2], fields[(n + 1) % 2]
         psi, zeta = memory[0], memory[1]
         self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
-        self._exchange(
+        self._launch_exchange(
             at,
             target=new,
             sources="sources",
@@ -464,10 +464,10 @@ class Sweep:
             if blueprint.rebuilds:
                 new.addcmul_(change, arrays["u"][0])
             self._launch_kept(kernels.correlate, self.samples, at, total=new, field=change)
-            self._exchange(at, target=new, factor=change, sources="sources")
+            self._launch_exchange(at, target=new, factor=change, sources="sources")
         self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=False)
         self._swap(new)
-        self._exchange(at, field=cur, receivers="receivers")
+        self._launch_exchange(at, field=cur, receivers="receivers")
 
     def _step_backward(self, n: int, at: int) -> None:
         """Advance the adjoint field from step n + 1 to step n."""
@@ -478,7 +478,7 @@ class Sweep:
         self.stepper.advance(
             at, BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False
         )
-        self._exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
+        self._launch_exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
         self._swap(new)
         if blueprint.rebuilds:
             self._rebuild(n, at, -1, keep=sampled)
@@ -487,7 +487,7 @@ class Sweep:
             if blueprint.rebuilds:
                 image.addcmul_(cur, arrays["u"][0])
             self._launch_kept(kernels.correlate, self.samples, at, total=image, field=cur)
-            self._exchange(at, target=image, factor=cur, sources="sources")
+            self._launch_exchange(at, target=image, factor=cur, sources="sources")
             if len(arrays["energies"]):
                 arrays["energies"][1].addcmul_(cur, cur)
 
@@ -495,7 +495,7 @@ class Sweep:
         """Compute the interior of the forward field of step n + way from steps n and n - way."""
         now, then = (self.arrays["rebuilt"][(n + k) % 2] for k in (0, 1))
         self.stepper.advance_interior(at, now, then, keep)
-        self._exchange(at, target=then, sources="sources")
+        self._launch_exchange(at, target=then, sources="sources")
         self._launch_kept(
             kernels.restore, self.edges, at + way, field=then, origin=self.blueprint.layout.origin,
             stride_z=self.blueprint.layout.strides[0], RADIUS=self.blueprint.layout.radius,
@@ -504,11 +504,11 @@ class Sweep:
         self._swap(then)
 
     def _swap(self, field: Tensor) -> None:
-        """Exchange the planes next to the cuts of a complete field with those of the neighbours."""
+        """Swap the planes next to the cuts of a complete field with the neighbours."""
         if self.blueprint.layout.halo:
             self._crew.swap(*self.blueprint.layout.halves(field))
 
-    def _exchange(
+    def _launch_exchange(
         self,
         at: int,
         target: Tensor | None = None,
@@ -517,7 +517,7 @@ class Sweep:
         field: Tensor | None = None,
         receivers: str | None = None,
     ) -> None:
-        """Add signals to the field `target`, and record `field`, if these are given.
+        """Launch `exchange`: add signals to `target`, and record `field`, if these are given.
 
         sources, receivers: names of the matrices of the points that emit and that record. In the
         backward pass, receivers emit the adjoint source, and sources record the gradient with

@@ -85,8 +85,8 @@ def go_through(found: Sweep) -> list[Tensor]:
     change, cells = found.arrays["image"][0], prod(found.blueprint.layout.field_shape)
     for mode in (FORWARDS, BACKWARDS):
         found.stepper.advance(0, mode, cur, new, psi, zeta, other, keep=True)
-        found._exchange(0, target=new, sources="sources", field=cur, receivers="receivers")
-        found._exchange(0, target=new, factor=change, sources="sources")
+        found._launch_exchange(0, target=new, sources="sources", field=cur, receivers="receivers")
+        found._launch_exchange(0, target=new, factor=change, sources="sources")
     found._launch_kept(kernels.store, found.edges, 0, field=new)
     found._launch_kept(
         kernels.restore, found.edges, 0, field=cur, origin=found.blueprint.layout.origin,
