@@ -360,8 +360,7 @@ def write_report(path: Path, pdf: bool = False) -> Path:
 
     Raises `InputError` as `show` does, without a run, and if the page cannot be written.
     """
-    show(path, pdf)
-    directory = RunDirectory(path)
+    drawn, directory = show(path, pdf), RunDirectory(path)
     if not exists(directory.config):
         raise InputError(
             str(path),
@@ -372,6 +371,8 @@ def write_report(path: Path, pdf: bool = False) -> Path:
     for beginning, title in TITLES.items():
         # Longer names come later, because numbers of stages in them have no leading zeros
         there = sorted(path.glob(f"{beginning}*.png"), key=lambda file: (len(file.name), file.name))
+        # Others of its kind were drawn before the run had these stages
+        there = [file for file in there if file in drawn] or there
         for file in there if beginning in OF_EACH else there[-1:]:
             stage = file.stem.removeprefix(beginning).strip("_")
             full_title = f"{title}, stage {stage}" if stage and beginning in OF_EACH else title

@@ -41,6 +41,7 @@ def test_page_has_figures_numbers_input_and_citation(hpcfwi, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Painter, "submit", lambda *_: None)
         assert hpcfwi("run", path, "--quiet") == 0
+    (tmp_path / "run" / "fit.png").write_bytes(b"drawn before the run had stages")
     assert hpcfwi("show", tmp_path / "run", "--report") == 0
     assert str(tmp_path / "run" / "report.html") in capfd.readouterr().out
     text = (tmp_path / "run" / "report.html").read_text()
@@ -52,6 +53,7 @@ def test_page_has_figures_numbers_input_and_citation(hpcfwi, tmp_path, monkeypat
     assert "(m/s)" in text
     for stage in (1, 2):
         assert f"Data fit at the end, stage {stage}<" in text
+    assert "Data fit at the end<" not in text
     assert outline.cells[5:7] == ["2", "3"]
     assert len(outline.sources) >= 7
     assert all(source.startswith("data:image/png;base64,") for source in outline.sources)
