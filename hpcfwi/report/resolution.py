@@ -123,7 +123,7 @@ def _draw_points(panels: list[Axes], found: ResolutionTest, points: Values) -> N
     at = found.response[np.ix_(*indices)]
     there = np.isfinite(measures["amplitude"])
     with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.where(there, 1.0 / at, np.nan)
+        factor = np.where(there & (at != 0.0), 1.0 / at, np.nan)
     draw = partial(_draw, grid, int(indices[1][middle]))
     title, speed = f"Points {found.size:.0f} m apart, {found.model}", found.speed / KM
     draw(panels[0], title, speed, value_limits(speed), MODEL_COLOURS, "km/s")

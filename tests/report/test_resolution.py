@@ -39,3 +39,10 @@ def test_resolution_of_a_wide_section_is_drawn_in_one_column():
     figure = resolution_figure(points_of((30, 120)))
     assert len({axes.get_position().x0 for axes in figure.axes}) == 1
     assert not texts_overlap(figure)
+
+
+@pytest.mark.filterwarnings("error")
+def test_point_without_response_is_drawn_without_a_warning():
+    found = points_of((30, 120))
+    found.response[:8, :8] = found.measures["amplitude"][0, 0] = 0.0
+    resolution_figure(found)
