@@ -484,7 +484,10 @@ class StageSection(Section):
     """
 
     name: str | None = None
-    """Name of the stage in the metrics and figures; by default its number."""
+    """Name of the stage in the metrics and figures; by default its number.
+
+    No other stage may have it.
+    """
     spacing: Spacing | None = None
     """Like `wave.spacing`."""
     data: dict[str, Any] = Field(default_factory=dict)

@@ -96,6 +96,18 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        """Raise ValueError if two stages have the same name, by which the metrics tell them."""
+        names = self._stage_names
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"two stages have the name {quote(name)}; expected different names, which are "
+                    "by default the numbers of the stages"
+                )
+        return self
+
     def migrating(self) -> Config:
         """Return a config whose inversion is the migration that [migration] describes."""
         assert self.migration is not None
@@ -108,10 +120,12 @@ class Config(Section):
         if not self.stage:
             return [("0", self)]
         tables = self.model_dump(mode="json", exclude_none=True)
-        return [
-            (stage.name or str(number), Config.model_validate(stage.override(tables)))
-            for number, stage in enumerate(self.stage, start=1)
-        ]
+        configs = (Config.model_validate(stage.override(tables)) for stage in self.stage)
+        return list(zip(self._stage_names, configs, strict=True))
+
+    @property
+    def _stage_names(self) -> list[str]:
+        return [stage.name or str(number) for number, stage in enumerate(self.stage, start=1)]
 
     @property
     def changing(self) -> tuple[str, ...]:

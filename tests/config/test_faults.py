@@ -100,6 +100,14 @@ def test_fixed_and_fixed_above_exclude_each_other(path):
     assert "fixed and fixed_above exclude each other" in error.problem
 
 
+@pytest.mark.parametrize("names", [("low", "low"), ("2", None)])
+def test_stages_of_the_same_name_are_refused(path, names):
+    with path.open("a") as file:
+        for name in names:
+            file.write("[[stage]]\n" + (f'name = "{name}"\n' if name else ""))
+    assert f"two stages have the name '{names[0]}'" in refused(path).problem
+
+
 @pytest.mark.parametrize(
     ("key", "known"),
     [
