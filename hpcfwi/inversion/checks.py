@@ -83,20 +83,6 @@ def _check_kinds(experiment: Experiment) -> Iterator[Finding]:
             where = f"{file}, attribute {attribute}" if file else f"survey.{key}"
             remedy = f"Give other {what}, or another wave.equation that has them."
             yield _error(where, str(error), remedy)
-    weights = experiment.config.data.components
-    if not any(weights.get(name, 1.0) for name in components):
-        yield _error(
-            "data.components",
-            f"found 0 for {', '.join(components)}, which are all components of the survey",
-            "Give one of them a weight above 0.",
-        )
-    for name in weights:
-        if name not in components:
-            yield _error(
-                "data.components",
-                f"found {name}, but the survey has {', '.join(components)}",
-                "Give weights of components of the survey.",
-            )
 
 
 def _check_positions(experiment: Experiment) -> Iterator[Finding]:
@@ -288,6 +274,7 @@ def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
         )
     yield from _check_band(experiment.config, survey, where)
     yield from _check_offsets(experiment.config, survey, where)
+    yield from _check_weights(experiment.config, survey, where)
     yield from _check_wavelet(section, survey, where)
     reason = None if section.encoding == "none" else _find_difference(experiment)
     if reason is not None:
@@ -311,6 +298,23 @@ def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
                 f"{parameter.figure_scale:g}."
                 if bounds[1] < parameter.mistaken
                 else "Widen the bounds or change the initial model.",
+            )
+
+
+def _check_weights(config: Config, survey: Survey, where: str) -> Iterator[Finding]:
+    weights, components, key = config.data.components, survey.components.names, "data.components"
+    if not any(weights.get(name, 1.0) for name in components):
+        yield _error(
+            f"{where}{key}",
+            f"found 0 for {', '.join(components)}, which are all components of the survey",
+            "Give one of them a weight above 0.",
+        )
+    for name in weights:
+        if name not in components:
+            yield _error(
+                f"{where}{key}",
+                f"found {name}, but the survey has {', '.join(components)}",
+                "Give weights of components of the survey.",
             )
 
 

@@ -221,6 +221,11 @@ BAD_INPUTS = [
         ("stage.2.data.band", "found [0.0, 1e-05]", "wavelet is zero"),
         {"stage": [{"data": {"band": [0.0, 9.0]}}, {"data": {"band": [0.0, 1e-5]}}]},
     ),
+    BadInput(
+        "weight of a component in a stage that the survey does not have",
+        ("stage.2.data.components", "found vz", "the survey has pressure"),
+        {"stage": [{}, {"data": {"components": {"vz": 0.5}}}]},
+    ),
     BadInput("batch 0", ("inversion.batch", "0", "greater than 0"), {"inversion.batch": 0}),
     BadInput(
         "batch beyond the survey",
