@@ -221,6 +221,8 @@ class Equation:
 class FirstOrderEquation(Equation):
     """An equation that is described by a system.
 
+    Its parameters contain "vp" and "rho", because stable steps depend on the density.
+
     Parameters
     ----------
     system
