@@ -43,6 +43,7 @@ from hpcfwi.operators.vectors import (
 )
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Magnitudes, Sums, update_magnitudes
+from hpcfwi.wave.problem import SecondDerivative
 
 EXPECTED = (
     "apply and adjoint, or A and A_adjoint or A_vjp, or a function of tensors that torch can "
@@ -198,9 +199,10 @@ class Stack(ABC):
         return self.apply(x)
 
     def apply(self, x: Any) -> Any:
-        """Return the outputs of all members, differentiable in x, also across ranks.
+        """Return the outputs of all members, differentiable in x once, also across ranks.
 
-        Only x is stored for the gradient; members are computed again in the backward pass.
+        Only x is stored for the gradient; members are computed again in the backward pass. Raises
+        NotImplementedError if a second derivative is requested.
         """
         parts = parts_of(x)
         if torch.is_grad_enabled() and any(part.requires_grad for part in parts.values()):
@@ -417,13 +419,17 @@ class _Forward(torch.autograd.Function):
         names = parts_of(like)
         x = join(dict(zip(names, (part.detach() for part in parts), strict=True)), like)
         ctx.stack, ctx.x = stack, x
+        ctx.save_for_backward(*parts)
         return tuple(stack._outputs(x))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *ys: Tensor) -> tuple[Tensor | None, ...]:
+        nothing = SecondDerivative.apply(*ys, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         found: Any = ctx.stack._summed.vjp(ctx.x, ys)
-        return None, None, *parts_of(found).values()
+        gradients = parts_of(found).values()
+        if torch.is_grad_enabled():
+            gradients = [gradient + nothing for gradient in gradients]
+        return None, None, *gradients
 
 
 def _check_gather(gather: Any) -> Gather:

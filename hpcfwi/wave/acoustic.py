@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hpcfwi.survey import Spectrum
 from hpcfwi.wave.history import Auto, History
+from hpcfwi.wave.problem import SecondDerivative
 from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, write_out
 
 
@@ -189,15 +190,17 @@ class _Acoustic(torch.autograd.Function):
     def backward(ctx: Any, adjoint_source: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         fixed = [tensor.detach() for tensor in inputs]
+        nothing = SecondDerivative.apply(*inputs[:2])  # type: ignore[no-untyped-call]
         vp, wavelet = _Gradient.apply(adjoint_source, *fixed, ctx.asked)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
-            nothing = _SecondDerivative.apply(*inputs[:2])  # type: ignore[no-untyped-call]
             vp, wavelet = vp + nothing, wavelet + nothing
         return vp, wavelet, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, vp: Tensor | None, wavelet: Tensor | None, *_: Tensor | None) -> Tensor:
-        return _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
+        inputs = ctx.saved_tensors
+        nothing = SecondDerivative.apply(*inputs[:2])  # type: ignore[no-untyped-call]
+        return _Push.apply(vp, wavelet, *inputs, ctx.asked) + nothing  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(
@@ -243,12 +246,17 @@ class _Gradient(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
         _, *tensors, ctx.asked = inputs
         ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, vp: Tensor, wavelet: Tensor) -> tuple[Tensor | None, ...]:
         """Return the derivatives; the gradient is linear in the adjoint source."""
         pushed = _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
         return pushed, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, adjoint_source: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _Gradient.apply(adjoint_source, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(
@@ -330,30 +338,6 @@ class _Push(torch.autograd.Function):
             for number in range(info.batch_size)
         ]
         return torch.stack(each), 0
-
-
-class _SecondDerivative(torch.autograd.Function):
-    """A zero that is added to a gradient, and raises an error if its derivative is requested."""
-
-    @staticmethod
-    def forward(vp: Tensor, wavelet: Tensor) -> Tensor:  # noqa: ARG004
-        return vp.new_zeros(())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, vp: Tensor, wavelet: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        return vp.new_zeros(()), None
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        raise NotImplementedError(
-            "acoustic has no second derivatives with respect to vp and wavelet; for products with "
-            "the Gauss-Newton matrix use `normal` of "
-            "hpcfwi.operators.Shots(...).linearize(model)"
-        )
 
 
 def _take(

@@ -228,3 +228,31 @@ def make_gradients(
         for energy in (forward_energy, adjoint_energy)
     )
     return Gradients({"vp": speed}, wavelet, *illuminations)
+
+
+class SecondDerivative(torch.autograd.Function):
+    """A zero that is added to a derivative, and raises an error if it is differentiated itself.
+
+    It is a function of the tensors on which the derivative depends in a way that is not known.
+    """
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> Tensor:
+        return torch.zeros((), device=tensors[0].device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return torch.zeros((), device=tensors[0].device), None
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Any:
+        raise NotImplementedError(
+            "waves and stacks of operators have no second derivatives; for products with the "
+            "Gauss-Newton matrix use `normal` of hpcfwi.operators.Shots(...).linearize(model)"
+        )
+
+    jvp = backward

@@ -54,7 +54,7 @@ def propagate(
 ) -> Tensor:
     """Return components of the waves at the receivers of every shot.
 
-    The result is differentiable in every array of the model and in the wavelet, by autograd
+    The result is differentiable once in every array of the model and in the wavelet, by autograd
     backwards and forwards, but not by the transforms of `torch.func`.
 
     Parameters
@@ -106,6 +106,8 @@ def propagate(
         If the wavelet or an array of the model is not a tensor.
     ValueError
         If the equation lacks a parameter, kind of source or component, or as `acoustic` does.
+    NotImplementedError
+        If a second derivative is requested. The engine "eager" has them, except of "acoustic".
 
     Notes
     -----

@@ -54,6 +54,16 @@ def test_autograd_through_shots_matches_acoustic():
     assert relative(one["vp"].grad, other["vp"].grad) < 1e-12
 
 
+def test_second_derivative_is_refused():
+    shots, vp = make_shots(), make_model()["vp"]
+
+    def misfit(values):
+        return shots(Model(GRID, {"vp": values})).square().sum()
+
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.functional.hvp(misfit, vp, vp)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_vjp_equals_adjoint_of_linearization(engine):
     shots, model = make_shots(engine=engine), make_model()

@@ -269,6 +269,24 @@ def test_gradient_of_shear_velocity_in_water_is_exactly_zero() -> None:
     assert bool((gradients["vs"][6:] != 0.0).any())
 
 
+def test_second_derivative_is_refused() -> None:
+    survey, model = random_survey((18, 20)), random_medium("elastic", (18, 20))
+
+    def simulate(vp: Tensor) -> Tensor:
+        return survey.propagate("elastic", {**model, "vp": vp})
+
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.functional.hvp(
+            lambda vp: simulate(vp).square().sum(), model["vp"], model["vp"]
+        )
+    free = model["vp"].clone().requires_grad_()
+    with forward_ad.dual_level():
+        dual = simulate(forward_ad.make_dual(free, model["vp"]))
+        change = forward_ad.unpack_dual(dual).tangent
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.grad(change.sum(), free)
+
+
 def test_long_steps_are_divided_into_substeps() -> None:
     survey = ricker_survey((31, 41), free_surface=False)
     model = {

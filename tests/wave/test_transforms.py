@@ -105,11 +105,35 @@ def test_gradient_can_be_differentiated_with_respect_to_the_residual():
     assert relative(change, expected) < 1e-12
 
 
-def test_second_derivative_is_refused_with_an_alternative():
-    free = VP.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(simulate(free).square().sum(), free, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"no second derivatives .* use `normal` of"):
-        torch.autograd.grad(gradient.square().sum(), free)
+def test_gradient_has_a_forward_derivative_with_respect_to_the_residual():
+    _, pull = torch.func.vjp(simulate, VP)
+    residual, change = tensor(3, 3, N), tensor(3, 3, N, seed=1)
+    _, (found,) = torch.func.jvp(pull, (residual,), (change,))
+    assert torch.equal(found, pull(change)[0])
+
+
+def misfit(vp):
+    return simulate(vp).square().sum()
+
+
+def push(vp):
+    return torch.func.jvp(simulate, (vp,), (tensor(*SHAPE, seed=1),))[1]
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda: torch.autograd.functional.hvp(misfit, VP, VP),
+        lambda: torch.func.jvp(torch.func.grad(misfit), (VP,), (VP,)),
+        lambda: torch.func.grad(lambda vp: push(vp).square().sum())(VP),
+        lambda: torch.func.jvp(push, (VP,), (VP,)),
+        lambda: torch.func.hessian(lambda share: misfit(share * VP))(torch.ones(())),
+    ],
+    ids=["back back", "forward back", "back forward", "forward forward", "hessian"],
+)
+def test_second_derivative_is_refused_with_an_alternative(differentiate):
+    with pytest.raises(NotImplementedError, match=r"no second derivatives; .* use `normal` of"):
+        differentiate()
 
 
 def test_jvp_of_the_eager_engine_is_refused_with_an_alternative():

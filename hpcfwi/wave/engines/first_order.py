@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.wave.problem import Gradients, Problem, crop
+from hpcfwi.wave.problem import Gradients, Problem, SecondDerivative, crop
 from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
 
 
@@ -119,20 +119,27 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.shots, ctx.count, *_ = inputs
+        ctx.shots, ctx.count, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.shots.backpropagate(arriving)
-        assert found is not None, "a rank alone leads"
-        rates = [None if each is None else each.sum(0) for each in found.rates]
-        return None, None, found.signal, *rates, *found.factors
+        nothing = SecondDerivative.apply(arriving, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            found = ctx.shots.backpropagate(arriving)
+            assert found is not None, "a rank alone leads"
+            rates = [None if each is None else each.sum(0) for each in found.rates]
+        gradients = [found.signal, *rates, *found.factors]
+        if torch.is_grad_enabled():
+            gradients = [None if each is None else each + nothing for each in gradients]
+        return None, None, *gradients
 
     @staticmethod
     def jvp(ctx: Any, _shots: None, _count: None, *tensors: Tensor | None) -> Tensor:
+        nothing: Tensor = SecondDerivative.apply(*ctx.saved_tensors)  # type: ignore[no-untyped-call]
         end = 1 + ctx.count
-        return ctx.shots.scatter(tensors[0], tensors[1:end], tensors[end:])
+        return ctx.shots.scatter(tensors[0], tensors[1:end], tensors[end:]) + nothing
 
 
 @dataclass(frozen=True, eq=False)
