@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.survey import Spectrum
-from hpcfwi.wave.history import Auto, History
+from hpcfwi.wave.history import Auto, History, graph_is_kept
 from hpcfwi.wave.problem import SecondDerivative
 from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, write_out
 
@@ -194,6 +194,8 @@ class _Acoustic(torch.autograd.Function):
         vp, wavelet = _Gradient.apply(adjoint_source, *fixed, ctx.asked)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             vp, wavelet = vp + nothing, wavelet + nothing
+        if not graph_is_kept():
+            ctx.asked.simulation = None
         return vp, wavelet, None, None, None
 
     @staticmethod

@@ -263,6 +263,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _COMPLAINTS)
 
 
+def graph_is_kept() -> bool:
+    """Return True if autograd keeps the graph of the running backward pass for another one.
+
+    If not, autograd releases the tensors of the graph after the pass, but not other objects.
+    """
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 class Keep(NamedTuple):
     """Simulate from the state of segment `origin` to that of `segment`, and store it."""
 

@@ -142,12 +142,20 @@ def test_autograd_gets_the_gradients_summed_over_shots() -> None:
 
 
 def test_history_is_freed_with_the_autograd_graph() -> None:
+    """As torch frees what it has saved: after a backward pass, although its result is alive."""
+
+    def count_simulations() -> int:
+        gc.collect()
+        return sum(type(alive) is Simulation for alive in gc.get_objects())
+
     shots = random_shots()
-    data = replace(shots, vp=shots.vp.requires_grad_()).acoustic()
-    data.sum().backward()  # type: ignore[no-untyped-call]
-    del data
-    gc.collect()
-    assert not any(type(alive) is Simulation for alive in gc.get_objects())
+    misfit = replace(shots, vp=shots.vp.requires_grad_()).acoustic().square().sum()
+    misfit.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    assert count_simulations() == 1
+    misfit.backward()  # type: ignore[no-untyped-call]
+    assert count_simulations() == 0
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        misfit.backward()  # type: ignore[no-untyped-call]
 
 
 def test_simulation_can_be_backpropagated_repeatedly() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave import acoustic, propagate
+from hpcfwi.wave.engines.cpu.staggered import _Shots
 from hpcfwi.wave.numerics import ricker
 from tests.wave.examples import relative
 from tests.wave.media import FIRST_ORDER, Survey, random_medium, random_survey
@@ -285,6 +287,20 @@ def test_second_derivative_is_refused() -> None:
         change = forward_ad.unpack_dual(dual).tangent
     with pytest.raises(NotImplementedError, match="no second derivatives"):
         torch.autograd.grad(change.sum(), free)
+
+
+def test_history_is_freed_after_the_backward_pass() -> None:
+    def count_shots() -> int:
+        gc.collect()
+        return sum(type(alive) is _Shots for alive in gc.get_objects())
+
+    survey, model = random_survey((18, 20)), random_medium("elastic", (18, 20))
+    model["vs"].requires_grad_()
+    traces = survey.propagate("elastic", model)
+    traces.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    assert count_shots() == 1
+    traces.sum().backward()  # type: ignore[no-untyped-call]
+    assert count_shots() == 0
 
 
 def test_long_steps_are_divided_into_substeps() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hpcfwi.wave.history import graph_is_kept
 from hpcfwi.wave.problem import Gradients, Problem, SecondDerivative, crop
 from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
 
@@ -130,6 +131,8 @@ class _Recorded(torch.autograd.Function):
             found = ctx.shots.backpropagate(arriving)
             assert found is not None, "a rank alone leads"
             rates = [None if each is None else each.sum(0) for each in found.rates]
+        if not graph_is_kept():
+            ctx.shots = None
         gradients = [found.signal, *rates, *found.factors]
         if torch.is_grad_enabled():
             gradients = [None if each is None else each + nothing for each in gradients]
