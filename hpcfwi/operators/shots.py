@@ -21,9 +21,9 @@ from hpcfwi.operators.simulator import (
     Chunks,
     Simulator,
     Window,
-    largest_task,
     limit_to_history,
     plan_memory,
+    set_up_largest,
     share_of_rank,
 )
 from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Term
@@ -157,7 +157,7 @@ class Shots(Stack):
             share = share_of_rank(context, max(1, most_at_once), self._reserved, limit=self._memory)
             shares = context.all_gather(share)
             costs = simulator.costs(self.survey)
-            plan = plan_memory(largest_task(simulator, model, self.survey, costs), shares, True)
+            plan = plan_memory(set_up_largest(simulator, model, self.survey, costs), shares, True)
             wanted = simulator.method.history
             assert not isinstance(wanted, str), "parsed when the stack was made"
             # The sampling interval stays, even if a fast model divides steps into more substeps.

@@ -417,19 +417,28 @@ def share_of_rank(
     return MemoryShare(memory, most_at_once, reserved, each_shot, most, free_text)
 
 
-def largest_task(
+def set_up_largest(
     simulator: Simulator, model: Model, survey: Survey, costs: NDArray[np.float64]
 ) -> Task:
     """Return the task of the engine for the shot of a survey with the largest window.
 
-    costs: of the shots, see `Simulator.costs`. Raises `InputError` if the engine does not have the
-    requested history.
+    costs: of the shots, see `Simulator.costs`. Raises ValueError as `Simulator.set_up` does.
     """
     largest = int(np.argmax(costs))
     shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
     (window,) = simulator.aperture.find_windows(simulator.grid, shot)
+    return simulator.set_up(seen, shot, window)
+
+
+def largest_task(
+    simulator: Simulator, model: Model, survey: Survey, costs: NDArray[np.float64]
+) -> Task:
+    """Return the task of `set_up_largest` for the simulator, model and survey of an input.
+
+    Raises `InputError` if the engine does not have the requested history.
+    """
     try:
-        return simulator.set_up(seen, shot, window)
+        return set_up_largest(simulator, model, survey, costs)
     except ValueError as error:
         raise InputError("wave.history", str(error), "Change the value.") from error
 

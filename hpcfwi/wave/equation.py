@@ -245,8 +245,11 @@ ACOUSTIC = Equation(name="acoustic", parameters=("vp",), fastest=_SPEED, slowest
 def find_equation(name: str, attenuation: Attenuation | None = None) -> Equation:
     """Return the equation of a name in the registry.
 
-    attenuation: of an equation whose waves lose energy; by default that of `Attenuation()`.
+    attenuation: of an equation whose waves lose energy; by default that of `Attenuation()`. Raises
+    ValueError if there is no such equation.
     """
+    if name not in EQUATIONS:
+        raise ValueError(f"equation is {name!r}; expected one of {', '.join(EQUATIONS)}")
     found = find(EQUATIONS[name])
     if isinstance(found, Equation):
         return found

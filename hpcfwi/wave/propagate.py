@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from hpcfwi.model import AXES
-from hpcfwi.registry import EQUATIONS
 from hpcfwi.survey import STRAIN, Components, SourceKinds, moment_kinds
 from hpcfwi.wave import numerics
 from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
@@ -115,8 +114,6 @@ def propagate(
     moment tensor adds -M w(t) delta(x - x_s) to the rate of the stress (Aki and Richards 2002,
     section 3.3). An explosion adds vp^2 times the integral of w to the rate of the pressure.
     """
-    if equation not in EQUATIONS:
-        raise ValueError(f"equation is {equation!r}; expected one of {', '.join(EQUATIONS)}")
     for name, array in {**model, "wavelet": wavelet}.items():
         require_tensor(array, name)
     require_fixed(sources, "sources")

@@ -64,6 +64,19 @@ def test_second_derivative_is_refused():
         torch.autograd.functional.hvp(misfit, vp, vp)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": 5}, r"^order is 5; expected one of"),
+        ({"equation": "elastics"}, r"^equation is 'elastics'; expected one of acoustic, "),
+        ({"engine": "cuda"}, r"^engine is 'cuda'; expected"),
+    ],
+)
+def test_method_without_meaning_is_refused_in_words_of_the_caller(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_shots(**changes)(make_model())
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_vjp_equals_adjoint_of_linearization(engine):
     shots, model = make_shots(engine=engine), make_model()
