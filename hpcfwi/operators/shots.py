@@ -57,7 +57,7 @@ class Shots(Stack):
     bytes for them on each rank, by default the free memory less the bytes for other things at the
     same time (`reserved`).
 
-    Applying it raises ValueError if survey, grid and method do not match.
+    Applying it raises ValueError if survey, grid, method and model do not match.
     """
 
     def __init__(
@@ -94,7 +94,28 @@ class Shots(Stack):
 
     def linearize(self, model: Model) -> Born:
         """Return the derivative of the traces with respect to the model, at this one."""
+        self.check(model)
         return Born(self, model)
+
+    def check(self, x: Any) -> None:
+        if not isinstance(x, Model) or not all(isinstance(a, Tensor) for a in x.arrays.values()):
+            raise TypeError(
+                f"found {_describe(x)}; expected a hpcfwi.model.Model of tensors: "
+                "Model(grid, {name: tensor})"
+            )
+        for name, array in x.arrays.items():
+            if tuple(array.shape) != tuple(self.grid.shape):
+                raise ValueError(
+                    f"{name} is {tuple(array.shape)}; expected {tuple(self.grid.shape)}, the grid "
+                    "of the shots"
+                )
+        if x.grid != self.grid and not self.grid.agrees(x.grid):
+            raise ValueError(
+                f"the model is on {x.grid}; expected the grid of the shots, {self.grid}"
+            )
+
+    def find(self, ys: Any) -> Callable[[int], Tensor]:
+        return _check_traces(super().find(ys), self.survey)
 
     def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
@@ -215,6 +236,12 @@ class Born(Stack):
         # The stack is linear, so that the derivative does not depend on x.
         return self.adjoint(ys)
 
+    def check(self, x: Any) -> None:
+        self.shots.check(x)
+
+    def find(self, ys: Any) -> Callable[[int], Tensor]:
+        return _check_traces(super().find(ys), self.shots.survey)
+
     def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
             return list(self.shots.embed(self._scatter(x, simulation, batch), batch))
@@ -252,3 +279,27 @@ class Born(Stack):
 
     def _describe_outputs(self, x: Model) -> list[tuple[tuple[int, ...], torch.dtype]]:
         return [(self.shots.survey.shape[1:], x.any.dtype)] * len(self)
+
+
+def _check_traces(traces_of: Callable[[int], Tensor], survey: Survey) -> Callable[[int], Tensor]:
+    """Return the function, which raises ValueError for traces not in the shape of a shot's."""
+
+    def find(number: int) -> Tensor:
+        traces = traces_of(number)
+        if not isinstance(traces, Tensor) or traces.shape != survey.shape[1:]:
+            raise ValueError(
+                f"found {_describe(traces)} as the traces of shot {number}; expected a "
+                f"torch.Tensor {survey.shape[1:]} (receiver, time)"
+            )
+        return traces
+
+    return find
+
+
+def _describe(thing: Any) -> str:
+    """Return the type of a thing, or of the arrays of a model, and its shape if it has one."""
+    if isinstance(thing, Model):
+        arrays = ", ".join(f"{name}: {_describe(array)}" for name, array in thing.arrays.items())
+        return f"a Model of {arrays}"
+    shape = f" {tuple(thing.shape)}" if hasattr(thing, "shape") else ""
+    return f"a {type(thing).__module__}.{type(thing).__qualname__}{shape}"

@@ -182,6 +182,9 @@ class Stack(ABC):
             "of its linearisation"
         )
 
+    def check(self, x: Any) -> None:  # noqa: B027
+        """Raise TypeError or ValueError unless x is an input of the stack."""
+
     def _join(self, parts: Mapping[str, Tensor]) -> Any:
         """Return an input from its summed parts."""
         return parts[WHOLE]
@@ -204,6 +207,7 @@ class Stack(ABC):
         Only x is stored for the gradient; members are computed again in the backward pass. Raises
         NotImplementedError if a second derivative is requested.
         """
+        self.check(x)
         parts = parts_of(x)
         if torch.is_grad_enabled() and any(part.requires_grad for part in parts.values()):
             return self._pack(_Forward.apply(self, x, *parts.values()))  # type: ignore[no-untyped-call]
@@ -212,6 +216,7 @@ class Stack(ABC):
     @torch.no_grad()
     def push(self, x: Any) -> dict[int, Tensor]:
         """Return the outputs of this rank's members, by their numbers."""
+        self.check(x)
         return dict(self._push(x, self.mine))
 
     def _outputs(self, x: Any) -> list[Tensor]:
@@ -227,6 +232,7 @@ class Stack(ABC):
 
     def pull(self, x: Any, cotangent: Cotangent) -> Any:
         """Return the gradient of a function of the outputs, from the cotangent of each output."""
+        self.check(x)
         return self._reduce(lambda: self._pull(x, self.mine, cotangent))
 
     def adjoint(self, ys: Any) -> Any:
@@ -236,6 +242,7 @@ class Stack(ABC):
 
     def normal(self, x: Any) -> Any:
         """Apply the operator and then its adjoint to x; outputs stay on their rank."""
+        self.check(x)
         return self._reduce(lambda: self._pull(x, self.mine, lambda _, y: y))
 
     def norm(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.model import Model
-from hpcfwi.operators import Shots
+from hpcfwi.model import Grid, Model
+from hpcfwi.operators import Fidelity, Shots
 from hpcfwi.operators.simulator import Aperture
 from hpcfwi.operators.vectors import dot, length, randomize
 from hpcfwi.wave import Snapshots, acoustic
@@ -75,6 +75,35 @@ def test_second_derivative_is_refused():
 def test_method_without_meaning_is_refused_in_words_of_the_caller(changes, message):
     with pytest.raises(ValueError, match=message):
         make_shots(**changes)(make_model())
+
+
+def test_input_that_is_no_model_of_the_grid_is_refused():
+    shots, model = make_shots(), make_model()
+    born, vp = shots.linearize(model), model["vp"]
+    coarse = Grid(GRID.shape, (20.0, 20.0), GRID.origin)
+    for call in (shots, born, born.normal, lambda x: shots.vjp(x, torch.zeros(5, 4, 60))):
+        with pytest.raises(TypeError, match=r"found a torch.Tensor \(12, 20\); expected a .*Model"):
+            call(vp)
+        with pytest.raises(TypeError, match=r"found a Model of vp: a numpy.ndarray"):
+            call(Model(GRID, {"vp": vp.numpy()}))
+        with pytest.raises(ValueError, match=r"vp is \(9, 20\); expected \(12, 20\), the grid of"):
+            call(Model(GRID, {"vp": vp[:9]}))
+        with pytest.raises(ValueError, match=r"the model is on Grid.*20.0.*; expected the grid of"):
+            call(Model(coarse, {"vp": vp}))
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 60), (5, 4, 1), (5, 2, 60)])
+def test_traces_in_another_shape_than_the_survey_are_refused(shape):
+    """Some of these shapes would be broadcast, and give the adjoint of other traces."""
+    shots, model, traces = make_shots(), make_model(), torch.zeros(shape)
+    message = r"as the traces of shot 0; expected a torch.Tensor \(4, 60\) \(receiver, time\)"
+    for call in (
+        shots.linearize(model).adjoint,
+        lambda ys: shots.vjp(model, ys),
+        lambda ys: Fidelity(shots, ys).grad(model),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(traces)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
