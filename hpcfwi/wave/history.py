@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import comb, floor
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
@@ -49,7 +50,9 @@ class Sampling:
     frequency: float | None = None
 
     def __post_init__(self) -> None:
-        if self.interval is not None and self.interval < 1:
+        if self.interval is not None and not (
+            isinstance(self.interval, Integral) and self.interval >= 1
+        ):
             raise ValueError(f"interval is {self.interval}; expected a number of steps, 1 or more")
         if self.frequency is not None and not 0.0 < self.frequency < np.inf:
             raise ValueError(f"frequency is {self.frequency}; expected a positive frequency (Hz)")
@@ -57,19 +60,33 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Snapshots(Sampling):
-    """Keep u of the sampled steps."""
+    """Keep u of the sampled steps. Raises ValueError for an unknown format."""
 
     format: Format = "full"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_format(self.format)
 
 
 @dataclass(frozen=True)
 class Boundary(Sampling):
     """Keep the perimeter of the field of every step, and rebuild the interior backwards in time.
 
-    Absorbing cells cannot be rebuilt: of these, u of the sampled steps is kept.
+    Absorbing cells cannot be rebuilt: of these, u of the sampled steps is kept. Raises ValueError
+    for an unknown format.
     """
 
     format: Format = "full"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_format(self.format)
+
+
+def _check_format(name: str) -> None:
+    if name not in get_args(Format):
+        raise ValueError(f"format is {name!r}; expected one of {', '.join(get_args(Format))}")
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,7 @@ class Recompute(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.states < 1:
+        if not isinstance(self.states, Integral) or self.states < 1:
             raise ValueError(f"states is {self.states}; expected a number of states, 1 or more")
 
 

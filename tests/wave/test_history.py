@@ -147,14 +147,18 @@ def test_error_without_a_fitting_history_names_the_needed_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "found_and_expected"),
+    ("kind", "kept", "found_and_expected"),
     [
-        ({"interval": 0}, "interval is 0; expected a number of steps, 1 or more"),
-        ({"frequency": -5.0}, "frequency is -5.0; expected a positive frequency"),
+        (Snapshots, {"interval": 0}, "interval is 0; expected a number of steps, 1 or more"),
+        (Snapshots, {"interval": 1.5}, "interval is 1.5; expected a number of steps, 1 or more"),
+        (Snapshots, {"frequency": -5.0}, "frequency is -5.0; expected a positive frequency"),
+        (Snapshots, {"format": "float8"}, "format is 'float8'; expected one of full, float32, "),
+        (Boundary, {"format": "float8"}, "format is 'float8'; expected one of full, float32, "),
+        (Recompute, {"states": 1.5}, "states is 1.5; expected a number of states, 1 or more"),
     ],
 )
-def test_invalid_interval_or_frequency_is_refused(
-    kept: dict[str, Any], found_and_expected: str
+def test_history_without_meaning_is_refused(
+    kind: type[History], kept: dict[str, Any], found_and_expected: str
 ) -> None:
     with pytest.raises(ValueError, match=found_and_expected):
-        Snapshots(**kept)
+        kind(**kept)
