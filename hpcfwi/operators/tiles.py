@@ -155,7 +155,7 @@ class Tiles:
         self, parts: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Sequence[Tensor]:
         if len(parts) == 1:
-            return [self.function(parts[0], *args, **kwargs)]
+            return [_require_tensor(self.function(parts[0], *args, **kwargs))]
         images = len(parts[0])
 
         def repeat(value: Any) -> Any:
@@ -167,7 +167,7 @@ class Tiles:
             *(repeat(value) for value in args),
             **{name: repeat(value) for name, value in kwargs.items()},
         )
-        return torch.split(made, images)
+        return torch.split(_require_tensor(made), images)
 
     def _give(self, made: Tensor, tile: Tile) -> Tensor:
         kept = self.tiling.give(made, tile)
@@ -219,6 +219,16 @@ def _blend(pieces: Sequence[Tensor], tiles: Sequence[Tile], shape: tuple[int, ..
         before = blended[_last(tile.kept)]
         before += share * (piece - before)
     return blended
+
+
+def _require_tensor(made: Any) -> Tensor:
+    """Return the output of a map; raise TypeError if it is not a tensor."""
+    if not isinstance(made, Tensor):
+        raise TypeError(
+            f"a map has returned a {type(made).__module__}.{type(made).__qualname__}; expected a "
+            "torch.Tensor of the tile's size"
+        )
+    return made
 
 
 def _last(where: Where) -> Any:

@@ -122,3 +122,5 @@ def test_invalid_tiling_is_refused():
         distribute(average, ALONE, strategy="hann")
     with pytest.raises(ValueError, match=r"expected the tile's size, of which \(8, 8\)"):
         distribute(lambda x: x[..., ::2], ALONE)(image)
+    with pytest.raises(TypeError, match=r"a map has returned a numpy.ndarray; expected a torch"):
+        distribute(lambda x: x.numpy(), ALONE)(image)
