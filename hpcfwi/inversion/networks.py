@@ -33,6 +33,7 @@ from torch.func import functional_call, jvp
 from torch.optim.adam import adam
 
 from hpcfwi.config.sections import NetworkSection
+from hpcfwi.errors import InputError
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import PARAMETERS, Model, rms_difference
 from hpcfwi.operators.stack import pull_back
@@ -187,12 +188,25 @@ class Represented:
         return self._blocks[self.context.rank :: self.context.size]
 
     def _call(self, arrays: Mapping[str, Tensor], where: slice | Tensor) -> Tensor:
-        """Return values (point, count) of the network with these weights at some points."""
-        call = partial(functional_call, self._network, dict(arrays))
+        """Return values (point, count) of the network with these weights at some points.
+
+        Raises `InputError` if the network returns another shape.
+        """
+        points, count = self._coordinates, len(self._initial.arrays)
         if self._is_pointwise:
-            return cast(Tensor, call(self._coordinates[where]))
-        everywhere = self._coordinates.reshape(*self._initial.grid.shape, -1)
-        return cast(Tensor, call(everywhere)).reshape(self._points, -1)[where]
+            points = points[where]
+        else:
+            points = points.reshape(*self._initial.grid.shape, -1)
+        values: Tensor = functional_call(self._network, dict(arrays), points)
+        expected = (*points.shape[:-1], count)
+        if tuple(values.shape) != expected:
+            raise InputError(
+                "model.network.kind",
+                f"the network has returned {tuple(values.shape)} for coordinates "
+                f"{tuple(points.shape)}, expected {expected}",
+                "Return a value for each point and parameter.",
+            )
+        return values if self._is_pointwise else values.reshape(-1, count)[where]
 
     def _call_model(self, weights: Weights, where: slice) -> Tensor:
         return self._call(weights.arrays, where)

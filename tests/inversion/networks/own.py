@@ -31,3 +31,14 @@ class Grid(nn.Module):
     def forward(self, coordinates: Tensor) -> Tensor:
         assert coordinates.shape[:-1] == self.values.shape[:-1]
         return self.values
+
+
+class ChannelsFirst(nn.Module):
+    """Convolutions whose output is (count, z, x) instead of (z, x, count)."""
+
+    def __init__(self, shape, count):
+        super().__init__()
+        self.layer = nn.Conv2d(len(shape), count, 1)
+
+    def forward(self, coordinates: Tensor) -> Tensor:
+        return self.layer(coordinates.movedim(-1, 0)[None])[0]

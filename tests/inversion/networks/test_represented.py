@@ -12,6 +12,7 @@ import torch
 from torch.func import functional_call
 
 from hpcfwi.config.sections import NetworkSection
+from hpcfwi.errors import InputError
 from hpcfwi.inversion import networks as module
 from hpcfwi.inversion.networks import Represented
 from hpcfwi.inversion.parameters import Limits
@@ -152,3 +153,10 @@ def test_seed_changes_weights_but_not_the_random_state_of_torch():
     one, other = (represent({**KINDS[0], "seed": seed}, (9, 21)).fit() for seed in (1, 2))
     assert torch.equal(torch.rand(3), expected)
     assert not torch.equal(one["last.weight"], other["last.weight"])
+
+
+def test_output_with_channels_first_is_refused():
+    """For several parameters its values would be mixed up."""
+    network = represent({"kind": "tests.inversion.networks.own:ChannelsFirst"}, (9, 21))
+    with pytest.raises(InputError, match=r"returned \(1, 9, 21\) for .* expected \(9, 21, 1\)"):
+        network.fit()
