@@ -141,7 +141,8 @@ def propagate(
         return found if isinstance(components, str) else torch.stack([found] * len(names))
     if len(sources) == 0:
         # There is nothing to simulate, but a gradient may be requested with those of other parts.
-        nothing = 0.0 * sum((model[name].sum() for name in asked.parameters), wavelet.sum())
+        arrays = [model[name] for name in asked.parameters]
+        nothing = 0.0 * sum((array.sum() for array in arrays), wavelet.sum().to(arrays[0]))
         found = nothing.expand(len(names), 0, np.shape(receivers)[-2], wavelet.shape[-1])
         return found[0] if isinstance(components, str) else found
     places = as_positions(receivers, "receivers", ndim)

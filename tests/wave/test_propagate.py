@@ -381,6 +381,9 @@ def test_no_shots_have_no_traces_and_a_gradient_of_zero() -> None:
     assert found.shape == (0, 3, 40)
     found.sum().backward()
     assert all(torch.equal(a.grad, torch.zeros_like(a)) for a in model.values())
+    single = {name: array.detach().float() for name, array in model.items()}
+    found = propagate("elastic", single, survey.spacing, survey.dt, survey.wavelet[0], *shots)
+    assert found.dtype == torch.float32
 
 
 def test_gradients_of_positions_are_refused() -> None:
