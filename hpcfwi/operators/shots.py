@@ -225,7 +225,8 @@ class Born(Stack):
 
     def __init__(self, shots: Shots, model: Model) -> None:
         super().__init__(len(shots), shots.context, shots.gather, shots.reduce)
-        self.shots, self.model = shots, model
+        used = shots._simulator.method.find_equation().parameters
+        self.shots, self.model = shots, model.select(name for name in model.arrays if name in used)
 
     def on(self, context: Context, **ways: Any) -> Self:
         moved = super().on(context, **ways)

@@ -432,10 +432,11 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *ys: Tensor) -> tuple[Tensor | None, ...]:
         nothing = SecondDerivative.apply(*ys, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        found: Any = ctx.stack._summed.vjp(ctx.x, ys)
-        gradients = parts_of(found).values()
+        found = parts_of(ctx.stack._summed.vjp(ctx.x, ys))
+        # There is none with respect to arrays of a model that the members do not use.
+        gradients = [found.get(name) for name in parts_of(ctx.x)]
         if torch.is_grad_enabled():
-            gradients = [gradient + nothing for gradient in gradients]
+            gradients = [None if each is None else each + nothing for each in gradients]
         return None, None, *gradients
 
 

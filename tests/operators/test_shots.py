@@ -64,6 +64,19 @@ def test_second_derivative_is_refused():
         torch.autograd.functional.hvp(misfit, vp, vp)
 
 
+def test_arrays_that_the_equation_does_not_have_are_ignored():
+    shots, vp = make_shots(), make_model()["vp"]
+    leaves = {"rho": vp.clone().requires_grad_(), "vp": vp.clone().requires_grad_()}
+    more, traces = Model(GRID, leaves), shots(make_model()).detach()
+    shots(more).backward(traces)
+    expected = shots.vjp(make_model(), traces)["vp"]
+    assert torch.equal(leaves["vp"].grad, expected)
+    assert leaves["rho"].grad is None
+    matrix = shots.linearize(more).as_scipy()
+    assert matrix.shape == (traces.numel(), vp.numel())
+    assert np.array_equal(matrix.T @ traces.numpy().ravel(), expected.numpy().ravel())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
