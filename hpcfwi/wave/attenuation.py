@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,23 @@ class Attenuation:
 
     frequency: that of the model's velocities, Hz; band: lowest and highest frequency (Hz) between
     which quality factors are constant, approximately; mechanisms: number of relaxation frequencies.
+    Raises ValueError for an impossible value.
     """
 
     frequency: float = 10.0
     band: tuple[float, float] = (2.0, 30.0)
     mechanisms: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.frequency < np.inf:
+            raise ValueError(f"frequency is {self.frequency}; expected a positive frequency (Hz)")
+        low, high = self.band
+        if not 0.0 < low < high < np.inf:
+            raise ValueError(
+                f"band is {self.band}; expected two positive frequencies (Hz), the smaller first"
+            )
+        if not isinstance(self.mechanisms, Integral) or self.mechanisms < 1:
+            raise ValueError(f"mechanisms is {self.mechanisms}; expected a number, 1 or more")
 
     @cached_property
     def relaxations(self) -> tuple[float, ...]:

@@ -31,6 +31,21 @@ def relaxing(velocity: float, quality: float, attenuation: Attenuation) -> analy
     return analytic.Relaxing(velocity, attenuation.frequency, tau, attenuation.relaxations)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"frequency": 0.0}, "frequency is 0.0; expected a positive frequency"),
+        ({"band": (30.0, 2.0)}, "band is .30.0, 2.0.; expected .* the smaller first"),
+        ({"band": (0.0, 2.0)}, "band is .0.0, 2.0.; expected two positive frequencies"),
+        ({"mechanisms": 0}, "mechanisms is 0; expected a number, 1 or more"),
+        ({"mechanisms": 1.5}, "mechanisms is 1.5; expected a number, 1 or more"),
+    ],
+)
+def test_attenuation_without_meaning_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Attenuation(**keys)
+
+
 @mechanisms
 @given(quality=st.floats(20.0, 1e4))
 def test_quality_factor_is_nearly_constant_in_the_band(count: int, quality: float) -> None:
