@@ -102,7 +102,7 @@ def write_columns(
         )
         interval = 0.0
     lines = {1: "Written by hpcfwi", 2: "Columns of a model, lengths in metres"}
-    with _new_file(target, len(columns), grid.shape[0], round(interval), lines) as file:
+    with _new_file(target, len(columns), 1, grid.shape[0], round(interval), lines) as file:
         for number, (column, place, at) in enumerate(zip(columns, places, numbers, strict=True)):
             file.header[number] = {
                 TraceField.TRACE_SEQUENCE_FILE: number + 1,
@@ -197,12 +197,15 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
     codes = _find_codes(survey, target)
     delay, times = _find_delay(labels["start"], source)
     points = np.concatenate([shot_map, trace_map[heard]])
+    counts = heard.sum(axis=1)
     across, down = (
         _divisor(lengths, f"{source}, {name}")
         for lengths, name in ((points[:, :2], "positions"), (points[:, 2:], "depths"))
     )
     with (
-        _new_file(target, int(heard.sum()), survey.n_samples, interval, lines) as file,
+        _new_file(
+            *(target, int(counts.sum()), int(counts.max()), survey.n_samples, interval, lines)
+        ) as file,
         Progress(survey.n_shots, "shot", every=0.1, quiet=quiet) as progress,
     ):
         number = 0
@@ -304,13 +307,19 @@ def _find_delay(start: float, source: Path) -> tuple[int, int]:
 
 @contextmanager
 def _new_file(
-    path: Path, n_traces: int, n_samples: int, interval: int, lines: Mapping[int, str]
+    path: Path,
+    n_traces: int,
+    together: int,
+    n_samples: int,
+    interval: int,
+    lines: Mapping[int, str],
 ) -> Iterator[segyio.SegyFile]:
     """Yield a SEG-Y file to fill, which gets its name when it is complete; raises `WriteFailure`.
 
     The file is made in a new private directory, where other users cannot place a link.
 
-    lines: lines of the text header, by number.
+    together: largest number of traces of a shot, or of another ensemble; lines: lines of the text
+    header, by number.
     """
     _check_length(n_samples, str(path))
     make_directory(path.parent)
@@ -324,6 +333,8 @@ def _new_file(
         with segyio.create(part, spec) as file:
             file.text[0] = segyio.tools.create_text_header(lines)
             numbers: Mapping[int, int] = {
+                BinField.Traces: together if together <= LARGEST_SHORT else 0,
+                BinField.AuxTraces: 0,
                 BinField.Interval: interval,
                 BinField.IntervalOriginal: interval,
                 BinField.MeasurementSystem: 1,

@@ -93,6 +93,8 @@ def test_segyio_reads_the_written_file(convert, tmp_path):
     with segyio.open(convert("a.h5", "a.sgy"), ignore_geometry=True) as file:
         np.testing.assert_array_equal(file.trace.raw[:], data.reshape(35, 40))
         assert segyio.tools.dt(file) == 2000.0
+        counts = segyio.BinField.Traces, segyio.BinField.AuxTraces
+        assert [file.bin[count] for count in counts] == [7, 0], "the traces of a shot"
         header = file.header[8]
         assert header[segyio.TraceField.FieldRecord] == 2
         scalar = -header[segyio.TraceField.SourceGroupScalar]
