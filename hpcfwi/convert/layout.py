@@ -432,7 +432,7 @@ class _StandardFile(_File):
         problem = (
             f"it ends within trace {n_traces + 1}" if rest else f"it has {n_traces} traces"
         ) + (
-            f": texts are {room} bytes from byte {self.first} on, and each trace has {trace}, with "
+            f": {room} bytes follow from byte {self.first} on, and each trace has {trace}, with "
             f"{samples} samples (bytes {at}) of format {self.code} (bytes 3225-3226)"
         )
         if self.extra:
@@ -452,7 +452,7 @@ class _StandardFile(_File):
         remedy = "Copy it again if it is cut short; "
         if n_traces:
             remedy += (
-                f"if all traces are texts, give --value traces={n_traces} to ignore the rest; "
+                f"if all traces are there, give --value traces={n_traces} to ignore the rest; "
             )
         remedy += (
             "if a header is wrong, give the right number with --value samples=NUMBER, "

@@ -207,7 +207,8 @@ def test_bytes_after_the_last_trace_are_refused_with_a_remedy(tail, tmp_path):
 def test_whole_traces_of_a_truncated_file_can_be_read(tmp_path):
     path = write_segy(tmp_path / "a.sgy")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"ends within trace 34: .*--value traces=33"):
+    told = r"ends within trace 34: \d+ bytes follow .* if all traces are there, .*traces=33"
+    with pytest.raises(InputError, match=told):
         find_layout(path, PLAIN)
     assert find_layout(path, rules("traces=33")).n_traces == 33
     with pytest.raises(InputError, match=r"--value traces: found 34, but .* has 33 whole traces"):
