@@ -119,15 +119,20 @@ def check_repeats(table: Table, files: Files) -> None:
         return
     traces = table["trace"]
     (one,) = np.flatnonzero(traces == traces[many].min())
-    names = ("receiver", "source", "record", "component", "file")
-    keys = np.column_stack([table[name] for name in names])
-    same = np.sort(traces[(keys == keys[one]).all(axis=1)])[:8] - files.starts[table["file"][one]]
+    keys = np.column_stack([table[name] for name in ("receiver", "source", "record", "component")])
+    (same,) = np.nonzero((keys == keys[one]).all(axis=1))
+    same = same[np.argsort(traces[same])][:8]
+    numbers, found_in = traces[same] - files.starts[table["file"][same]] + 1, table["file"][same]
+    some = ", ".join(
+        f"{', '.join(map(str, numbers[found_in == file]))} of {files.name([file])}"
+        for file in np.unique(found_in)
+    )
     x, y, z = table["receiver"][one]
     raise InputError(
         files.where("receiver_x", "receiver_y", which=table["file"][many]),
         f"{many.sum()} of {traces.size} traces have the shot and the receiver position "
-        f"of another trace, such as traces {', '.join(map(str, same + 1))} of "
-        f"record {table['record'][one]:g}, at x = {x:g}, y = {y:g}, z = {z:g} m",
+        f"of another trace, such as traces {some} in record {table['record'][one]:g}, at "
+        f"x = {x:.10g}, y = {y:.10g}, z = {z:g} m",
         "If they are repeated records, or components without trace codes, keep one of them, in the "
         "order of channels and then of the file: --keep repeat=0, up to "
         f"{repeats.max()}. Otherwise name the "

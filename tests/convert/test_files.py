@@ -136,6 +136,13 @@ def test_message_names_the_file_at_fault_and_its_remedy_works(
         join(paths, "a.h5", *remedy)
 
 
+def test_record_that_is_in_two_files_is_refused_with_the_traces_of_both(refuse, tmp_path):
+    one, two = write_parts(tmp_path, SHOTS // 3)
+    (tmp_path / "again.sgy").write_bytes(one.read_bytes())
+    message = refuse(one, two, tmp_path / "again.sgy", tmp_path / "out.h5")
+    assert re.search(rf"such as traces 1 of {one}, 1 of \S+again.sgy in record 101, ", message)
+
+
 def test_files_without_traces_in_the_offset_range_are_accepted(join, tmp_path):
     paths = write_parts(tmp_path, np.arange(N_TRACES) // 5)
     write_segy(tmp_path / "all.sgy")

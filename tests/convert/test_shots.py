@@ -319,8 +319,8 @@ def test_components_without_codes_are_refused_and_one_can_be_chosen(channel, con
         fields["channel"] //= 4
     message = refused(fields, traces)
     assert re.search(
-        r"102 of 136 traces .* receiver position .* traces 1, 2, 3, 4 of record 101, at x = 150, "
-        r"y = 0, z = 12.5 m.*--keep repeat=0, up to 3",
+        r"102 of 136 traces .* receiver position .* traces 1, 2, 3, 4 of \S+ in record 101, at "
+        r"x = 150, y = 0, z = 12.5 m.*--keep repeat=0, up to 3",
         message,
     )
     check_line(converted(fields, traces, *remedy_of(message)))
