@@ -471,13 +471,16 @@ def scale(numbers: NDArray[np.float64], scalars: NDArray) -> NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Line:
-    """A line on the map.
-
-    start: map coordinates (x, y) of the point at x = 0 of the line; direction: unit vector.
-    """
+    """A line on the map through two points (x, y). Along the line, the first is at x = 0."""
 
     start: NDArray[np.float64]
-    direction: NDArray[np.float64]
+    end: NDArray[np.float64]
+
+    @cached_property
+    def direction(self) -> NDArray[np.float64]:
+        """The unit vector from the first point to the second."""
+        way = self.end - self.start
+        return np.asarray(way / np.linalg.norm(way))
 
     def along(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Project points (n, 3), x, y, z, to the line and return their z and x, (n, 2)."""
@@ -501,16 +504,15 @@ class Line:
 
     def __str__(self) -> str:
         """Return the value of `--line` for this line."""
-        return ",".join(repr(float(v)) for v in (*self.start, *(self.start + self.direction)))
+        return ",".join(repr(float(v)) for v in (*self.start, *self.end))
 
 
 def make_line(numbers: Sequence[float]) -> Line:
     """Make a line from x, y of its two points in `--line`; raises `InputError`."""
-    x0, y0, x1, y1 = numbers
-    start, way = np.array([x0, y0]), np.array([x1 - x0, y1 - y0])
-    if not 0.0 < np.linalg.norm(way) < np.inf:
+    start, end = np.array(numbers, dtype=np.float64).reshape(2, 2)
+    if not 0.0 < np.linalg.norm(end - start) < np.inf:
         raise InputError("--line", "its two points are the same", "Give two different points.")
-    return Line(start, way / np.linalg.norm(way))
+    return Line(start, end)
 
 
 def choose_line(table: Table, request: Request, files: Files) -> Line | None:
@@ -540,13 +542,14 @@ def choose_line(table: Table, request: Request, files: Files) -> Line | None:
 def _fit_line(points: NDArray[np.float64]) -> Line:
     """Fit the line of least squared distances (Pearson 1901), towards the east.
 
-    It begins at its first point. If all y are the same, positions along it are the x of the map.
+    It goes from the first point to the last. If all y are the same, positions along it are the x of
+    the map.
     """
     places = points[:, :2]
     if not np.ptp(places[:, 1]):
-        return Line(np.array([0.0, places[0, 1]]), np.array([1.0, 0.0]))
+        return Line(*np.array([[0.0, places[0, 1]], [1.0, places[0, 1]]]))
     middle = places.mean(axis=0)
     _, vectors = np.linalg.eigh((places - middle).T @ (places - middle))
     direction = vectors[:, -1] * (1.0 if tuple(vectors[:, -1]) > (0.0, 0.0) else -1.0)
     along = (places - middle) @ direction
-    return Line(middle + along.min() * direction, direction)
+    return Line(middle + along.min() * direction, middle + along.max() * direction)

@@ -278,8 +278,9 @@ def _tell(
             )
     receiver_positions = survey.receiver_positions()
     for name, points in (("Sources", survey.sources), ("Receivers", receiver_positions)):
-        low, high = points.min(axis=0), points.max(axis=0)
-        log.info("%s from %s to %s m", name, low.round(3).tolist(), high.round(3).tolist())
+        # Adding 0 makes -0, to which small negative numbers are rounded, 0
+        low, high = (0.0 + ends.round(3) for ends in (points.min(axis=0), points.max(axis=0)))
+        log.info("%s from %s to %s m", name, low.tolist(), high.tolist())
 
 
 # Bytes of traces that a rank holds at a time; a larger shot is held alone.

@@ -141,12 +141,19 @@ def test_crooked_line_is_projected_onto_its_least_squares_line():
     assert slope == pytest.approx(vectors[0, 1] / vectors[0, 0], rel=1e-6)
 
 
-def test_given_line_is_used_and_its_text_gives_the_same_line():
-    given = (100.0, 0.0, 100.0, 50.0)
-    line = choose_line(ALONG_X, request(line=given), FILES)
+def test_given_line_is_used():
+    line = choose_line(ALONG_X, request(line=(100.0, 0.0, 100.0, 50.0)), FILES)
     assert line.along(np.array([[100.0, 30.0, 2.0]])).tolist() == [[2.0, 30.0]]
-    again = choose_line(ALONG_X, request(line=tuple(map(float, str(line).split(",")))), FILES)
-    np.testing.assert_allclose(again.along(ALONG_X["source"]), line.along(ALONG_X["source"]))
+
+
+@pytest.mark.parametrize("given", [None, (431250.37, 6512880.12, 441942.45, 6518328.0)])
+def test_text_of_a_line_gives_the_same_positions(given):
+    along = 50.0 * np.arange(200)
+    points = np.stack([431250.37 + 0.89 * along, 6512880.12 + 0.45 * along, along], axis=1)
+    table = places(points[:100], points[100:])
+    line = choose_line(table, request(line=given), FILES)
+    again = choose_line(table, request(line=tuple(map(float, str(line).split(",")))), FILES)
+    np.testing.assert_array_equal(again.along(points), line.along(points))
 
 
 @pytest.mark.parametrize(
