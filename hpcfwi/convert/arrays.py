@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from math import prod
+from math import floor, log10, prod
 from pathlib import Path
 from typing import Any
 
@@ -495,6 +495,11 @@ def _find_placement(
         even = steps.size and steps[0] > 0.0 and off <= 1e-3 * steps[0] + 2.0 * digit
         if not even or (along != along[0]).any():
             return None
-        spacing.append(float(steps.mean()))
-        origin.append(float(along[0, 0]))
+        mean, first = float(steps.mean()), float(along[0, 0])
+        if digit:  # n steps together determine the spacing n times as exactly as one
+            slope, first = np.polyfit(np.arange(steps.size + 1), along[0], 1).tolist()
+            mean = round(slope, floor(log10(steps.size / digit))) or mean
+            first = round(first, floor(-log10(digit))) + 0.0
+        spacing.append(mean)
+        origin.append(first)
     return tuple(spacing), tuple(origin)
