@@ -102,7 +102,8 @@ def check_water(experiment: Experiment) -> Iterator[Finding]:
         kept.append("receivers")
     if not kept:
         return
-    fixed, known = experiment.config.inversion.fixed, experiment.known
+    config, known = experiment.config, experiment.known
+    fixed = config.inversion.fixed
     if fixed is None:
         key, remedy = "fixed_above", "a smaller depth"
     elif fixed.file in known.masks:
@@ -111,12 +112,13 @@ def check_water(experiment: Experiment) -> Iterator[Finding]:
         key, remedy = "fixed", "a lower velocity" if fixed.file is None else "a higher surface"
     where = ""
     if fixed is None or fixed.file not in known.masks:
-        floor = known.floor(experiment.config.inversion, grid)
+        floor = known.floor(config.inversion, grid)
         low, high = floor.min(), floor.max()
         where = " down to " + (f"{low:g} m" if low == high else f"{low:.4g} to {high:.4g} m")
+    migrates = config.inversion.linear and getattr(config.migration, key, None) is not None
     yield Finding(
         "note",
-        f"inversion.{key}",
+        f"{'migration' if migrates else 'inversion'}.{key}",
         f"all {' and '.join(kept)} lie in fixed cells{where}: the gradient is set to zero "
         "there, and the model changes only elsewhere",
         f"This is right if these cells are water of known velocity; otherwise give {remedy}.",
@@ -156,13 +158,16 @@ def check_steps(experiment: Experiment, substeps: int) -> Iterator[Finding]:
     if substeps == 1 or experiment.band is not None:
         return
     longest = experiment.survey.dt / substeps
+    cheaper = "a larger model.spacing"
+    if not experiment.config.inversion.linear:
+        cheaper += ", or inversion.bounds with a lower velocity,"
     yield Finding(
         "note",
         experiment.config.survey.file or "survey.dt",
         f"steps of {1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each "
         f"is divided into {substeps} substeps, which takes {substeps} times as long",
-        f"Steps of {1000 * longest:.3g} ms need no substeps but cost the same; a larger "
-        "model.spacing, or inversion.bounds with a lower velocity, costs less.",
+        f"Steps of {1000 * longest:.3g} ms need no substeps but cost the same; {cheaper} costs "
+        "less.",
     )
 
 

@@ -173,6 +173,16 @@ def test_check_water_stops_at_first_shot_with_receivers_in_free_cells(tmp_path, 
     assert counts == [1]
 
 
+@pytest.mark.parametrize("section", ["inversion", "migration"])
+def test_note_on_fixed_cells_of_a_migration_names_the_section_that_has_the_key(section, tmp_path):
+    changes = {**SOUND, "migration.iterations": 1, "inversion.fixed_above": 150.0}
+    if section == "migration":
+        changes["migration.fixed_above"] = 200.0
+    config = load_config(write_input(tmp_path, changes), (), migrates=True)
+    (note,) = check_water(prepare(config, Context.alone()))
+    assert note.where == f"{section}.fixed_above"
+
+
 def test_points_belong_to_nearest_cells_also_outside_the_grid():
     points = np.array([[0.0, 1004.0], [19.0, 1016.0], [500.0, 1000.0]])
     cells = Grid((5, 7), (10.0, 10.0), (0.0, 1000.0)).cells_of(points)
