@@ -5,7 +5,7 @@ An excerpt is the part of an array that figures show. Of a large array, only the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
@@ -262,9 +262,10 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
     )
 
 
-def count(things: Sized, name: str) -> str:
-    """Return a count with its noun: "1 source", "2 sources"."""
-    return f"{len(things)} {name}{'s' if len(things) > 1 else ''}"
+def count(positions: NDArray[np.float64], name: str) -> str:
+    """Return the number of different positions (n, ndim) with a noun: "1 source", "2 sources"."""
+    number = len(np.unique(positions, axis=0))
+    return f"{number} {name}{'s' if number > 1 else ''}"
 
 
 def edges(grid: Grid, axis: int) -> tuple[float, float]:

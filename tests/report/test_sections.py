@@ -108,6 +108,9 @@ def test_sources_and_receivers_are_marked_and_counted():
     assert len(receivers.get_xdata()) == 30
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["60 receivers", "1 source"]
+    twice = np.concatenate([picture().receivers] * 2)
+    legend = models.epoch_figure(picture(receivers=twice)).legends[0].get_texts()
+    assert legend[0].get_text() == "60 receivers", "each position counts once"
     assert not models.epoch_figure(picture(sources=None, receivers=None)).legends
 
 
