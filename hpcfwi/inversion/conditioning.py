@@ -132,8 +132,10 @@ def correct_point_source(
     n = traces.shape[-1]
     travelled = np.maximum(np.arange(n) - find_peak(wavelet), 0) * dt
     # Without the padding, the end of the signal would return at its beginning.
-    operator = np.fft.rfft(half_integral(n, dt), 2 * n)
-    halfway = np.fft.irfft(operator * np.fft.rfft(traces.astype(np.float64), 2 * n), 2 * n)[..., :n]
+    spectra = half_integral(n, dt) * np.fft.rfft(traces.astype(np.float64), 2 * n)
+    halfway = np.fft.irfft(spectra, 2 * n)[..., :n]
+    # The integral is 0 before the first sample that is not
+    halfway[np.logical_and.accumulate(traces == 0.0, axis=-1)] = 0.0
     return (halfway * speed * np.sqrt(2.0 * np.pi * travelled)).astype(np.float32)
 
 
@@ -142,14 +144,15 @@ def find_peak(wavelet: NDArray[np.floating]) -> int:
     return int(np.abs(wavelet).reshape(-1, wavelet.shape[-1]).max(axis=0).argmax())
 
 
-def half_integral(n: int, dt: float) -> NDArray[np.float64]:
-    """Return the first n weights of integration by half an order, of samples every dt (s).
+def half_integral(n: int, dt: float) -> NDArray[np.complex128]:
+    """Return the spectrum (n + 1,) of integration by half an order, over 2 n samples every dt (s).
 
-    Each is the integral of 1 / sqrt(pi t) over an interval dt around the sample (half an interval
-    for the first one), which avoids the singularity at 0.
+    It is the Fourier integral of 1 / sqrt(pi t) up to the time n dt, so that signals which their
+    samples hold are integrated exactly.
     """
-    ends = np.sqrt(dt * np.maximum(np.arange(n + 1) - 0.5, 0.0))
-    return np.asarray(2.0 / np.sqrt(np.pi) * np.diff(ends))
+    k = np.arange(1, n + 1)
+    sine, cosine = scipy.special.fresnel(np.sqrt(2.0 * k))
+    return 2.0 * np.sqrt(n * dt / np.pi) * np.append(1.0, (cosine - 1j * sine) / np.sqrt(2.0 * k))
 
 
 # Largest distance (m) between a position in the file and the one in the survey.
