@@ -100,6 +100,12 @@ def _check_positions(experiment: Experiment) -> Iterator[Finding]:
     for name, points in places.items():
         outside = ~grid.contains(points)
         if outside.any():
+            mask = survey.mask if name != "sources" else None
+            if mask is not None:
+                points = np.broadcast_to(points, (*mask.shape, grid.ndim))
+                outside = np.broadcast_to(outside, mask.shape)
+                if (outside & mask).any():  # padding has the positions of receivers
+                    points, outside = points[mask], outside[mask]
             yield _error(
                 f"{where}: {name}",
                 f"{outside.sum()} of {outside.size} lie outside the model, the first at "

@@ -13,6 +13,7 @@ from scipy.ndimage import map_coordinates
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import preparation
+from hpcfwi.inversion.checks import check_units
 from hpcfwi.inversion.loop import find_optimizer_cost
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model, resample, smooth
@@ -239,6 +240,16 @@ def test_windows_of_all_shots_are_found_once_per_stage(hpcfwi, tmp_path, monkeyp
     monkeypatch.setattr(Aperture, "find_cells", count)
     assert hpcfwi("run", write_input(tmp_path, {**changes, "stage": stages})) == 0
     assert calls.count(N_SHOTS) == 2
+
+
+def test_padding_is_not_counted_among_receivers_outside_the_model(tmp_path):
+    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    receivers = np.tile(experiment.survey.receivers, (N_SHOTS, 1, 1))
+    mask = np.ones(receivers.shape[:2], bool)
+    receivers[2, 4:], mask[2, 5:] = (40.0, -1.0), False
+    survey = replace(experiment.survey, receivers=receivers, mask=mask)
+    finding = next(check_units(replace(experiment, survey=survey), torch.device("cpu")))
+    assert f"1 of {mask.sum()} lie outside the model, the first at [40.0, -1.0]" in str(finding)
 
 
 def test_fingerprint_changes_with_the_trace_mask(tmp_path):
