@@ -217,8 +217,7 @@ def choose_traces(request: Request) -> tuple[Table, Files, float]:
 
     Raises `InputError`.
     """
-    layouts = tuple(segy.find_layout(path, request.headers) for path in request.sources)
-    parts = [_choose(layout, request) for layout in layouts]
+    layouts, parts = _choose_in_files(request)
     intervals = [
         segy.find_interval(request.dt, part, layout)
         for part, layout in zip(parts, layouts, strict=True)
@@ -254,6 +253,29 @@ def choose_traces(request: Request) -> tuple[Table, Files, float]:
         if part["trace"].size:
             segy.check_distances(part, dt * layout.n_samples, layout)
     return table, files, dt
+
+
+class _NothingKept(InputError):
+    """No trace of a file is kept."""
+
+
+def _choose_in_files(request: Request) -> tuple[tuple[Layout, ...], list[dict[str, NDArray[Any]]]]:
+    """Return the layouts and the traces of the files from which traces are kept.
+
+    Raises `InputError` if there are none.
+    """
+    layouts = [segy.find_layout(path, request.headers) for path in request.sources]
+    kept, empty = [], []
+    for layout in layouts:
+        try:
+            kept.append((layout, _choose(layout, request)))
+        except _NothingKept as nothing:
+            empty.append(nothing)
+    if not kept:
+        raise empty[0]
+    for failure in empty:
+        log.warning("%s: %s; the file is left out", failure.where, failure.problem)
+    return tuple(layout for layout, _ in kept), [part for _, part in kept]
 
 
 def _choose(layout: Layout, request: Request) -> dict[str, NDArray[Any]]:
@@ -356,7 +378,7 @@ def _find_recorded(table: Table, layout: Layout, request: Request) -> NDArray[np
     traces = np.arange(layout.n_traces)[request.keep.traces]
     traces = np.sort(traces[seismic[traces]])
     if not traces.size:
-        raise InputError(
+        raise _NothingKept(
             layout.where("code"),
             f"no trace is left of {layout.n_traces}, of which {seismic.sum()} have a code of "
             f"recorded traces, or one of --keep code; found {_say_codes(code)}",

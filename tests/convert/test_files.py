@@ -150,6 +150,16 @@ def test_files_without_traces_in_the_offset_range_are_accepted(join, tmp_path):
     check_equal(join(paths, "parts.h5", *near), join([tmp_path / "all.sgy"], "all.h5", *near))
 
 
+def test_file_without_traces_of_the_code_that_is_kept_is_left_out(join, refuse, tmp_path, capsys):
+    fields = line_fields()
+    pressure = write_segy(tmp_path / "p.sgy", {**fields, "code": 11})
+    motion = write_segy(tmp_path / "vz.sgy", {**fields, "code": 12})
+    some = join([motion, pressure], "some.h5", "--keep", "code=11")
+    assert f"{motion}, bytes 29-30 (code): no trace is left" in capsys.readouterr().out
+    check_equal(some, join([pressure], "alone.h5", "--keep", "code=11"))
+    assert "found 34 traces of code 12" in refuse(motion, motion, "none.h5", "--keep", "code=11")
+
+
 @pytest.mark.parametrize("others", [("model.h5",), ("b.sgy", "--model")])
 def test_only_segy_data_can_be_read_from_several_files(others, tmp_path, refuse):
     write_segy(tmp_path / "a.sgy")
