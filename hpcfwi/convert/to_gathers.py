@@ -112,7 +112,7 @@ def _find_delays(
         raise InputError(
             files.where("delay", which=table["file"][astray]),
             f"traces begin between samples, which are every {dt:g} s from {first or 0.0:g} s on",
-            "Give a --keep time=FIRST: that is the time of a sample, or --value delay=0, in ms.",
+            "Give the time of a sample in --keep time=FIRST:LAST, or --value delay=0, in ms.",
         )
     n_samples = int(starts.max()) + files.n_samples
     if last is not None:
