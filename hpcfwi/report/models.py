@@ -31,6 +31,7 @@ from hpcfwi.report.panels import (
     edges,
     panels,
     thin_out,
+    value_limits,
 )
 
 Extent = tuple[float, float, float, float]
@@ -354,6 +355,12 @@ def profiles_figure(*pictures: EpochPicture) -> Figure:
             style.label(
                 axes, picture.parameter.label * (number == middle), "depth (km)" * (number == 0)
             )
+        if picture.scaled is not None:
+            models = (picture.excerpt(name) for name in ("true", "start", "inverted"))
+            low, high = value_limits([model.limits for model in models if model is not None])
+            margin = 0.05 * (high - low)
+            scale = picture.parameter.figure_scale
+            row[0].set_xlim((low - margin) / scale, (high + margin) / scale)
         style.set_ticks(row[0].xaxis, 4)
     # Profiles may have no kept cells, or several ranges of them, so that labels are made unique
     named = {

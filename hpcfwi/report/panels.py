@@ -86,6 +86,9 @@ OF_EACH = ("inverted", "gradient")  # of each parameter
 CHANGING = (*OF_EACH, *ENERGIES)
 
 
+QUALITY = ("qp", "qs")
+
+
 @dataclass(frozen=True)
 class EpochPicture:
     """The contents of an epoch's figure.
@@ -172,7 +175,17 @@ class EpochPicture:
             return -limit, limit
         if name in ENERGIES:
             return 0.0, greatest_of(array)
-        return value_limits(array)
+        return value_limits(array if self.scaled is None else array[self.scaled])
+
+    @property
+    def scaled(self) -> NDArray[np.bool_] | None:
+        """The cells whose values determine the scale of models, None if all of them do.
+
+        Kept water has quality factors that are hundreds of times those of rock.
+        """
+        if self.parameter.name not in QUALITY or self.kept is None or self.kept.all():
+            return None
+        return ~self.kept
 
 
 @dataclass(frozen=True)
@@ -258,7 +271,7 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
         gradient.sections,
         gradient.limits,
         SIGNED_COLOURS,
-        f"misfit per {parameter.unit}",
+        f"misfit per {parameter.unit}" if parameter.unit else "misfit",
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from hpcfwi.model import Grid
-from hpcfwi.report.models import profiles_figure
-from hpcfwi.report.panels import find_places
+from hpcfwi.model import PARAMETERS, Grid
+from hpcfwi.report.models import epoch_figure, profiles_figure
+from hpcfwi.report.panels import find_places, panels
 from tests.report.examples import picture, texts_overlap, titles, volume
 
 
@@ -95,3 +97,17 @@ def test_profiles_are_shaded_where_cells_are_fixed():
         np.testing.assert_allclose(found, (top + h * np.array(expected)) / 1e3)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()].count("kept") == 1
+
+
+def test_kept_water_does_not_determine_the_scale_of_quality_factors():
+    shown = picture(parameter=PARAMETERS["qp"])
+    kept = np.zeros(shown.grid.shape, bool)
+    kept[:3] = True
+    rock = np.linspace(40.0, 60.0, kept.size, dtype=np.float32).reshape(kept.shape)
+    true = np.where(kept, np.float32(1e4), rock)
+    shown = replace(shown, true=true, start=true, inverted=true, kept=kept)
+    low, high = profiles_figure(shown).axes[0].get_xlim()
+    assert 38.0 < low < rock[3:].min() < rock.max() < high < 62.0
+    figure = epoch_figure(shown)
+    assert figure.axes[0].images[0].get_clim() == pytest.approx((rock[3:].min(), 60.0))
+    assert "misfit" in [panel.unit for panel in panels([shown])], "quality factors have no unit"
