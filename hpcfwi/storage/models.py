@@ -78,10 +78,13 @@ def read_model(path: Path, names: Sequence[str] | None = None) -> Model:
         for name in names:
             if name in PARAMETERS and not holds(file, name):
                 found = ", ".join(f"/{each}" for each in PARAMETERS if holds(file, each))
+                remedy = f"Store it as /{name}, for example by `hpcfwi convert --parameter {name}`"
+                if name in ("vs", "rho", "qp", "qs"):
+                    remedy += f", or, in a starting model, give model.initial.{name}"
                 raise InputError(
                     f"{path}, /{name}",
                     f"the file has no {PARAMETERS[name].title}; it holds {found or 'no parameter'}",
-                    f"Store it as /{name}, for example by `hpcfwi convert --parameter {name}`.",
+                    f"{remedy}.",
                 )
         shapes = {name: find_dataset(file, path, name).shape for name in names}
         grid = _read_grid(file, path, names[0])

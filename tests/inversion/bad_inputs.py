@@ -422,7 +422,7 @@ BAD_INPUTS = [
     ),
     BadInput(
         "model without S velocity",
-        ("true.h5, /vs", "has no S velocity; it holds /vp", "--parameter vs"),
+        ("true.h5, /vs", "has no S velocity; it holds /vp", "--parameter vs", "model.initial.vs"),
         {"wave.equation": "elastic"},
     ),
     BadInput(
