@@ -335,8 +335,9 @@ def _leave_out_unplaced(table: dict[str, NDArray[Any]], layout: Layout) -> dict[
         return table
     if is_far(points[:, ~unplaced].reshape(-1, 2)):
         log.warning(
-            "%d traces are left out: their source and receiver are at 0, 0, far from all others",
-            unplaced.sum(),
+            "%s: %d of %d traces are left out: their source and receiver are at 0, 0, far from all "
+            "others",
+            *(layout.path, unplaced.sum(), unplaced.size),
         )
         return pick(table, ~unplaced)
     dead = np.flatnonzero(unplaced)
@@ -344,7 +345,10 @@ def _leave_out_unplaced(table: dict[str, NDArray[Any]], layout: Layout) -> dict[
     alive = [read_traces(layout, table["trace"][part]).any(axis=1) for part in parts]
     dead = dead[~np.concatenate(alive)]
     if dead.size:
-        log.info("%d traces are left out: they are 0, and so are their positions", dead.size)
+        log.info(
+            "%s: %d of %d traces are left out: they are 0, and so are their positions",
+            *(layout.path, dead.size, unplaced.size),
+        )
     return pick(table, np.delete(np.arange(unplaced.size), dead))
 
 
@@ -367,14 +371,17 @@ def _check_lengths(table: Table, layout: Layout) -> None:
 
 def _find_recorded(table: Table, layout: Layout, request: Request) -> NDArray[np.int64]:
     """Return the numbers of the traces that receivers have recorded and that are kept."""
-    code, where = table["code"], layout.headers.where("code")
+    code = table["code"]
     seismic = ~np.isin(code, NOT_SEISMIC)
     if layout.revision >= 2:
         seismic &= ~np.isin(code, NOT_SEISMIC_SINCE_2)
     if request.keep.code is not None:
         seismic = np.isin(code, request.keep.code)
     elif not seismic.all():
-        log.info("%d traces are left out: no receiver recorded them (%s)", (~seismic).sum(), where)
+        log.info(
+            "%s: %d of %d traces are left out, because no receiver recorded them",
+            *(layout.where("code"), (~seismic).sum(), seismic.size),
+        )
     traces = np.arange(layout.n_traces)[request.keep.traces]
     traces = np.sort(traces[seismic[traces]])
     if not traces.size:

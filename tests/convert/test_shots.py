@@ -357,11 +357,11 @@ def test_dead_traces_without_coordinates_are_left_out(converted, capsys):
     near = line_fields()
     found = converted(without_coordinates(near, dead), traces)
     assert found["mask"].sum(axis=1).tolist() == [5, 7, 3, 8, 6, 4]
-    assert "1 traces are left out: they are 0" in capsys.readouterr().out
+    assert "line.sgy: 1 of 34 traces are left out: they are 0" in capsys.readouterr().out
     far = {**near, "source_x": near["source_x"] + 10**7, "receiver_x": near["receiver_x"] + 10**7}
     found = converted(without_coordinates(far, dead), traces)
     assert found["mask"].sum(axis=1).tolist() == [5, 7, 3, 8, 6, 4]
-    assert "WARNING: 1 traces are left out: their source and" in capsys.readouterr().out
+    assert "line.sgy: 1 of 34 traces are left out: their source and" in capsys.readouterr().out
 
 
 def test_receiver_at_a_source_at_the_origin_is_kept(converted):
