@@ -289,8 +289,8 @@ def _advise(batch: int, shots: int, threads: int) -> str:
     left = batch % threads
     if left == 0:
         return (
-            f"The batch uses all {threads} threads in every round; more ranks or threads shorten "
-            f"an epoch, up to {batch}."
+            "The batch uses all threads in every round; more ranks or threads shorten an epoch, up "
+            f"to {batch}."
         )
     more, less = batch - left + threads, batch - left
     better = [n for n in (less, more) if 0 < n <= shots]
