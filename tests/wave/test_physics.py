@@ -305,6 +305,26 @@ def test_waves_of_a_strongly_anisotropic_tilted_medium_leave_the_grid() -> None:
     assert np.abs(trace[1000:]).max() < 1e-3 * np.abs(trace).max()
 
 
+@pytest.mark.parametrize(
+    ("equation", "vs", "epsilon", "delta"),
+    [
+        ("elastic-vti", 1250.0, 0.1, 0.22),
+        ("elastic-vti", 1250.0, -0.15, -0.08),
+        # Mesaverde clayshale (Thomsen 1986), which elastic-vti refuses
+        ("elastic-tti", 1308.0, 0.334, 0.73),
+    ],
+)
+def test_waves_of_media_with_a_large_delta_leave_the_grid(
+    equation: str, vs: float, epsilon: float, delta: float
+) -> None:
+    medium = {"vp": 2500.0, "vs": vs, "epsilon": epsilon, "delta": delta, "rho": 2000.0}
+    model = homogeneous((30, 30), {**medium, **({"theta": 0.0} if "tti" in equation else {})})
+    source = np.array([145.0, 145.0])
+    options: dict[str, Any] = {"components": ["vz"], "source_kind": "force-z", "order": 4}
+    ((trace,),) = record(equation, model, 10.0, 1e-3, 4000, source, source[None] - 60.0, **options)
+    assert np.abs(trace[1000:]).max() < 1e-3 * np.abs(trace).max()
+
+
 @pytest.mark.parametrize("order", [4, 8])
 @pytest.mark.parametrize("equation", ["acoustic-density", "elastic", "acoustic-vti", "elastic-vti"])
 def test_waves_before_the_boundary_agree_with_deepwave(equation: str, order: int) -> None:

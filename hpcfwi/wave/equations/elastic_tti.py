@@ -25,7 +25,12 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave.equation import FirstOrderEquation, Source, System, Term, Wavefield, mean
-from hpcfwi.wave.equations.elastic_vti import ELASTIC_VTI, find_stiffnesses
+from hpcfwi.wave.equations.elastic_vti import (
+    ELASTIC_VTI,
+    find_energy_fault,
+    find_stiffnesses,
+    limit_energy,
+)
 
 # With smaller shares, waves grow in the absorbing boundary of some media
 MULTIAXIAL = 0.25
@@ -133,6 +138,6 @@ ELASTIC_TTI = FirstOrderEquation(
     slowest=ELASTIC_VTI.slowest,
     system=_system,
     coefficients=_find_coefficients,
-    find_fault=ELASTIC_VTI.find_fault,
-    limit=ELASTIC_VTI.limit,
+    find_fault=find_energy_fault,
+    limit=limit_energy,
 )

@@ -19,6 +19,9 @@ from hpcfwi.wave.equations.elastic import ELASTIC
 
 # Smallest (c13 + c44)^2 / c33^2 to which models are limited: the derivative of its root is finite.
 LEAST = 1e-4
+# Excess of delta, as a share of (vs / vp)^2, with which waves hardly grow in absorbing boundaries.
+# Means over cells of a model within the limit may have it.
+TOLERATED = 0.05
 
 
 def _system(axes: str) -> System:
@@ -56,7 +59,8 @@ def _find_coefficients(model: Mapping[str, Tensor], axes: str) -> dict[str, Tens
     return {**kept, **found}
 
 
-def _find_fault(model: Arrays) -> str | None:
+def find_energy_fault(model: Arrays) -> str | None:
+    """Return what contradicts positive energy in a medium, or None."""
     fault = ELASTIC.find_fault(model)
     if fault is not None:
         return fault
@@ -74,7 +78,8 @@ def _find_fault(model: Arrays) -> str | None:
     )
 
 
-def _limit(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+def limit_energy(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Return the arrays that must change so that `find_energy_fault` finds nothing."""
     found = dict(ELASTIC.limit(model, names))
     model = {**model, **found}
     stiffness = find_stiffnesses(model)
@@ -88,6 +93,46 @@ def _limit(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Ten
     if "epsilon" in names:
         c13 = stiffness["coupling"].maximum(LEAST * c33**2) ** 0.5 - c44
         least = 0.5 * ((c44 + c13**2 / c33) / c33 - 1.0)
+        return {**found, "epsilon": torch.maximum(model["epsilon"], least)}
+    return found
+
+
+def _find_largest_delta(model: Arrays) -> Any:
+    """Return the largest delta with which no wave grows in the absorbing boundary.
+
+    The phase and group velocities of a wave have opposite signs along x where (c13 + c44)^2 is
+    above c11 (c33 - c44), and along z where it is above c33 (c11 - c44) (Becache, Fauqueux and Joly
+    2003).
+    """
+    share, epsilon = (model["vs"] / model["vp"]) ** 2, model["epsilon"]
+    along_z = epsilon / (1.0 - share)
+    return 0.5 * (share + epsilon + along_z - abs(epsilon - along_z))
+
+
+def _find_fault(model: Arrays) -> str | None:
+    fault = find_energy_fault(model)
+    if fault is not None:
+        return fault
+    tolerated = TOLERATED * (model["vs"] / model["vp"]) ** 2 + 1e-6
+    growing = int((model["delta"] > _find_largest_delta(model) + tolerated).sum())
+    if not growing:
+        return None
+    return (
+        f"delta is too large in {growing} cells, and waves would grow in the absorbing boundary; "
+        "with s = (vs / vp)^2, expected at most s / 2 + epsilon, and at most s / 2 + epsilon / "
+        '(1 - s), or the equation "elastic-tti" with theta = 0'
+    )
+
+
+def _limit(model: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    found = limit_energy(model, names)
+    model = {**model, **found}
+    if "delta" in names:
+        return {**found, "delta": torch.minimum(model["delta"], _find_largest_delta(model))}
+    if "epsilon" in names:
+        share = (model["vs"] / model["vp"]) ** 2
+        least = model["delta"] - 0.5 * share
+        least = torch.maximum(least, (1.0 - share) * least)
         return {**found, "epsilon": torch.maximum(model["epsilon"], least)}
     return found
 
