@@ -10,7 +10,6 @@ of the operators of all ranks on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, fsum, log2, prod, sqrt
@@ -25,6 +24,7 @@ from torch import Tensor
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.numerics import FEWEST_POINTS
+from hpcfwi.wave.numerics import one_thread as one_thread
 
 Vector = TypeVar("Vector", Tensor, Model)
 
@@ -163,17 +163,6 @@ def add_whole(values: Tensor, over: tuple[int, ...]) -> Tensor:
         total = total + whole.long().sum(over).double() * unit
         left = left - whole * unit
     return torch.where(largest.isfinite(), total, torch.nan)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread, because sums and transforms depend on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 BLOCK = 2**15  # cells

@@ -9,7 +9,8 @@ band, and is done in the frequency domain; its transpose follows by automatic di
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import ceil, prod
@@ -309,24 +310,49 @@ def count_steps(samples: int, substeps: int) -> int:
     return samples if substeps == 1 else (samples + count_tail(samples)) * substeps
 
 
-def upsample(wavelet: Tensor, substeps: int) -> Tensor:
-    """Return wavelets (shot, time) at `substeps` times the sampling rate, with a tail.
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, because sums and transforms depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
-    They are returned unchanged if substeps is 1.
+
+def upsample(wavelets: Tensor, substeps: int) -> Tensor:
+    """Return wavelets (shot, ..., time) at `substeps` times the sampling rate, with a tail.
+
+    They are returned unchanged if substeps is 1. The result of a shot depends neither on other
+    shots nor on the number of threads.
     """
     if substeps == 1:
-        return wavelet
-    n = wavelet.shape[-1] + count_tail(wavelet.shape[-1])
-    spectrum = torch.fft.rfft(wavelet, n)
+        return wavelets
+    with one_thread():
+        return torch.stack([_upsample_shot(shot, substeps) for shot in wavelets])
+
+
+def _upsample_shot(wavelets: Tensor, substeps: int) -> Tensor:
+    n = wavelets.shape[-1] + count_tail(wavelets.shape[-1])
+    spectrum = torch.fft.rfft(wavelets, n)
     if n % 2 == 0:
         spectrum = torch.cat([spectrum[..., :-1], 0.5 * spectrum[..., -1:]], dim=-1)
     return substeps * torch.fft.irfft(spectrum, n * substeps)
 
 
 def downsample(traces: Tensor, substeps: int, n: int) -> Tensor:
-    """Return the first n samples, at the data's step, of traces (..., time) with substeps."""
+    """Return the first n samples, at the data's step, of traces (shot, ..., time) with substeps.
+
+    The result of a shot depends neither on other shots nor on the number of threads.
+    """
     if substeps == 1:
         return traces
+    with one_thread():
+        return torch.stack([_downsample_shot(shot, substeps, n) for shot in traces])
+
+
+def _downsample_shot(traces: Tensor, substeps: int, n: int) -> Tensor:
     tail = count_tail(n)
     ramp = torch.arange(tail * substeps, device=traces.device, dtype=traces.dtype)
     taper = 0.5 + 0.5 * torch.cos(torch.pi * ramp / ramp.numel())
@@ -339,7 +365,7 @@ def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) ->
     """Return the transpose of a linear function of arrays like `at`, applied to `vector`."""
     # The gradient of a scalar is used: torch.func.vjp, and grad with a vector, import torch's
     # compiler or sympy, which adds a second or two to every start.
-    with torch.enable_grad():
+    with torch.enable_grad(), one_thread():
         start = torch.zeros_like(at, requires_grad=True)
         result: Tensor = torch.autograd.grad((linear(start) * vector).sum(), start)[0]
     return result

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from hpcfwi.wave import numerics
 from hpcfwi.wave.numerics import ricker
@@ -63,3 +64,41 @@ def test_one_substep_returns_the_wavelet_and_traces_unchanged() -> None:
     wavelet = torch.tensor(np.random.default_rng(0).normal(size=(2, 30)))
     assert numerics.upsample(wavelet, 1) is wavelet
     assert numerics.downsample(wavelet, 1, 30) is wavelet
+
+
+@pytest.mark.parametrize("n", [12, 60, 1001])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_resampled_shots_have_the_same_bits_alone_and_with_any_number_of_threads(
+    n: int, kind: torch.dtype
+) -> None:
+    substeps = 4
+    long = (n + numerics.count_tail(n)) * substeps
+    rng = np.random.default_rng(0)
+    wavelets, fine, coarse = (
+        torch.tensor(rng.normal(size=(4, 5, samples))).to(kind) for samples in (n, long, n)
+    )
+
+    def refine(some: Tensor) -> Tensor:
+        return numerics.upsample(some, substeps)
+
+    def coarsen(some: Tensor) -> Tensor:
+        return numerics.downsample(some, substeps, n)
+
+    def resample(shots: slice) -> list[Tensor]:
+        return [
+            refine(wavelets[shots]),
+            coarsen(fine[shots]),
+            numerics.transpose(refine, wavelets[shots], fine[shots]),
+            numerics.transpose(coarsen, fine[shots], coarse[shots]),
+        ]
+
+    before = torch.get_num_threads()
+    expected = resample(slice(None))
+    try:
+        torch.set_num_threads(3)
+        found = resample(slice(None))
+    finally:
+        torch.set_num_threads(before)
+    for each, other, alone in zip(expected, found, resample(slice(2, 3)), strict=True):
+        assert torch.equal(each, other)
+        assert torch.equal(each[2:3], alone)
