@@ -77,9 +77,9 @@ class Window:
 class Aperture:
     """The extent of the model that a shot is simulated in, and the offsets that count.
 
-    margin: beyond the outermost source or receiver along each horizontal axis, m, None for the
-    whole model; max_offset: largest horizontal distance of receivers that count, m, None for all;
-    min_offset: the smallest, m.
+    margin: beyond the outermost source, receiver or end of a fibre's gauge along each horizontal
+    axis, m, None for the whole model; max_offset: largest horizontal distance of receivers that
+    count, m, None for all; min_offset: the smallest, m.
     """
 
     margin: float | None = None
@@ -106,9 +106,13 @@ class Aperture:
         for block in survey.blocks():
             part = slice(first, first + block.n_shots)
             live = self.within_offsets(block.sources, block.receivers)
+            components = block.components
             for axis in range(1, grid.ndim):
                 ends = block.sources[..., axis], block.receivers[..., axis]
-                cells[part, axis] = _around(grid, axis, *ends, live, self.margin)
+                half: NDArray[np.float64] | float = 0.0
+                if components.gauge is not None and components.directions is not None:
+                    half = 0.5 * components.gauge * np.abs(components.directions[..., axis])
+                cells[part, axis] = _around(grid, axis, *ends, half, live, self.margin)
             first = part.stop
         return cells
 
@@ -149,20 +153,22 @@ def _around(
     axis: int,
     sources: NDArray[np.float64],
     receivers: NDArray[np.float64],
+    half: NDArray[np.float64] | float,
     live: NDArray[np.bool_],
     margin: float,
 ) -> NDArray[np.int64]:
     """Return first cells and last + 1 of shots, (shot, 2), with a margin (m) in whole cells.
 
-    sources: (shot,) or (shot, source), receivers: (..., receiver), along the axis, m.
+    sources: (shot,) or (shot, source), receivers: (..., receiver), along the axis, m; half: extent
+    of the fibre to each side of the receivers, m.
     """
 
     def place(points: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((points - grid.origin[axis]) / grid.spacing[axis])
 
-    at_receivers, at_sources = place(receivers), place(sources).reshape(len(sources), -1)
-    nearest = np.where(live, at_receivers, np.inf).min(axis=-1)
-    furthest = np.where(live, at_receivers, -np.inf).max(axis=-1)
+    at_sources = place(sources).reshape(len(sources), -1)
+    nearest = np.where(live, place(receivers - half), np.inf).min(axis=-1)
+    furthest = np.where(live, place(receivers + half), -np.inf).max(axis=-1)
     # This is at least the smallest size of a simulation, which exceeds the reach of interpolation.
     reach = max(margin / grid.spacing[axis], FEWEST_POINTS)
     first = np.floor(np.minimum(nearest, at_sources.min(axis=1)) - reach + ON_GRID)

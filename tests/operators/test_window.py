@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import hpcfwi.survey
 from hpcfwi.model import Grid
 from hpcfwi.operators.simulator import Aperture, group_shots
-from hpcfwi.survey import Survey
+from hpcfwi.survey import Components, Survey
 
 LINE = Grid((20, 200), (10.0, 25.0), (0.0, 1000.0))
 VOLUME = Grid((20, 80, 200), (10.0, 20.0, 25.0), (0.0, -500.0, 1000.0))
@@ -31,6 +31,15 @@ def test_aperture_extends_from_outermost_source_or_receiver():
 def test_aperture_in_3d_extends_along_both_horizontal_axes():
     found = window(VOLUME, Aperture(300.0), [5.0, 0.0, 3000.0], [[5.0, 100.0, 2500.0]])
     assert found.cells == ((0, 20), (10, 46), (48, 93)), "y -300 to 400 m, x 2200 to 3300 m"
+
+
+def test_window_contains_the_ends_of_the_gauge_of_a_fibre():
+    places = np.array([[[5.0, 3000.0], [5.0, 3200.0]]])
+    fibre = Components(("strain",), None, 1000.0, np.array([[0.0, 1.0], [1.0, 0.0]]))
+    source, wavelet = np.array([[5.0, 3100.0]]), np.zeros(4, np.float32)
+    survey = Survey(source, places, wavelet, 0.001, components=fibre)
+    ((_, found),) = (each.cells for each in Aperture(250.0).find_windows(LINE, survey))
+    assert found == (50, 111), "2250 to 3750 m: 250 m beyond 2500 to 3500 m"
 
 
 def test_window_is_rounded_outwards_to_whole_cells():
