@@ -205,8 +205,8 @@ def load_config(path: Path, settings: Sequence[str] = (), migrates: bool = False
     Parameters
     ----------
     path
-        An input file, or a run directory, which contains one. Files that the input names are
-        relative to it.
+        An input file, or a run directory, which contains one and is then `output.directory`. Files
+        that the input names are relative to it.
     settings
         Changes "section.key=value", where the value is TOML. Files that they name are relative to
         the current directory.
@@ -270,6 +270,9 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
             for key, name in OWN.items():
                 _add_folder(part, key.split("."), name)
     typed = {setting.partition("=")[0].strip() for setting in settings}
+    if is_run and not typed & {"output", "output.directory"}:
+        # The run may have been moved, or be named from another working directory.
+        tables["output"]["directory"] = str(path.parent)
     for keys in FILES:
         # Paths in settings are relative to the current directory; settings do not change stages.
         is_typed = any(name in typed for name in accumulate(keys, "{}.{}".format))

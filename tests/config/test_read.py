@@ -61,6 +61,18 @@ def test_files_are_relative_to_input_and_run_directory_to_working_directory(path
     assert config.output.directory == "runs/minimal"
 
 
+def test_run_directory_given_as_the_input_is_the_output_directory(path, tmp_path, monkeypatch):
+    run = tmp_path / "renamed"
+    run.mkdir()
+    (run / "config.toml").write_text(load_config(path).to_toml())
+    assert load_config(run).output.directory == str(run)
+    monkeypatch.chdir(tmp_path)
+    assert load_config(Path("renamed")).output.directory == "renamed"
+    assert load_config(run, ["output.every=3"]).output.directory == str(run)
+    assert load_config(run, ["output.directory='other'"]).output.directory == "other"
+    assert load_config(run / "config.toml").output.directory == "runs/minimal"
+
+
 def test_files_in_stages_are_relative_to_the_input(path, tmp_path):
     keys = (
         'epochs = 3\nfixed = { file = "floor.txt" }\n'
@@ -107,7 +119,8 @@ def test_written_config_is_read_as_the_same_config(path, tmp_path, history):
     copy = tmp_path / "elsewhere" / "config.toml"
     copy.write_text(config.to_toml())
     assert load_config(copy) == config
-    assert load_config(copy.parent) == config, "a run directory is a config"
+    own = {"output.directory": str(copy.parent)}
+    assert changed_keys(load_config(copy.parent), config) == own, "a run directory is a config"
     assert changed_keys(load_config(copy), config) == {}
 
 
