@@ -172,26 +172,30 @@ def check_steps(experiment: Experiment, substeps: int) -> Iterator[Finding]:
 
 
 def check_sharing(sharing: Sharing) -> Iterator[Finding]:
-    """Check that there are shots for all ranks and threads."""
-    batch, ranks, threads = sharing.batch, sharing.ranks, sum(sharing.threads)
-    idle = f"{ranks - batch} of them are idle"
+    """Check that there are shots for all ranks or crews, and for all threads."""
+    batch, ranks, kind = sharing.batch, sharing.ranks, sharing.kind
+    threads, idle = sum(sharing.threads), ranks - batch
+    left = f"{idle} of them {'is' if idle == 1 else 'are'} idle"
+    without = f"cannot be shared by {ranks} {kind}s: {left}"
     if batch < ranks and sharing.encoded:
         # More encoded shots would cost more, so that the advice is to start fewer ranks.
         shots, fewer = (f"{batch} {w}{'s' * (batch > 1)}" for w in ("encoded shot", "rank"))
         yield Finding(
             "note",
             "inversion.batch",
-            f"{shots} of an epoch cannot be shared by {ranks} ranks: {idle}",
-            f"Start {fewer} with all cores; the threads of a rank share a shot.",
+            f"{shots} of an epoch {without}",
+            f"Start {fewer} with all cores; the threads of a rank share a shot."
+            if kind == "rank"
+            else "Start fewer ranks with more cores each, or give a larger wave.ranks_per_shot.",
         )
     elif batch < ranks:
         yield Finding(
             "warning",
             "inversion.batch",
-            f"a batch of {batch} cannot be shared by {ranks} ranks: {idle}",
-            f"Give a batch of {ranks} or more, or start as many ranks as it has shots.",
+            f"a batch of {batch} {without}",
+            f"Give a batch of {ranks} or more, or start as many {kind}s as it has shots.",
         )
-    elif batch < threads and not sharing.encoded:
+    elif batch < threads and not sharing.encoded and kind == "rank":
         yield Finding(
             "note",
             "inversion.batch",

@@ -227,21 +227,25 @@ class Sharing:
     encoded: bool
     layers: str | None
 
+    @property
+    def kind(self) -> str:
+        """The name of what counts as one rank."""
+        return "rank" if self.layers is None else "crew"
+
     def describe(self) -> Iterator[str]:
         """Yield the sharing in lines."""
         if self.layers is not None:
             yield from textwrap.wrap(self.layers, WIDTH - 2)
         threads = "/".join(map(str, sorted(set(self.threads))))
-        kind = "rank" if self.layers is None else "crew"
         yield (
-            f"{self.ranks} {kind}{'s' * (self.ranks > 1)} on {self.hosts} "
+            f"{self.ranks} {self.kind}{'s' * (self.ranks > 1)} on {self.hosts} "
             f"host{'s' * (self.hosts > 1)}, {threads} thread{'s' * (max(self.threads) > 1)} each"
         )
         shots = f"{self.batch} of {self.shots} shots"
         if self.encoded:
             shots = f"{self.batch} encoded shot{'s' * (self.batch > 1)} of all {self.shots} sources"
         yield (
-            f"{self.epochs} epochs of {shots}: a {kind} has up to {self.part}, "
+            f"{self.epochs} epochs of {shots}: a {self.kind} has up to {self.part}, "
             f"{self.at_once} at a time in {self.rounds} round{'s' * (self.rounds > 1)}"
         )
         yield from textwrap.wrap(self.advice, WIDTH - 2)
@@ -260,7 +264,8 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
     )
     encoded = section.encoding != "none"
     if encoded:
-        advice = "The threads of a rank share an encoded shot."
+        sharers = "threads of a rank" if machine.crew is None else "ranks of a crew"
+        advice = f"The {sharers} share an encoded shot."
     elif machine.crew is not None:
         advice = f"More crews shorten an epoch, up to {batch}."
     else:

@@ -275,12 +275,15 @@ def _check_memory(stages: Sequence[Stage], context: Context) -> None:
 def _introduce(files: str, experiment: Experiment, context: Context) -> None:
     hosts = context.all_gather(context.host)
     threads = context.all_gather(context.threads)
+    several = "s" * (context.size > 1)
+    ranks = f"{context.size} rank{several}"
+    if context.leader is not None:
+        ranks = f"{context.size} crew{several} of {context.leader.size} ranks"
     log.info(
-        "hpcfwi %s, torch %s: %d rank%s on %d host%s, %s, %s thread%s per rank",
+        "hpcfwi %s, torch %s: %s on %d host%s, %s, %s thread%s per rank",
         __version__,
         torch.__version__,
-        context.size,
-        "s" * (context.size > 1),
+        ranks,
         len(set(hosts)),
         "s" * (len(set(hosts)) > 1),
         context.device.type.upper(),

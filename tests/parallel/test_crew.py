@@ -458,6 +458,7 @@ def test_automatic_number_divides_a_shot_only_if_ranks_have_none(tmp_path):
         done = run_job(tmp_path / str(batch), 2, changes)
         assert done.returncode == 0, done.stderr
         assert ("2 ranks simulate each shot" in done.stderr + done.stdout) == expected
+        assert ("1 crew of 2 ranks on 1 host" if expected else "2 ranks on 1 host") in done.stdout
 
 
 def test_shared_memory_leaves_no_file(tmp_path):

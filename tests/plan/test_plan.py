@@ -226,6 +226,24 @@ def test_batch_of_one_encoded_shot_gives_no_warning(machine, severity, tmp_path)
     assert "batch of" not in plan.sharing.advice
 
 
+@pytest.mark.parametrize(("batch", "severity"), [(1, ["warning"]), (2, [])])
+def test_crews_need_a_shot_each_and_their_threads_do_not(batch, severity, tmp_path):
+    machine = replace(ranks(2, threads=2), crew=(2, 1))
+    found = planned(tmp_path, {"inversion.batch": batch}, machine).findings
+    found = [f for f in found if f.where == "inversion.batch"]
+    assert [f.severity for f in found] == severity
+    assert all("shared by 2 crews: 1 of them is idle" in f.found for f in found)
+
+
+def test_crew_shares_an_encoded_shot(tmp_path):
+    changes = {"inversion.batch": 1, "inversion.encoding": "signs"}
+    plan = planned(tmp_path, changes, replace(ranks(2), crew=(2, 1)))
+    assert plan.sharing.advice == "The ranks of a crew share an encoded shot."
+    (found,) = [f for f in plan.findings if f.where == "inversion.batch"]
+    assert "1 encoded shot of an epoch cannot be shared by 2 crews" in found.found
+    assert "wave.ranks_per_shot" in found.remedy
+
+
 def test_batch_size_that_fills_last_round_is_recommended(tmp_path):
     plan = planned(tmp_path, {"inversion.batch": 5})
     assert plan.sharing.rounds == 3
