@@ -237,6 +237,12 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     directory = RunDirectory(path)
     is_run = exists(directory.config) and exists(directory.initial)
     if not is_run and not exists(directory.resolution):
+        if exists(directory.config):
+            raise InputError(
+                str(path),
+                "the run has not begun its first epoch, so that there is nothing to draw",
+                "Wait for it, or continue it with `hpcfwi run`.",
+            )
         raise InputError(str(path), "not a run directory", "Name the directory of a run.")
     drawn: set[Path] = set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from io import BytesIO
 
@@ -75,6 +76,12 @@ def test_show_refuses_a_directory_that_is_not_a_run(hpcfwi, tmp_path, capsys):
         f"hpcfwi: {tmp_path}: not a run directory. Name the directory of a run.\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_show_says_that_a_run_has_not_begun_its_first_epoch(run, hpcfwi, tmp_path, capsys):
+    shutil.copy(run / "config.toml", tmp_path)
+    assert hpcfwi("show", tmp_path) == 2
+    assert f"{tmp_path}: the run has not begun its first epoch" in capsys.readouterr().err
 
 
 def test_show_with_pdf_option_also_writes_figures_as_pdf(run, hpcfwi, monkeypatch, capsys):
