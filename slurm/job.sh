@@ -60,8 +60,11 @@ while :; do
     done
     launcher=
 
-    # torchrun replaces every exit status by 1.
-    [[ $status != 1 || $reason == none || $(stops) == "$stops_before" ]] || status=3
+    # torchrun replaces every exit status by 1. If ranks give up an epoch, srun kills those that exit
+    # last, and ends with 137.
+    case $status in
+        1 | 137) [[ $reason == none || $(stops) == "$stops_before" ]] || status=3 ;;
+    esac
 
     # A wrong input (2) or a stop on request (3): starting again would not help.
     end="hpcfwi ended with $status"

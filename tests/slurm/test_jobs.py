@@ -300,6 +300,23 @@ def test_failure_near_the_time_limit_does_not_prevent_requeueing(
     assert "hpcfwi ended with 1 as time ran out; the job continues" in job.log
 
 
+def test_ranks_killed_after_a_stop_are_not_told_to_lack_memory(
+    cluster: Cluster, checkout: Checkout
+) -> None:
+    folder = checkout(
+        "[[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || exit 0\n"
+        "trap 'echo \"the same command continues from epoch 4\"; kill -KILL $$' USR1\n"
+        "echo works; while :; do sleep 0.1; done"
+    )
+    number = submit(cluster, "marmousi_cpu.sh", folder)
+    cluster.wait_for_line(number, "works\nworks\n")
+    cluster.call("scancel", "--signal=USR1", "--batch", str(number))
+    job = cluster.wait(number)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), job.log
+    assert "Stopped with a checkpoint; the job goes back to the queue" in job.log
+    assert "ended with 137" not in job.log
+
+
 def test_cancelled_job_saves_and_is_not_requeued(cluster: Cluster, checkout: Checkout) -> None:
     # Slurm's SIGTERM may come while a rank saves after that of the script, which `hpcfwi` has noted
     patient = INTERRUPTIBLE.replace("trap - TERM", 'trap "" TERM')
