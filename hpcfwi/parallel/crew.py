@@ -388,8 +388,9 @@ def _check(context: Context, size: int) -> None:
     key, fault, remedy = "wave.ranks_per_shot", None, ""
     sharers = max(context.all_gather(context.sharers))
     if context.size % size:
-        fault = f"{context.size} ranks cannot be divided into crews of {size}"
-        remedy = f"Start a multiple of {size} ranks."
+        ranks = f"{context.size} rank{'s' * (context.size > 1)}"
+        fault = f"{ranks} cannot be divided into crews of {size}"
+        remedy = f"Start a multiple of {size} ranks, or give another number; results stay the same."
     elif context.fault_tolerant:
         fault = "crews do not survive the death of a rank"
         remedy = "Start mpirun without --with-ft, or leave the key out."
