@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from inspect import Signature, signature
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 import typer
@@ -164,8 +165,23 @@ def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
     )
 
 
-def _stop_early(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    """Stop at once at a signal that comes before an inversion, when there is nothing to save."""
+RETRY = 0.05  # s
+
+
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    """Stop at once at a signal that comes before an inversion, when there is nothing to save.
+
+    Within an import the signal is only sent again a moment later, because modules in C may ignore
+    an exception and fail with another one, or end the process.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            # It goes to this thread, which may block signals by then.
+            timer = threading.Timer(RETRY, signal.pthread_kill, (threading.get_ident(), number))
+            timer.daemon = True
+            timer.start()
+            return
+        frame = frame.f_back
     name = signal.Signals(number).name
     raise Stopped(
         f"stopped by {name} before an epoch began; "

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from importlib import import_module
+
 import pytest
 
-from hpcfwi import __version__
+from hpcfwi import __version__, cli
+from hpcfwi.errors import Stopped
 from tests.inversion.examples import write_input
 
 COMMANDS = ("dataset", "forward", "check", "run", "status", "plan", "show", "bench", "convert")
@@ -45,6 +50,26 @@ def test_wrong_command_line_is_refused_with_a_hint_to_help(words, helpful, hpcfw
     message = capsys.readouterr().err
     assert message.endswith(f"See {helpful} --help.\n")
     assert "Value error" not in message
+
+
+def test_signal_within_an_import_stops_the_program_after_the_import(tmp_path, monkeypatch):
+    module = "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nis_whole = True\n"
+    (tmp_path / "interrupted.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    imported = []
+
+    def load() -> None:
+        imported.append(import_module("interrupted"))
+        time.sleep(30.0)
+
+    before = signal.signal(signal.SIGUSR1, cli._stop_early)
+    try:
+        with pytest.raises(Stopped, match="stopped by SIGUSR1"):
+            load()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert imported
+    assert imported[0].is_whole
 
 
 def test_job_with_gpus_unseen_by_torch_is_refused_without_device_cpu(
