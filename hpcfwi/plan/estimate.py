@@ -138,7 +138,7 @@ class Work:
     def describe(self, epochs: int) -> str:
         """Return the work in a line; epochs: number of epochs of the stage."""
         least, likely = self.least.count, self.likely.count
-        each = f"{likely / epochs:.3g} shots per epoch"
+        each = f"{likely / epochs:.3g} shot{'s' * (likely != epochs)} per epoch"
         whole = f"{likely:.0f} in all"
         if least < likely:
             each = f"at least {least / epochs:.3g}, probably {each}"

@@ -78,8 +78,9 @@ def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
         findings = _list_findings(compared)
 
         def tell() -> None:
-            keep_checked(directory, compared)
+            # The findings come first, because the directory may not be writable
             write_findings(str(path), findings, sys.stdout, quiet)
+            keep_checked(directory, compared)
             for one in compared:
                 figure = draw(one, directory)
                 if not quiet:

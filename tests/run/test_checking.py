@@ -121,6 +121,17 @@ def test_good_data_are_summarised_and_drawn_without_a_warning(observed, hpcfwi, 
     assert (tmp_path / "run" / "check.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_findings_are_written_even_if_the_run_directory_takes_no_files(
+    observed, hpcfwi, tmp_path, capsys
+):
+    path = write_damaged(tmp_path, observed, make_white)
+    (tmp_path / "run" / "check.json").mkdir(parents=True)
+    assert hpcfwi("check", path) == 2
+    found = capsys.readouterr()
+    assert "first arrivals" in found.out
+    assert "check.json" in found.err
+
+
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", WARNED)
 def test_damaged_data_give_a_warning_before_the_first_update(
