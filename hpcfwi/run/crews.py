@@ -43,13 +43,13 @@ def run_in_crews(
     """
     config = context.from_root(load)
     size = config.wave.ranks_per_shot
-    if size == "auto":
+    if context.size == 1 and (size == "auto" or not needs_crews):
+        size = 1
+    elif size == "auto":
         experiments = [prepare(config, context, target)]
         if target is None:
             experiments = [stage.experiment for stage in make_stages(experiments[0], context)]
         size = choose_crew_size(experiments, context)
-    elif context.size == 1 and not needs_crews:
-        size = 1
     run_on_leaders(size, context, partial(work, config))
 
 
