@@ -233,7 +233,7 @@ def _draw_gathers(
     ):
         if not len(places):
             style.title(axes, name)
-            style.say_unknown(axes, "no traces")
+            style.say_instead(axes, "no traces")
             continue
         image, first, last = draw_traces(axes, gather[line], places[line, along], axis, limit)
         if first <= source[along] <= last:
@@ -306,7 +306,7 @@ def _draw_row(
         if places.size:
             draw_traces(axes, traces, places, axis, limit)
         else:
-            style.say_unknown(axes, "no traces")
+            style.say_instead(axes, "no traces")
         style.title(axes, title)
         style.label(axes, "offset (km)" * is_last, "time (s)" * (axes is row[0]))
 

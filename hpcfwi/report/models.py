@@ -119,7 +119,7 @@ def _draw_sections(pictures: Sequence[EpochPicture]) -> Figure:
         prepare(axes, extent, x, y, 10 if is_wide else 5)
         style.title(axes, panel.title)
         if panel.sections is None:
-            style.say_unknown(axes)
+            style.say_instead(axes, panel.instead)
             continue
         image = draw_section(axes, panel.sections[0], extent, panel.colours, panel.limits)
         width = 0.02 if is_wide else 0.04
@@ -240,7 +240,7 @@ def _draw_volume(
         along = f"{NAMES[which.vertical]} (km)" * (which is not CROSSLINE)
         prepare(inset, (west, east, *ends), across, along)
         if panel.sections is None:
-            style.say_unknown(inset)
+            style.say_instead(inset, panel.instead)
             continue
         extent = west, east, last, first
         draw_section(inset, panel.sections[which.cut], extent, panel.colours, panel.limits)

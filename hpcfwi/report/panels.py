@@ -192,7 +192,7 @@ class EpochPicture:
 class Panel:
     """One of the six panels: the sections of an array in the unit of the figure, and its colours.
 
-    sections: as those of an `Excerpt`, None if the array is not known; origins: positions
+    sections: as those of an `Excerpt`, None to write `instead` in their place; origins: positions
     (n, ndim), m, of the sources of waves whose energy is shown; caption: number and kind of the
     origins.
     """
@@ -204,6 +204,7 @@ class Panel:
     unit: str
     origins: NDArray[np.float64] | None = None
     caption: str | None = None
+    instead: str = "not known"
 
 
 # Number of panels of each parameter
@@ -266,12 +267,15 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
             sections = tuple(part.astype(np.float64) / scale for part in excerpt.sections)
         yield Panel(title, sections, (low / scale, high / scale), colours, parameter.label)
     of = "" if is_alone else f" in {parameter.name}"
+    # That of a parameter that is tied to another one is part of the other's
+    is_zero = not any(part.any() for part in gradient.sections)
     yield Panel(
         f"Gradient{of}, clipped at {GRADIENT_CLIP[picture.grid.ndim]:g} %",
-        gradient.sections,
+        None if is_zero else gradient.sections,
         gradient.limits,
         SIGNED_COLOURS,
         f"misfit per {parameter.unit}" if parameter.unit else "misfit",
+        instead="zero",
     )
 
 

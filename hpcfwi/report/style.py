@@ -109,7 +109,7 @@ def add_legend(figure: Figure, handles: list[Artist], columns: int, **layout: fl
     )
 
 
-def say_unknown(axes: Axes, what: str = "not known") -> None:
+def say_instead(axes: Axes, what: str) -> None:
     """Write a text in place of a missing image."""
     axes.set_facecolor("0.95")
     axes.text(0.5, 0.5, what, transform=axes.transAxes, ha="center", va="center")

@@ -51,6 +51,13 @@ def test_both_models_have_the_colour_scale_of_the_true_model_in_km_per_s():
     assert (true.colorbar.extend, inverted.colorbar.extend) == ("neither", "max")
 
 
+def test_gradient_that_is_zero_everywhere_is_said_to_be_zero():
+    made = replace(picture(), gradient=np.zeros_like(picture().gradient))
+    axes = models.epoch_figure(made).axes[3]
+    assert not axes.images
+    assert [text.get_text() for text in axes.texts] == ["zero"]
+
+
 def test_gradient_has_a_symmetric_clipped_colour_scale():
     image = models.epoch_figure(picture()).axes[3].images[0]
     low, high = image.get_clim()
@@ -145,13 +152,14 @@ def test_epoch_of_zeros_or_nan_is_drawn(value):
     made = picture(gradient=nothing, inverted=nothing, source_illumination=nothing)
     figure = models.epoch_figure(made)
     figure.canvas.draw()
-    true, inverted, gradient, *illuminations = (
+    true, inverted, *gradient, source, receiver = (
         axes.images[0] for axes in figure.axes if axes.images
     )
     assert true.get_clim() == inverted.get_clim() == pytest.approx((1.5, 2.9))
-    assert gradient.get_clim() == (-1.0, 1.0)
-    for image in (inverted, gradient):
+    assert [image.get_clim() for image in gradient] == [(-1.0, 1.0)] * bool(np.isnan(value))
+    for image in (inverted, *gradient):
         np.testing.assert_array_equal(image.get_array(), nothing)
+    illuminations = source, receiver
     assert all((image.get_array() == -60.0).all() for image in illuminations)
 
 
