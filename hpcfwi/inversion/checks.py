@@ -217,7 +217,9 @@ def _check_spread(experiment: Experiment) -> Iterator[Finding]:
             )
 
 
-def _check_free_surface(experiment: Experiment, device: torch.device) -> Iterator[Finding]:
+def _check_free_surface(
+    experiment: Experiment, device: torch.device, where: str = ""
+) -> Iterator[Finding]:
     """Yield an error for sources and receivers on a free surface that emit or record nothing."""
     if not experiment.config.wave.free_surface:
         return
@@ -240,7 +242,7 @@ def _check_free_surface(experiment: Experiment, device: torch.device) -> Iterato
                 f"{on_surface.sum()} of {on_surface.size} lie on the free surface at "
                 f"{top:g} m, where the pressure, and so their traces, are zero",
                 f"Give a depth below it, such as {top + spacing:g} m, or "
-                "wave.free_surface = false.",
+                f"{where}wave.free_surface = false.",
             )
     shots = np.flatnonzero(_on_surface(survey.sources, top, spacing))
     if shots.size and equation is not ACOUSTIC:
@@ -278,6 +280,8 @@ def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
             f"found {largest}, but the survey has {survey.n_shots} shots",
             "Give at most this number.",
         )
+    if where:
+        yield from _check_free_surface(experiment, torch.device("cpu"), where)
     yield from _check_band(experiment.config, survey, where)
     yield from _check_offsets(experiment.config, survey, where)
     yield from _check_weights(experiment.config, survey, where)

@@ -462,6 +462,11 @@ BAD_INPUTS = [
         {"wave.free_surface": True, "survey.sources.depth": 0.0},
     ),
     BadInput(
+        "sources on the free surface of a stage",
+        ("survey.sources.depth", "10 of 10 lie on the free surface", "stage.2.wave.free_surface"),
+        {"stage": [{}, {"wave": {"free_surface": True}}], "survey.sources.depth": 0.0},
+    ),
+    BadInput(
         "receivers on a free surface",
         ("given.h5: receivers", "30 of 30 lie on the free surface", "false"),
         {**FILE_INSTEAD, "wave.free_surface": True},
