@@ -238,6 +238,7 @@ class SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(*tensors: Tensor) -> Tensor:
+        """Return the zero, of shape ()."""
         return torch.zeros((), device=tensors[0].device)
 
     @staticmethod
@@ -246,10 +247,12 @@ class SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        """Return the zero, which has no axis of a batch."""
         return torch.zeros((), device=tensors[0].device), None
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> Any:
+        """Raise NotImplementedError."""
         raise NotImplementedError(
             "waves and stacks of operators have no second derivatives; for products with the "
             "Gauss-Newton matrix use `normal` of hpcfwi.operators.Shots(...).linearize(model)"
