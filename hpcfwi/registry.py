@@ -36,14 +36,14 @@ EQUATIONS = {
 }
 
 MISFITS = {
-    "least-squares": "hpcfwi.inversion.misfits.least_squares:least_squares",
-    "normalized": "hpcfwi.inversion.misfits.normalized:normalized",
-    "correlation": "hpcfwi.inversion.misfits.correlation:correlation",
-    "envelope": "hpcfwi.inversion.misfits.envelope:envelope",
-    "huber": "hpcfwi.inversion.misfits.huber:huber",
-    "student": "hpcfwi.inversion.misfits.student:student",
-    "transport": "hpcfwi.inversion.misfits.transport:transport",
-    "adaptive": "hpcfwi.inversion.misfits.adaptive:adaptive",
+    "least-squares": "hpcfwi.inversion.misfits:least_squares",
+    "normalized": "hpcfwi.inversion.misfits:normalized",
+    "correlation": "hpcfwi.inversion.misfits:correlation",
+    "envelope": "hpcfwi.inversion.misfits:envelope",
+    "huber": "hpcfwi.inversion.misfits:huber",
+    "student": "hpcfwi.inversion.misfits:student",
+    "transport": "hpcfwi.inversion.misfits:transport",
+    "adaptive": "hpcfwi.inversion.misfits:adaptive",
 }
 
 DATASETS = {
@@ -76,9 +76,9 @@ WAVELETS = {
 }
 
 REGULARIZERS = {
-    "damping": "hpcfwi.inversion.regularizers.damping:damping",
-    "tikhonov": "hpcfwi.inversion.regularizers.tikhonov:tikhonov",
-    "tv": "hpcfwi.inversion.regularizers.total_variation:total_variation",
+    "damping": "hpcfwi.inversion.regularizers:damping",
+    "tikhonov": "hpcfwi.inversion.regularizers:tikhonov",
+    "tv": "hpcfwi.inversion.regularizers:total_variation",
 }
 
 DENOISERS = {

@@ -21,8 +21,7 @@ from hpcfwi.inversion.conditioning import (
     sign_offsets,
 )
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.misfits import Misfit
-from hpcfwi.inversion.misfits.traces import SILENT
+from hpcfwi.inversion.misfits import SILENT, Misfit
 from hpcfwi.inversion.objective import AlikeShots, Times, work_on_part
 from hpcfwi.inversion.stages import Part
 from hpcfwi.model import Model

@@ -21,7 +21,7 @@ from hpcfwi.inversion.conditioning import (
     measure_energies,
     median_of_neighbours,
 )
-from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from hpcfwi.config.inversion import PreconditionSection
-from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.optimizers.gauss_newton import weigh_depths
 from hpcfwi.inversion.preconditioning import Preconditioner
-from hpcfwi.inversion.regularizers.tikhonov import tikhonov
-from hpcfwi.inversion.regularizers.total_variation import total_variation
+from hpcfwi.inversion.regularizers import tikhonov, total_variation
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import Coarsening, dot
 from hpcfwi.wave.equation import ACOUSTIC

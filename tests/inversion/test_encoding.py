@@ -16,7 +16,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion import stages
 from hpcfwi.inversion.checks import check_stage
 from hpcfwi.inversion.conditioning import correct_point_source
-from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import AlikeShots, evaluate_shots
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Draws, EncodedData, Lattice, Stage, draw_signs

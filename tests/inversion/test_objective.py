@@ -12,7 +12,7 @@ from scipy import ndimage
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
-from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Batch, Part

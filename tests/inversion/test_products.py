@@ -12,10 +12,10 @@ import torch
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.loop import EpochEvaluator
-from hpcfwi.inversion.misfits.least_squares import least_squares
+from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.regularizers.tikhonov import tikhonov
+from hpcfwi.inversion.regularizers import tikhonov
 from hpcfwi.inversion.state import State
 from hpcfwi.operators.simulator import Aperture, Chunks
 from hpcfwi.parallel.context import Context

@@ -1,4 +1,4 @@
-"""Properties of all regularizers."""
+"""Regularizers: the properties that all have, then the formulas of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.inversion.regularizers.damping import damping
+from hpcfwi.inversion.regularizers import damping, tikhonov, total_variation
 from hpcfwi.model import Grid, Model, resample, resample_onto
 from hpcfwi.registry import REGULARIZERS, find
 from hpcfwi.report.page import read_metrics
@@ -125,3 +125,69 @@ def test_bits_of_a_regularizer_do_not_depend_on_the_threads(regularize):
     for penalty, gradient in found[1:]:
         assert penalty == found[0][0]
         assert torch.equal(gradient["vp"], found[0][1]["vp"])
+
+
+def test_damping_and_its_gradient_match_autograd():
+    torch.manual_seed(0)
+    grid = Grid((5, 7), (10.0, 20.0), (0.0, 0.0))
+    initial, array = torch.randn(2, 5, 7, dtype=torch.float64)
+    weights = torch.rand(5, 7, dtype=torch.float64)
+    array.requires_grad_()
+    expected = 1.5 * (weights * (array - initial) ** 2).mean()
+    expected.backward()
+    model, start = Model(grid, {"vp": array.detach()}), Model(grid, {"vp": initial})
+    penalty, gradient = damping(model, start, weights, weight=3.0)
+    assert penalty == pytest.approx(expected.item(), rel=1e-14)
+    torch.testing.assert_close(gradient["vp"], array.grad, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing"), [((5, 7), (10.0, 10.0)), ((4, 5, 6), (5.0, 10.0, 20.0))]
+)
+def test_tikhonov_penalty_and_its_gradient_match_autograd(shape, spacing):
+    torch.manual_seed(0)
+    grid = Grid(shape, spacing, (0.0,) * len(shape))
+    initial, array = torch.randn(2, *shape, dtype=torch.float64)
+    array.requires_grad_()
+    ratios = [spacing[0] / h for h in spacing]
+    terms = [(array - initial).diff(dim=k).mul(ratios[k]).square().sum() for k in range(len(shape))]
+    expected = 0.5 * 3.0 * sum(terms) / array.numel()
+    expected.backward()
+    model, start = Model(grid, {"vp": array.detach()}), Model(grid, {"vp": initial})
+    penalty, gradient = tikhonov(model, start, weight=3.0)
+    assert penalty == pytest.approx(expected.item(), rel=1e-14)
+    torch.testing.assert_close(gradient["vp"], array.grad, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing"), [((5, 7), (10.0, 10.0)), ((4, 5, 6), (5.0, 10.0, 20.0))]
+)
+def test_total_variation_and_its_gradient_match_autograd(shape, spacing):
+    torch.manual_seed(0)
+    grid = Grid(shape, spacing, (0.0,) * len(shape))
+    initial, array = torch.randn(2, *shape, dtype=torch.float64)
+    array.requires_grad_()
+    squares = torch.zeros(shape, dtype=torch.float64)
+    for axis, h in enumerate(spacing):
+        slope = (array - initial).diff(dim=axis).mul(spacing[0] / h).square()
+        padding = [0, 0] * len(shape)
+        padding[2 * (len(shape) - axis) - 1] = 1
+        squares = squares + torch.nn.functional.pad(slope, padding)
+    expected = 3.0 * ((squares + 0.25).sqrt() - 0.5).mean()
+    expected.backward()
+    model, start = Model(grid, {"vp": array.detach()}), Model(grid, {"vp": initial})
+    penalty, gradient = total_variation(model, start, weight=3.0, smallest=0.5)
+    assert penalty == pytest.approx(expected.item(), rel=1e-13)
+    torch.testing.assert_close(gradient["vp"], array.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_edge_costs_no_more_than_a_slope_of_the_same_contrast():
+    grid = Grid((4, 40), (10.0, 10.0), (0.0, 0.0))
+    start = Model(grid, {"vp": torch.zeros(grid.shape)})
+    edge = (torch.arange(40) >= 20).float().expand(grid.shape) * 500.0
+    ramp = torch.linspace(0.0, 500.0, 40).expand(grid.shape)
+    sharp, smooth = (
+        total_variation(Model(grid, {"vp": array}), start, weight=1.0, smallest=0.01)[0]
+        for array in (edge, ramp)
+    )
+    assert sharp == pytest.approx(smooth, rel=1e-2)
