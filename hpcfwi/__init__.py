@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcfwi.parallel.context import Context
-    from hpcfwi.run.job import Opened
+    from hpcfwi.run.commands import Opened
 
 __version__ = "0.1.0"
 
@@ -36,8 +36,8 @@ def open_input(
 ) -> "Opened":
     """Open an input file for a program: its shots as an operator, its models and its data.
 
-    See `run.job.open_input`. Use it as `hpcfwi.open_input("survey.toml", context).shots`.
+    See `run.commands.open_input`. Use it as `hpcfwi.open_input("survey.toml", context).shots`.
     """
-    from hpcfwi.run import job
+    from hpcfwi.run import commands
 
-    return job.open_input(path, context, settings, stage)
+    return commands.open_input(path, context, settings, stage)

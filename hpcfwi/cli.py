@@ -302,7 +302,7 @@ def resolve(
     """Compute the resolution of an inversion: point spread functions or a checkerboard test."""
 
     def work(context: Context) -> None:
-        from hpcfwi.run.resolving import resolve_job
+        from hpcfwi.run.commands import resolve_job
 
         resolve_job(
             job.config,

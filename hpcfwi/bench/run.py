@@ -352,7 +352,7 @@ def _make_batch(case: str, batch: int, depth: int) -> Shots:
 def _measure(case: str, batch: int, depth: int) -> int:
     """Run a job on this rank; rank 0 prints the median seconds of the slowest rank."""
     from hpcfwi.parallel.launch import launch
-    from hpcfwi.run.crews import run_on_leaders
+    from hpcfwi.run.job import run_on_leaders
 
     context = launch(gpus=False)
     together = context.size if batch == 1 else 1

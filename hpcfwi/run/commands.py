@@ -1,34 +1,39 @@
-"""The commands `check` and `plan`.
+"""The commands `check`, `plan` and `resolve`, and `open_input`, which do not change a run.
 
 `check` compares the observed data with those of the starting model; a run does the same before its
 first epoch. `plan` estimates the memory and the time of a run on all ranks, and one rank writes the
-plan.
+plan. `resolve` computes the resolution of an inversion, by point spread functions or a
+checkerboard. `open_input` opens an input file for a program: its shots as an operator, its models
+and its data.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import Finding, InputError, refuse
+from hpcfwi.inversion import resolution
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.memory import estimate_overhead
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.inversion.shot_qc import View, choose_drawn
-from hpcfwi.inversion.stages import Stage, make_stages
+from hpcfwi.inversion.memory import estimate_overhead, estimate_resolution
+from hpcfwi.inversion.preparation import load_onto, prepare
+from hpcfwi.inversion.stages import make_stages
+from hpcfwi.model import Model
+from hpcfwi.operators.shots import Shots
 from hpcfwi.parallel.context import Context
-from hpcfwi.plan.checks import check_data, check_experiment
+from hpcfwi.parallel.watch import StopRequest
+from hpcfwi.plan.checks import check_data
 from hpcfwi.plan.comparison import DataComparison, compare_data
 from hpcfwi.plan.estimate import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import (
@@ -43,10 +48,20 @@ from hpcfwi.plan.plan import (
 )
 from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
-from hpcfwi.run.crews import run_in_crews
 from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory, refusing_unwritable
+from hpcfwi.run.job import (
+    draw_comparison,
+    keep_checked,
+    look_at_data,
+    run_in_crews,
+    watch_preparation,
+)
+from hpcfwi.run.records import keep_resolution
 from hpcfwi.run.session import check_observed, open_observed
-from hpcfwi.system import exists, is_there, written_whole
+from hpcfwi.system import exists, is_there
+
+if TYPE_CHECKING:
+    from hpcfwi.report.resolution import ResolutionTest
 
 log = logging.getLogger("hpcfwi")
 
@@ -75,86 +90,19 @@ def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
         compared = look_at_data(experiment, make_stages(experiment, context), context)
-        findings = _list_findings(compared)
+        findings = [finding for one in compared for finding in one.findings]
 
         def tell() -> None:
             # The findings come first, because the directory may not be writable
             write_findings(str(path), findings, sys.stdout, quiet)
             keep_checked(directory, compared)
             for one in compared:
-                figure = draw(one, directory)
+                figure = draw_comparison(one, directory)
                 if not quiet:
                     _write_comparison(one, figure)
 
         context.from_root(tell)
     refuse(findings)
-
-
-def look_before_simulating(experiments: Sequence[Experiment], device: torch.device) -> None:
-    """Log the warnings and errors of a plan about models, survey and scheme; rank 0 only."""
-    told: list[Finding] = []
-    for experiment in experiments:
-        seen = experiment.seen_by_waves()
-        model, shot = seen.initial.as_tensors(device), seen.survey.select(np.arange(1))
-        dt = seen.make_simulator().set_up(model, shot, window=None).problem.dt
-        for finding in check_experiment(seen, dt):
-            if finding.severity != "note" and finding not in told:
-                log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
-                told.append(finding)
-
-
-def look_before_inverting(
-    experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
-) -> None:
-    """Log the comparison of the data of all stages, and draw data with findings; collective.
-
-    Raises `InputError` on all ranks if there is nothing to invert.
-    """
-    compared = look_at_data(experiment, stages, context)
-    for one in compared:
-        for line in one.describe():
-            log.info("Data%s: %s", f", {one.label}" if one.label else "", line)
-    refuse(_list_findings(compared))
-    context.from_root(partial(keep_checked, directory, compared))
-
-    def warn(one: DataComparison) -> None:
-        for finding in one.findings:
-            log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
-        figure = draw(one, directory)
-        log.warning("Observed data and data of the starting model: %s", figure)
-
-    for one in compared:
-        if one.findings:
-            context.from_root(partial(warn, one))
-
-
-def _list_findings(compared: Sequence[DataComparison]) -> list[Finding]:
-    return [finding for one in compared for finding in one.findings]
-
-
-def keep_checked(directory: RunDirectory, compared: Sequence[DataComparison]) -> None:
-    """Write the findings about the data, for the report; rank 0 only."""
-    found = [
-        {
-            "label": one.label,
-            "lines": list(one.describe()),
-            "findings": list(map(str, one.findings)),
-        }
-        for one in compared
-    ]
-    path = directory.checked
-    with refusing_unwritable(path, OTHER_DIRECTORY), written_whole(path) as file:
-        file.write(json.dumps(found, indent=1).encode())
-
-
-def look_at_data(
-    experiment: Experiment, stages: Sequence[Stage], context: Context
-) -> list[DataComparison]:
-    """Return the comparisons of the data of all stages, with their findings; collective."""
-    there = context.from_root(partial(is_there, experiment.observed))
-    with open_observed(experiment, context) if there else nullcontext() as reader:
-        compared = compare_data(experiment, stages, reader, context)
-    return check_data(compared, experiment.config.survey.file or "survey")
 
 
 def _write_comparison(one: DataComparison, figure: Path) -> None:
@@ -163,36 +111,6 @@ def _write_comparison(one: DataComparison, figure: Path) -> None:
     head = [f"{one.label}:"] if one.label else []
     sys.stdout.write("".join(f"{line}\n" for line in [*head, *(f"  {line}" for line in lines)]))
     sys.stdout.flush()
-
-
-def draw(compared: DataComparison, directory: RunDirectory) -> Path:
-    """Draw the figure in the run directory and return its path; rank 0 only."""
-    from hpcfwi.report import style
-    from hpcfwi.report.figures import comparison_figure
-
-    comparison, first = compared.comparison, compared.stages[0]
-    experiment = first.experiment
-    path = directory.figure(f"check_{first.number + 1}" if compared.label else "check")
-
-    def find_picks(view: View) -> NDArray[np.float64]:
-        source = experiment.survey.sources[view.number]
-        mutes = [experiment.picks[name] for name in experiment.config.data.picks]
-        return np.array([picks.find_line(source, view.offsets) for picks in mutes])
-
-    figure = comparison_figure(
-        [
-            (title, view.offsets, view.observed, view.simulated, find_picks(view))
-            for title, view in choose_drawn(comparison.views)
-        ],
-        comparison.axis,
-        comparison.factor,
-        comparison.offsets,
-        comparison.lags,
-        comparison.period,
-    )
-    with refusing_unwritable(path, OTHER_DIRECTORY):
-        style.save(figure, path)
-    return path
 
 
 def plan_job(
@@ -303,3 +221,242 @@ def _plan_stage(
     machine = describe_machine(experiment, context, ready, watch.warm_up())
     speed = measure_speed(watch, budget)
     return context.from_root(partial(make, machine, has_data, speed))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An input file, or one stage of it, ready to be simulated on the ranks of a context.
+
+    Attributes
+    ----------
+    experiment : Experiment
+        The experiment that the input describes for the stage.
+    whole : Experiment
+        The experiment without the changes of the stage, with the recorded survey.
+    context : Context
+        The ranks.
+    stage : int
+        The number of the stage, from 1.
+    """
+
+    experiment: Experiment
+    whole: Experiment
+    context: Context
+    stage: int
+
+    @cached_property
+    def shots(self) -> Shots:
+        """The simulations of the survey, with the numerics of a run; see `operators.Shots`."""
+        return self.experiment.shots(self.context)
+
+    @cached_property
+    def model(self) -> Model[Tensor]:
+        """The model at the start of the inversion, for `shots`."""
+        return self.see(self.experiment.initial)
+
+    @cached_property
+    def true(self) -> Model[Tensor] | None:
+        """The true model, for `shots`; None if it is not known."""
+        return None if self.experiment.true is None else self.see(self.experiment.true)
+
+    def see(self, model: Model) -> Model[Tensor]:
+        """Return a model of the inversion's grid as tensors on the grid of `shots`."""
+        coarsening = self.experiment.coarsening
+        tensors = model.as_tensors(self.context.device)
+        return tensors if coarsening is None else coarsening.restrict(tensors)
+
+    def observed(self) -> Tensor:
+        """Return the observed traces (shot, receiver, time), in the form of the data of `shots`.
+
+        They are limited to the band of the stage, and traces that do not count are zero. Every rank
+        gets all of them. Collective.
+
+        Raises
+        ------
+        InputError
+            If the data are not simulated yet, or were made from another model or survey.
+        """
+        self.context.from_root(self._check_there)
+        survey, band = self.experiment.survey, self.experiment.band
+        with open_observed(self.whole, self.context) as reader:
+            traces = reader.read(np.arange(survey.n_shots))
+        if band is not None:
+            traces = np.stack([band.filter(gather) for gather in traces])
+        counts = self.experiment.aperture.within_offsets(survey.sources, survey.receivers)
+        traces *= np.broadcast_to(counts, survey.shape[:2])[..., None]
+        return torch.from_numpy(traces).to(self.context.device)
+
+    def _check_there(self) -> None:
+        path = self.whole.observed
+        if self.whole.is_synthetic and not is_there(path):
+            raise InputError(
+                str(path),
+                "the observed data have not been simulated yet",
+                "Run `hpcfwi forward` with this input first.",
+            )
+
+
+def open_input(
+    path: str | Path, context: Context, settings: Sequence[str] = (), stage: int | None = None
+) -> Opened:
+    """Open an input file or a run directory for a program, to simulate its shots; collective.
+
+    Parameters
+    ----------
+    path : str or Path
+        The input file (TOML), or a run directory.
+    context : Context
+        The ranks, from `hpcfwi.launch`.
+    settings : sequence of str
+        Changes of keys, "section.key=value", as `--set` takes them.
+    stage : int, optional
+        The number of the stage, from 1, whose band, offsets and grid are used; the last one if not
+        given.
+
+    Raises
+    ------
+    InputError
+        On all ranks, for all errors in the input that a run would report, and if the stage does not
+        exist.
+    """
+    config = context.from_root(partial(load_config, Path(path), settings))
+    whole = prepare(config, context)
+    stages = make_stages(whole, context)
+    number = len(stages) if stage is None else stage
+    if not 1 <= number <= len(stages):
+        raise InputError(
+            f"{path}: stage {number}",
+            f"there is no such stage; the input has {len(stages)}",
+            f"Give a number from 1 to {len(stages)}, or leave it out.",
+        )
+    return Opened(stages[number - 1].experiment, whole, context, number)
+
+
+def resolve_job(
+    path: Path,
+    settings: Sequence[str],
+    context: Context,
+    *,
+    model: Path | None = None,
+    points: float | None = None,
+    checkerboard: float | None = None,
+    stage: int | None = None,
+    quiet: bool = False,
+) -> None:
+    """Apply J^T J to a perturbation, and write and draw the response; collective.
+
+    Parameters
+    ----------
+    path : Path
+        The input file, or a run directory, whose result is then the default model.
+    model : Path, optional
+        A file with the model around which the waves are linearized.
+    points : float, optional
+        The distance between points, m; one wavelength if neither is given.
+    checkerboard : float, optional
+        The size of the cells of a checkerboard, m, which then replaces points.
+    stage : int, optional
+        The number of the stage, from 1, whose data are used; the last one if not given.
+
+    Raises
+    ------
+    InputError
+        On all ranks, for all errors in the input that a run would report, for sizes that are not
+        possible on the grid, and if the result cannot be written.
+    """
+    if points is not None and checkerboard is not None:
+        raise InputError(
+            "command line", "--points and --checkerboard exclude each other", "Give only one."
+        )
+    with StopRequest(context) as stop, start_log(None, context.rank, quiet):
+        context.heartbeat.begin("the resolution")
+        with watch_preparation(context, stop, "the beginning"):
+            job = open_input(path, context, settings, stage)
+            directory = RunDirectory(Path(job.experiment.config.output.directory))
+            context.from_root(lambda: directory.check(job.whole.config))
+            around, label = _find_reference(job, path, model)
+            found = _resolve(job, around, label, points, checkerboard)
+            context.from_root(lambda: _keep_resolution(directory, found, job))
+
+
+def _find_reference(job: Opened, path: Path, model: Path | None) -> tuple[Model, str]:
+    """Return the model around which waves are linearized, on the inversion's grid, and its name."""
+    initial = job.experiment.initial
+    if model is None and path.is_dir():
+        model = RunDirectory(path).model
+        if not job.context.from_root(partial(exists, model)):
+            raise InputError(
+                str(model),
+                "the run has no result yet",
+                "Continue the run, or name the input file to use the starting model.",
+            )
+    if model is None:
+        return initial, "starting model"
+    names = [*initial.arrays]
+    return load_onto(initial.grid, str(model), names, "--model", job.context), model.name
+
+
+def _resolve(
+    job: Opened, around: Model, label: str, points: float | None, checkerboard: float | None
+) -> ResolutionTest:
+    """Perturb a model, simulate, and measure the response; collective."""
+    from hpcfwi.report.resolution import ResolutionTest
+
+    experiment = job.experiment
+    grid, free = around.grid, ~experiment.fixed
+    (name, *_) = experiment.config.inversion.parameters
+    speed = around[name].astype(np.float64)
+    if not free.any():
+        raise InputError(
+            "inversion.fixed", "no cell may change, so none can be resolved", "Fix fewer cells."
+        )
+    slowest = experiment.equation.slowest(around.arrays).astype(np.float64)
+    wavelength = float(np.median(slowest[free])) / experiment.survey.spectrum.peak
+    if checkerboard is not None:
+        size = checkerboard
+        resolution.check_size(size, grid, "--checkerboard")
+        perturbation = resolution.perturb_checkerboard(grid, speed, free, size)
+        what = f"a checkerboard with cells of {size:g} m"
+    else:
+        size = resolution.APART * wavelength if points is None else points
+        if points is not None:
+            resolution.check_size(size, grid, "--points")
+        places = resolution.place_points(grid, ~free, size)
+        perturbation = resolution.perturb_points(places, speed, free)
+        what = f"{np.count_nonzero(perturbation)} points, {size:.4g} m apart"
+    log.info(
+        "Resolution in the %s for %s: %d shots, wavelength %.0f m at %.3g Hz",
+        label,
+        what,
+        experiment.survey.n_shots,
+        wavelength,
+        experiment.survey.spectrum.peak,
+    )
+    change = around.map(np.zeros_like)
+    change.arrays[name][...] = perturbation
+    shots = experiment.shots(job.context, estimate_resolution(experiment, job.context))
+    found = shots.linearize(job.see(around)).normal(job.see(change))
+    if experiment.coarsening is not None:
+        found = experiment.coarsening.transpose(found)
+    response = np.where(free, found[name].cpu().numpy().astype(np.float64), 0.0)
+    at = None
+    if checkerboard is not None:
+        measures = resolution.measure_checkerboard(response, perturbation, grid, free, size)
+    else:
+        measures = resolution.measure_points(places, response, perturbation, grid, free)
+        along = [grid.coordinates(axis)[place] for axis, place in enumerate(places)]
+        at = np.stack(np.meshgrid(*along, indexing="ij"), axis=-1)
+    return ResolutionTest(grid, size, label, speed, perturbation, response, at, measures)
+
+
+def _keep_resolution(directory: RunDirectory, found: ResolutionTest, job: Opened) -> None:
+    """Log the result, and write it and its figure; rank 0 only."""
+    from hpcfwi.report import style
+    from hpcfwi.report.resolution import resolution_figure
+
+    log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
+    with refusing_unwritable(directory.path, OTHER_DIRECTORY):
+        peak = job.experiment.survey.spectrum.peak
+        keep_resolution(directory.resolution, found, job.stage, peak)
+        style.save(resolution_figure(found), directory.figure("resolution"))
+    log.info("Saved in %s, drawn in %s", directory.resolution, directory.figure("resolution"))

@@ -1,41 +1,44 @@
-"""The job of a command on all ranks: from the name of an input file to a finished run directory.
+"""The jobs `run`, `migrate` and `forward` on all ranks, from the name of an input file to the end.
 
-`open_input` opens an input file for a program: its shots as an operator, its models and its data.
+`run_in_crews` runs the work of a command on ranks that simulate shots together, as the input asks
+for. Before the first epoch, the data are compared with those of the starting model, as `check` in
+`commands` does.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from hpcfwi import __version__
 from hpcfwi.config import Config, import_plugins, load_config
 from hpcfwi.convert.request import HDF5, SEGY, kind_of
-from hpcfwi.errors import InputError
+from hpcfwi.errors import Finding, InputError, Stopped, refuse
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.layers import describe_layers
+from hpcfwi.inversion.layers import choose_crew_size, describe_layers
 from hpcfwi.inversion.memory import count_forward_shots, plan_memory_of_ranks
 from hpcfwi.inversion.preparation import prepare
+from hpcfwi.inversion.shot_qc import View, choose_drawn
 from hpcfwi.inversion.stages import Stage, make_stages
 from hpcfwi.inversion.state import State
-from hpcfwi.model import Model
-from hpcfwi.operators.shots import Shots
-from hpcfwi.parallel.context import Context
+from hpcfwi.parallel.context import Context, portable
+from hpcfwi.parallel.crew import form_crews
 from hpcfwi.parallel.recovery import retry_after_death
-from hpcfwi.parallel.watch import StopRequest, Watch
+from hpcfwi.parallel.watch import StopRequest, Watch, handling
+from hpcfwi.plan.checks import check_data, check_experiment
+from hpcfwi.plan.comparison import DataComparison, compare_data
 from hpcfwi.report.log import start_log
-from hpcfwi.run.commands import look_before_inverting, look_before_simulating
-from hpcfwi.run.crews import run_in_crews
-from hpcfwi.run.directory import RunDirectory
+from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory, refusing_unwritable
 from hpcfwi.run.session import (
     check_observed,
     invert,
@@ -44,8 +47,9 @@ from hpcfwi.run.session import (
     simulate_observed,
 )
 from hpcfwi.storage.hdf5 import describe
-from hpcfwi.system import is_there
+from hpcfwi.system import is_there, written_whole
 from hpcfwi.wave import warm_up
+from hpcfwi.wave.leader import Leader, dismiss, serve
 
 log = logging.getLogger("hpcfwi")
 
@@ -315,110 +319,150 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
     context.barrier()
 
 
-@dataclass(frozen=True)
-class Opened:
-    """An input file, or one stage of it, ready to be simulated on the ranks of a context.
+def look_before_simulating(experiments: Sequence[Experiment], device: torch.device) -> None:
+    """Log the warnings and errors of a plan about models, survey and scheme; rank 0 only."""
+    told: list[Finding] = []
+    for experiment in experiments:
+        seen = experiment.seen_by_waves()
+        model, shot = seen.initial.as_tensors(device), seen.survey.select(np.arange(1))
+        dt = seen.make_simulator().set_up(model, shot, window=None).problem.dt
+        for finding in check_experiment(seen, dt):
+            if finding.severity != "note" and finding not in told:
+                log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+                told.append(finding)
 
-    Attributes
-    ----------
-    experiment : Experiment
-        The experiment that the input describes for the stage.
-    whole : Experiment
-        The experiment without the changes of the stage, with the recorded survey.
-    context : Context
-        The ranks.
-    stage : int
-        The number of the stage, from 1.
+
+def look_before_inverting(
+    experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
+) -> None:
+    """Log the comparison of the data of all stages, and draw data with findings; collective.
+
+    Raises `InputError` on all ranks if there is nothing to invert.
     """
+    compared = look_at_data(experiment, stages, context)
+    for one in compared:
+        for line in one.describe():
+            log.info("Data%s: %s", f", {one.label}" if one.label else "", line)
+    refuse(finding for one in compared for finding in one.findings)
+    context.from_root(partial(keep_checked, directory, compared))
 
-    experiment: Experiment
-    whole: Experiment
-    context: Context
-    stage: int
+    def warn(one: DataComparison) -> None:
+        for finding in one.findings:
+            log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+        figure = draw_comparison(one, directory)
+        log.warning("Observed data and data of the starting model: %s", figure)
 
-    @cached_property
-    def shots(self) -> Shots:
-        """The simulations of the survey, with the numerics of a run; see `operators.Shots`."""
-        return self.experiment.shots(self.context)
-
-    @cached_property
-    def model(self) -> Model[Tensor]:
-        """The model at the start of the inversion, for `shots`."""
-        return self.see(self.experiment.initial)
-
-    @cached_property
-    def true(self) -> Model[Tensor] | None:
-        """The true model, for `shots`; None if it is not known."""
-        return None if self.experiment.true is None else self.see(self.experiment.true)
-
-    def see(self, model: Model) -> Model[Tensor]:
-        """Return a model of the inversion's grid as tensors on the grid of `shots`."""
-        coarsening = self.experiment.coarsening
-        tensors = model.as_tensors(self.context.device)
-        return tensors if coarsening is None else coarsening.restrict(tensors)
-
-    def observed(self) -> Tensor:
-        """Return the observed traces (shot, receiver, time), in the form of the data of `shots`.
-
-        They are limited to the band of the stage, and traces that do not count are zero. Every rank
-        gets all of them. Collective.
-
-        Raises
-        ------
-        InputError
-            If the data are not simulated yet, or were made from another model or survey.
-        """
-        self.context.from_root(self._check_there)
-        survey, band = self.experiment.survey, self.experiment.band
-        with open_observed(self.whole, self.context) as reader:
-            traces = reader.read(np.arange(survey.n_shots))
-        if band is not None:
-            traces = np.stack([band.filter(gather) for gather in traces])
-        counts = self.experiment.aperture.within_offsets(survey.sources, survey.receivers)
-        traces *= np.broadcast_to(counts, survey.shape[:2])[..., None]
-        return torch.from_numpy(traces).to(self.context.device)
-
-    def _check_there(self) -> None:
-        path = self.whole.observed
-        if self.whole.is_synthetic and not is_there(path):
-            raise InputError(
-                str(path),
-                "the observed data have not been simulated yet",
-                "Run `hpcfwi forward` with this input first.",
-            )
+    for one in compared:
+        if one.findings:
+            context.from_root(partial(warn, one))
 
 
-def open_input(
-    path: str | Path, context: Context, settings: Sequence[str] = (), stage: int | None = None
-) -> Opened:
-    """Open an input file or a run directory for a program, to simulate its shots; collective.
+def look_at_data(
+    experiment: Experiment, stages: Sequence[Stage], context: Context
+) -> list[DataComparison]:
+    """Return the comparisons of the data of all stages, with their findings; collective."""
+    there = context.from_root(partial(is_there, experiment.observed))
+    with open_observed(experiment, context) if there else nullcontext() as reader:
+        compared = compare_data(experiment, stages, reader, context)
+    return check_data(compared, experiment.config.survey.file or "survey")
 
-    Parameters
-    ----------
-    path : str or Path
-        The input file (TOML), or a run directory.
-    context : Context
-        The ranks, from `hpcfwi.launch`.
-    settings : sequence of str
-        Changes of keys, "section.key=value", as `--set` takes them.
-    stage : int, optional
-        The number of the stage, from 1, whose band, offsets and grid are used; the last one if not
-        given.
+
+def keep_checked(directory: RunDirectory, compared: Sequence[DataComparison]) -> None:
+    """Write the findings about the data, for the report; rank 0 only."""
+    found = [
+        {
+            "label": one.label,
+            "lines": list(one.describe()),
+            "findings": list(map(str, one.findings)),
+        }
+        for one in compared
+    ]
+    path = directory.checked
+    with refusing_unwritable(path, OTHER_DIRECTORY), written_whole(path) as file:
+        file.write(json.dumps(found, indent=1).encode())
+
+
+def draw_comparison(compared: DataComparison, directory: RunDirectory) -> Path:
+    """Draw the figure in the run directory and return its path; rank 0 only."""
+    from hpcfwi.report import style
+    from hpcfwi.report.figures import comparison_figure
+
+    comparison, first = compared.comparison, compared.stages[0]
+    experiment = first.experiment
+    path = directory.figure(f"check_{first.number + 1}" if compared.label else "check")
+
+    def find_picks(view: View) -> NDArray[np.float64]:
+        source = experiment.survey.sources[view.number]
+        mutes = [experiment.picks[name] for name in experiment.config.data.picks]
+        return np.array([picks.find_line(source, view.offsets) for picks in mutes])
+
+    figure = comparison_figure(
+        [
+            (title, view.offsets, view.observed, view.simulated, find_picks(view))
+            for title, view in choose_drawn(comparison.views)
+        ],
+        comparison.axis,
+        comparison.factor,
+        comparison.offsets,
+        comparison.lags,
+        comparison.period,
+    )
+    with refusing_unwritable(path, OTHER_DIRECTORY):
+        style.save(figure, path)
+    return path
+
+
+def run_in_crews(
+    load: Callable[[], Config],
+    context: Context,
+    work: Callable[[Config, Context], None],
+    needs_crews: bool = True,
+    target: Path | None = None,
+) -> None:
+    """Run `work` on the leaders of the crews that a config asks for; the others serve them.
+
+    Without crews, all ranks run it. `work` gets the config, which `load` reads on rank 0, and the
+    context of the ranks that run it. needs_crews: False if a single rank may run it alone; target:
+    see `prepare`. Collective.
 
     Raises
     ------
     InputError
-        On all ranks, for all errors in the input that a run would report, and if the stage does not
-        exist.
+        On all ranks, if the config cannot be read, or the ranks cannot be divided.
     """
-    config = context.from_root(partial(load_config, Path(path), settings))
-    whole = prepare(config, context)
-    stages = make_stages(whole, context)
-    number = len(stages) if stage is None else stage
-    if not 1 <= number <= len(stages):
-        raise InputError(
-            f"{path}: stage {number}",
-            f"there is no such stage; the input has {len(stages)}",
-            f"Give a number from 1 to {len(stages)}, or leave it out.",
-        )
-    return Opened(stages[number - 1].experiment, whole, context, number)
+    config = context.from_root(load)
+    size = config.wave.ranks_per_shot
+    if context.size == 1 and (size == "auto" or not needs_crews):
+        size = 1
+    elif size == "auto":
+        experiments = [prepare(config, context, target)]
+        if target is None:
+            experiments = [stage.experiment for stage in make_stages(experiments[0], context)]
+        size = choose_crew_size(experiments, context)
+    run_on_leaders(size, context, partial(work, config))
+
+
+def run_on_leaders(size: int, context: Context, work: Callable[[Context], None]) -> None:
+    """Run `work` on the leaders of crews of this size, which the other ranks serve; collective.
+
+    Raises
+    ------
+    InputError
+        On all ranks, if they cannot be divided.
+    """
+    if size == 1:
+        work(context)
+        return
+    context, crew = form_crews(context, size)
+    with closing(crew):
+        if crew.number == 0:
+            try:
+                work(replace(context, leader=Leader(crew)))
+            except (Exception, Stopped) as error:
+                dismiss(crew, portable(error))
+                raise
+            dismiss(crew)
+        else:
+            # The leaders agree on how to stop after a signal
+            with handling(lambda *_: None):
+                serve(crew, context.device)
