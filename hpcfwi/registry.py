@@ -61,12 +61,12 @@ SAMPLINGS = {
 }
 
 OPTIMIZERS = {
-    "adam": "hpcfwi.inversion.optimizers.first_order:Adam",
-    "sgd": "hpcfwi.inversion.optimizers.first_order:GradientDescent",
-    "lbfgs": "hpcfwi.inversion.optimizers.line_search:LBFGS",
-    "ncg": "hpcfwi.inversion.optimizers.line_search:ConjugateGradients",
-    "cg": "hpcfwi.inversion.optimizers.gauss_newton:LinearConjugateGradients",
-    "gauss-newton": "hpcfwi.inversion.optimizers.gauss_newton:GaussNewton",
+    "adam": "hpcfwi.inversion.optimizers:Adam",
+    "sgd": "hpcfwi.inversion.optimizers:GradientDescent",
+    "lbfgs": "hpcfwi.inversion.line_search:LBFGS",
+    "ncg": "hpcfwi.inversion.line_search:ConjugateGradients",
+    "cg": "hpcfwi.inversion.gauss_newton:LinearConjugateGradients",
+    "gauss-newton": "hpcfwi.inversion.gauss_newton:GaussNewton",
 }
 
 WAVELETS = {
@@ -82,8 +82,8 @@ REGULARIZERS = {
 }
 
 DENOISERS = {
-    "tv": "hpcfwi.inversion.optimizers.wrappers:denoise_tv",
-    "nlm": "hpcfwi.inversion.optimizers.wrappers:denoise_nlm",
+    "tv": "hpcfwi.inversion.wrappers:denoise_tv",
+    "nlm": "hpcfwi.inversion.wrappers:denoise_nlm",
 }
 
 PARAMETRIZATIONS = {

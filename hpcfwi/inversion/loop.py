@@ -36,7 +36,6 @@ from hpcfwi.inversion.objective import (
     relate_shots,
 )
 from hpcfwi.inversion.optimizers import Optimizer, OptimizerCost
-from hpcfwi.inversion.optimizers.wrappers import Denoised, Parametrized, Reparametrized
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.stages import Batch, EncodedSampler, Sampler, Stage
 from hpcfwi.inversion.state import KnownEvaluation, State
@@ -47,6 +46,7 @@ from hpcfwi.inversion.wavelets import (
     WaveletEstimate,
     check_estimates,
 )
+from hpcfwi.inversion.wrappers import Denoised, Parametrized, Reparametrized
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Magnitudes

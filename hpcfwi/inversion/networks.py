@@ -12,7 +12,7 @@ image.
 
 The points are divided into blocks, which do not depend on the number of ranks. Blocks are
 distributed over ranks, and their gradients are added up exactly, so that the bits do not depend on
-the number of ranks. `optimizers.wrappers` turns an optimizer of models into one of weights.
+the number of ranks. `wrappers` turns an optimizer of models into one of weights.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A model, its gradient, its limits and its files have the parameters of the equat
 velocities and density. The unknowns are functions of them in each cell, and have the names of the
 parameters whose place they take. Tied parameters are functions of the P velocity and have no
 unknown. `registry.PARAMETRIZATIONS` names the parametrizations of this module, and
-`optimizers.wrappers.Parametrized` uses them.
+`wrappers.Parametrized` uses them.
 """
 
 from __future__ import annotations

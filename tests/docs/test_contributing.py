@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from hpcfwi.inversion import optimizers
 from hpcfwi.inversion.misfits import huber
-from hpcfwi.inversion.optimizers import first_order
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.shards import WHOLE
@@ -40,7 +40,7 @@ def test_misfit_and_its_test_are_those_of_the_package():
 
 def test_optimizer_changes_the_steepest_cell_by_its_rate():
     (source,) = (block for block in BLOCKS if block.startswith("class Steepest(FirstOrder)"))
-    names = {**vars(first_order), "WHOLE": WHOLE}
+    names = {**vars(optimizers), "WHOLE": WHOLE}
     # Annotations stay text, as in the modules of the package
     exec(compile("from __future__ import annotations\n" + source, "CONTRIBUTING.md", "exec"), names)
     grid = Grid((6, 7), (10.0, 10.0), (0.0, 0.0))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hpcfwi.config.inversion import PreconditionSection
+from hpcfwi.inversion.gauss_newton import weigh_depths
 from hpcfwi.inversion.misfits import least_squares
-from hpcfwi.inversion.optimizers.gauss_newton import weigh_depths
 from hpcfwi.inversion.preconditioning import Preconditioner
 from hpcfwi.inversion.regularizers import tikhonov, total_variation
 from hpcfwi.model import Grid, Model

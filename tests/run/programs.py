@@ -31,7 +31,7 @@ from mpi4py import MPI
 from hpcfwi.errors import InputError, InversionFailure, Stopped
 from hpcfwi.inversion import networks
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.optimizers.first_order import Adam
+from hpcfwi.inversion.optimizers import Adam
 from hpcfwi.operators import simulator
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hpcfwi.config.inversion import PriorSection
-from hpcfwi.inversion.optimizers.wrappers import Denoised
 from hpcfwi.inversion.parameters import Limits
+from hpcfwi.inversion.wrappers import Denoised
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcfwi.inversion.optimizers.wrappers import denoise_nlm, denoise_tv
+from hpcfwi.inversion.wrappers import denoise_nlm, denoise_tv
 from hpcfwi.registry import DENOISERS, find
 
 EACH = pytest.mark.parametrize("denoise", [find(place) for place in DENOISERS.values()])

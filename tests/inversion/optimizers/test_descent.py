@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
+from hpcfwi.inversion.gauss_newton import GaussNewton
+from hpcfwi.inversion.line_search import LBFGS, TRIES, ConjugateGradients
 from hpcfwi.inversion.objective import Evaluation, Times
-from hpcfwi.inversion.optimizers.gauss_newton import GaussNewton
-from hpcfwi.inversion.optimizers.line_search import LBFGS, TRIES, ConjugateGradients
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
@@ -124,8 +124,8 @@ def shifted_rosenbrock(x):
 @pytest.mark.parametrize("distinct", [2, 4, 8])
 def test_steps_on_a_quadratic_are_as_many_as_its_eigenvalues(method, distinct, monkeypatch):
     """Theorem 5.4 of Nocedal and Wright; L-BFGS with exact searches makes the same steps."""
-    monkeypatch.setattr("hpcfwi.inversion.optimizers.line_search.LBFGS_CURVATURE", 1e-9)
-    monkeypatch.setattr("hpcfwi.inversion.optimizers.line_search.NCG_CURVATURE", 1e-9)
+    monkeypatch.setattr("hpcfwi.inversion.line_search.LBFGS_CURVATURE", 1e-9)
+    monkeypatch.setattr("hpcfwi.inversion.line_search.NCG_CURVATURE", 1e-9)
     spectrum = np.repeat(np.linspace(1.0, 20.0, distinct), 8 // distinct)
     function, minimum = quadratic(spectrum)
     descending = Descending(partial(method, step=20.0), function, minimum + 10.0 * np.arange(1, 9))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.inversion.objective import Evaluation, Times
-from hpcfwi.inversion.optimizers.first_order import Adam
+from hpcfwi.inversion.optimizers import Adam
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.shards import LINE, WHOLE, Shard, Shards

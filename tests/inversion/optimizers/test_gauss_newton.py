@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.inversion.optimizers import gauss_newton
-from hpcfwi.inversion.optimizers.gauss_newton import GaussNewton
+from hpcfwi.inversion import gauss_newton
+from hpcfwi.inversion.gauss_newton import GaussNewton
 from tests.inversion.optimizers.test_descent import Descending, quadratic, stretched
 
 MAKE = partial(GaussNewton, step=10.0)

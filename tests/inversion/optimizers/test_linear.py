@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfwi.inversion.gauss_newton import LinearConjugateGradients, weigh_depths
 from hpcfwi.inversion.objective import Evaluation, Times
-from hpcfwi.inversion.optimizers.gauss_newton import LinearConjugateGradients, weigh_depths
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 

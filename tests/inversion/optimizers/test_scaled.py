@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfwi.inversion.gauss_newton import GaussNewton, LinearConjugateGradients
+from hpcfwi.inversion.line_search import LBFGS, ConjugateGradients
 from hpcfwi.inversion.objective import Evaluation, Times
-from hpcfwi.inversion.optimizers.first_order import Adam
-from hpcfwi.inversion.optimizers.gauss_newton import GaussNewton, LinearConjugateGradients
-from hpcfwi.inversion.optimizers.line_search import LBFGS, ConjugateGradients
-from hpcfwi.inversion.optimizers.wrappers import Parametrized
+from hpcfwi.inversion.optimizers import Adam
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.parametrizations import VELOCITY, Medium, Unknowns
+from hpcfwi.inversion.wrappers import Parametrized
 from hpcfwi.model import Grid, Model
 
 GRID = Grid((2, 3), (10.0, 10.0), (0.0, 0.0))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.inversion.optimizers.line_search import DECREASE, TRIES, Point, backtrack, wolfe
+from hpcfwi.inversion.line_search import DECREASE, TRIES, Point, backtrack, wolfe
 
 SCALES = st.floats(1e-3, 1e3)
 FIRSTS = st.floats(1e-6, 1e6)

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from hpcfwi.config.inversion import PriorSection
 from hpcfwi.errors import InversionFailure, StepFailure
+from hpcfwi.inversion.line_search import as_model
 from hpcfwi.inversion.networks import Represented, Weights
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluator, Optimizer, OptimizerCost
-from hpcfwi.inversion.optimizers.line_search import as_model
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.parametrizations import Unknowns
 from hpcfwi.model import Model

@@ -19,9 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hpcfwi.inversion.objective import Evaluation
-from hpcfwi.inversion.optimizers import Evaluator, OptimizerCost
-from hpcfwi.inversion.optimizers.line_search import (
+from hpcfwi.inversion.line_search import (
     MEMORY,
     Advance,
     Descent,
@@ -34,6 +32,8 @@ from hpcfwi.inversion.optimizers.line_search import (
     as_model,
     where_nonzero,
 )
+from hpcfwi.inversion.objective import Evaluation
+from hpcfwi.inversion.optimizers import Evaluator, OptimizerCost
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Model
 from hpcfwi.operators.vectors import add_up, dot, go_along
