@@ -87,10 +87,10 @@ DENOISERS = {
 }
 
 PARAMETRIZATIONS = {
-    "velocity": "hpcfwi.inversion.parametrizations:VELOCITY",
-    "impedance": "hpcfwi.inversion.parametrizations:IMPEDANCE",
-    "lame": "hpcfwi.inversion.parametrizations:LAME",
-    "log": "hpcfwi.inversion.parametrizations:LOGARITHM",
+    "velocity": "hpcfwi.inversion.parameters:VELOCITY",
+    "impedance": "hpcfwi.inversion.parameters:IMPEDANCE",
+    "lame": "hpcfwi.inversion.parameters:LAME",
+    "log": "hpcfwi.inversion.parameters:LOGARITHM",
 }
 
 NETWORKS = {

@@ -26,8 +26,7 @@ from hpcfwi.config.survey import Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError, StepFailure, quote
 from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
-from hpcfwi.inversion.parameters import Known, Limits
-from hpcfwi.inversion.parametrizations import POWERS, Medium, Unknowns
+from hpcfwi.inversion.parameters import POWERS, Known, Limits, Medium, Unknowns
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
 from hpcfwi.model import PARAMETERS, Grid, Model

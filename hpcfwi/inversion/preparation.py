@@ -37,8 +37,7 @@ from hpcfwi.inversion.experiment import (
     record_components,
 )
 from hpcfwi.inversion.layers import refuse_layers
-from hpcfwi.inversion.parameters import Known, lay_surface
-from hpcfwi.inversion.parametrizations import Parametrization
+from hpcfwi.inversion.parameters import Known, Parametrization, lay_surface
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
     PARAMETERS,

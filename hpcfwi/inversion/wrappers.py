@@ -1,6 +1,6 @@
 """Wrappers of optimizers: other unknowns than the parameters of a model, or a denoiser.
 
-Unknowns are functions of the parameters in each cell, which `parametrizations` describes, or the
+Unknowns are functions of the parameters in each cell, which `parameters` describes, or the
 weights of a network. `networks` computes models from weights, and gradients with respect to weights
 from those with respect to models.
 
@@ -25,8 +25,7 @@ from hpcfwi.inversion.line_search import as_model
 from hpcfwi.inversion.networks import Represented, Weights
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluator, Optimizer, OptimizerCost
-from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.parametrizations import Unknowns
+from hpcfwi.inversion.parameters import Limits, Unknowns
 from hpcfwi.model import Model
 from hpcfwi.operators.tiles import Tiles
 from hpcfwi.operators.vectors import one_thread

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfwi.errors import StepFailure
-from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.parametrizations import POWERS, Medium, Unknowns
+from hpcfwi.inversion.parameters import POWERS, Limits, Medium, Unknowns
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
 from hpcfwi.registry import PARAMETRIZATIONS, find

@@ -12,8 +12,7 @@ from hpcfwi.inversion.gauss_newton import GaussNewton, LinearConjugateGradients
 from hpcfwi.inversion.line_search import LBFGS, ConjugateGradients
 from hpcfwi.inversion.objective import Evaluation, Times
 from hpcfwi.inversion.optimizers import Adam
-from hpcfwi.inversion.parameters import Limits
-from hpcfwi.inversion.parametrizations import VELOCITY, Medium, Unknowns
+from hpcfwi.inversion.parameters import VELOCITY, Limits, Medium, Unknowns
 from hpcfwi.inversion.wrappers import Parametrized
 from hpcfwi.model import Grid, Model
 
