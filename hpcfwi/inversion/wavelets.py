@@ -145,7 +145,7 @@ class CrossSpectra:
     power: NDArray[np.float64]
 
     @classmethod
-    def of(cls, simulated: NDArray[np.float32], observed: NDArray[np.float32]) -> CrossSpectra:
+    def of(cls, simulated: NDArray[np.floating], observed: NDArray[np.floating]) -> CrossSpectra:
         """Return the sums over those traces (receiver, time) that are finite."""
         good = np.isfinite(observed).all(axis=-1) & np.isfinite(simulated).all(axis=-1)
         n = 2 * simulated.shape[-1]
@@ -153,6 +153,14 @@ class CrossSpectra:
             np.fft.rfft(traces[good].astype(np.float64), n) for traces in (simulated, observed)
         )
         return cls((ours.conj() * theirs).sum(axis=0), (np.abs(ours) ** 2).sum(axis=0))
+
+    def fit(self, damping: float) -> NDArray[np.complex128]:
+        """Return the filter (frequency,) of simulated traces that fits the observed ones best.
+
+        It is the least-squares solution at each frequency (Pratt 1999, equation 17). The power must
+        not be zero everywhere. damping: share of the largest power that is added to each.
+        """
+        return self.cross / (self.power + damping * self.power.max())
 
     def __add__(self, other: CrossSpectra) -> CrossSpectra:
         return CrossSpectra(self.cross + other.cross, self.power + other.power)
@@ -216,10 +224,9 @@ class Estimate:
         wavelet: the wavelet of the simulated traces, sampled every `dt` s.
         """
         n = wavelet.shape[-1]
-        most = float(spectra.power.max())
-        if most == 0.0:
+        if not spectra.power.any():
             return wavelet
-        found = spectra.cross / (spectra.power + self._damping * most)
+        found = spectra.fit(self._damping)
         spectrum = np.fft.rfft(wavelet.astype(np.float64), 2 * n)
         # The periodic signal is cut, because its end is from before the beginning of the record.
         free = np.fft.irfft(found * spectrum, 2 * n)[:n]

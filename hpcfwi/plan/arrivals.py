@@ -22,6 +22,7 @@ from hpcfwi.inversion.conditioning import (
     root_mean_square,
 )
 from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.wavelets import CrossSpectra
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.survey import TimeAxis
@@ -185,19 +186,16 @@ def compare_picks(
 def fit_wavelet(observed: Array, simulated: Array, live: NDArray[np.bool_] | None = None) -> Array:
     """Filter simulated traces (trace, time) so that they fit the observed ones best.
 
-    The filter is the least-squares solution at each frequency, with a damping of 1 % of the largest
-    power (Pratt 1999, equation 17). It removes differences that another wavelet can explain. live:
-    (trace,), mask of the traces from which the filter is estimated; all if not given.
+    The filter is `CrossSpectra.fit` with a damping of 1 %. It removes differences that another
+    wavelet can explain. live: (trace,), mask of the traces from which the filter is estimated; all
+    if not given.
     """
-    n = simulated.shape[1]
-    made = np.fft.rfft(simulated, 2 * n)
-    found = slice(None) if live is None else live
-    given, known = np.fft.rfft(observed[found], 2 * n), made[found]
-    power = (np.abs(known) ** 2).sum(axis=0)
-    if not power.any():
+    some = slice(None) if live is None else live
+    spectra = CrossSpectra.of(simulated[some], observed[some])
+    if not spectra.power.any():
         return simulated
-    fit = (known.conj() * given).sum(axis=0) / (power + 0.01 * power.max())
-    return np.asarray(np.fft.irfft(fit * made, 2 * n)[:, :n])
+    n = simulated.shape[1]
+    return np.fft.irfft(spectra.fit(0.01) * np.fft.rfft(simulated, 2 * n), 2 * n)[:, :n]
 
 
 def predict(observed: Array, simulated: Array) -> Array:
