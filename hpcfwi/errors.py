@@ -63,8 +63,13 @@ class Finding:
     found: str
     remedy: str
 
+    @property
+    def text(self) -> str:
+        """The finding without its severity, which a log adds."""
+        return f"{self.where}: {self.found}. {self.remedy}"
+
     def __str__(self) -> str:
-        return f"{self.severity.upper()}: {self.where}: {self.found}. {self.remedy}"
+        return f"{self.severity.upper()}: {self.text}"
 
 
 def refuse(findings: Iterable[Finding]) -> None:

@@ -328,7 +328,7 @@ def look_before_simulating(experiments: Sequence[Experiment], device: torch.devi
         dt = seen.make_simulator().set_up(model, shot, window=None).problem.dt
         for finding in check_experiment(seen, dt):
             if finding.severity != "note" and finding not in told:
-                log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+                log.warning("%s", finding.text)
                 told.append(finding)
 
 
@@ -348,7 +348,7 @@ def look_before_inverting(
 
     def warn(one: DataComparison) -> None:
         for finding in one.findings:
-            log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+            log.warning("%s", finding.text)
         figure = draw_comparison(one, directory)
         log.warning("Observed data and data of the starting model: %s", figure)
 

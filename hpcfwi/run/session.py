@@ -488,7 +488,7 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
             seconds = time.monotonic() - started
             log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, describe_fit(found))
             for finding in records.check_fit(found, epoch):
-                log.warning("%s: %s. %s", finding.where, finding.found, finding.remedy)
+                log.warning("%s", finding.text)
 
         context.from_root(keep)
     except (InputError, InversionFailure, WriteFailure) as failure:  # on all ranks alike
