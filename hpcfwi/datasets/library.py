@@ -280,10 +280,7 @@ DATA_VARIABLE = "HPCFWI_DATA"
 
 
 def fetch_dataset(
-    dataset: Dataset,
-    to: Path | None = None,
-    announce: Callable[[str], None] = print,
-    parameters: Sequence[str] = ("vp",),
+    dataset: Dataset, announce: Callable[[str], None], parameters: Sequence[str] = ("vp",)
 ) -> tuple[Edition, Path]:
     """Find the file of a published model, or download it.
 
@@ -292,8 +289,6 @@ def fetch_dataset(
     dataset
         The model. All editions with the parameters are searched for in $HPCFWI_DATA, then in the
         cache, and then downloaded in their order; all editions if none has the parameters.
-    to
-        Directory that is used in place of the user's cache.
     announce
         Called with sentences about the progress.
     parameters
@@ -315,7 +310,7 @@ def fetch_dataset(
         if given is not None:
             announce(f"Using {given}: {edition.contents}.")
             return edition, given
-    folder = to or Path(platformdirs.user_cache_dir("hpcfwi"))
+    folder = Path(platformdirs.user_cache_dir("hpcfwi"))
     for edition in editions:
         path = folder / edition.file
         if os.path.isfile(path) and _hash(path) == edition.sha256:  # noqa: PTH113
@@ -479,10 +474,7 @@ WINDOW = Dataset(
 
 
 def load_dataset(
-    name: str,
-    to: Path | None = None,
-    announce: Callable[[str], None] = print,
-    parameters: Sequence[str] = ("vp",),
+    name: str, announce: Callable[[str], None], parameters: Sequence[str] = ("vp",)
 ) -> Model:
     """Return a dataset as a model on the dataset's grid, with the parameters of `PARAMETERS` only.
 
@@ -490,12 +482,12 @@ def load_dataset(
     found. Arguments and errors are those of `fetch_dataset`. `announce` is also called with the
     title, the licence and the citation. Raises `InputError` if the name is not known.
     """
-    model, _ = _load(_known(name), to, announce, parameters)
+    model, _ = _load(_known(name), announce, parameters)
     known = {parameter: model[parameter] for parameter in PARAMETERS if parameter in model.arrays}
     return Model(model.grid, known)
 
 
-def export_dataset(name: str, directory: Path, announce: Callable[[str], None] = print) -> Path:
+def export_dataset(name: str, directory: Path, announce: Callable[[str], None]) -> Path:
     """Write a model file, NAME.h5, and NAME.LICENCE.txt; return the path of the model file.
 
     The model file has all arrays of the dataset, or only the P velocity if no file with others can
@@ -503,9 +495,9 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
     """
     dataset = _known(name)
     try:
-        model, contents = _load(dataset, None, announce, ("vp", "vs", "rho"))
+        model, contents = _load(dataset, announce, ("vp", "vs", "rho"))
     except InputError:
-        model, contents = _load(dataset, None, announce)
+        model, contents = _load(dataset, announce)
     path = directory / f"{name}.h5"
     facts = {field: getattr(dataset, field) for field in ("title", "licence", "citation")}
     try:
@@ -523,10 +515,7 @@ def export_dataset(name: str, directory: Path, announce: Callable[[str], None] =
 
 
 def _load(
-    dataset: Dataset,
-    to: Path | None,
-    announce: Callable[[str], None],
-    parameters: Sequence[str] = ("vp",),
+    dataset: Dataset, announce: Callable[[str], None], parameters: Sequence[str] = ("vp",)
 ) -> tuple[Model, str]:
     """Return a model with all arrays of a dataset, and a description of the contents."""
     announce(f"{dataset.title}.")
@@ -536,7 +525,7 @@ def _load(
     if dataset.formula is not None:
         arrays, contents = {"vp": dataset.formula(dataset.grid)}, dataset.title
     else:
-        edition, path = fetch_dataset(dataset, to, announce, parameters)
+        edition, path = fetch_dataset(dataset, announce, parameters)
         arrays, contents = _read_published(path, dataset.grid), edition.contents
     single = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     return Model(dataset.grid, single), contents

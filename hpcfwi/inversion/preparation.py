@@ -246,7 +246,7 @@ def _load_given(config: Config, names: Sequence[str], context: Context) -> Model
     if file is not None:
         return load_model(Path(file), names, context)
     assert name is not None
-    found = context.from_root(lambda: load_dataset(name, None, log.info, names))
+    found = context.from_root(lambda: load_dataset(name, log.info, names))
     if not found.arrays.keys() >= set(names):
         raise InputError(
             f"model.dataset: {name}",

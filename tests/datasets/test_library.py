@@ -118,7 +118,7 @@ def test_file_in_data_directory_is_used_in_place(
     path = tmp_path / folder / small_marmousi2.editions[0].file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(VP.tobytes())
-    edition, found = fetch_dataset(small_marmousi2, announce=silent)
+    edition, found = fetch_dataset(small_marmousi2, silent)
     assert edition is small_marmousi2.editions[0]
     assert found.samefile(path)
     assert reachable == []
@@ -128,22 +128,22 @@ def test_altered_file_in_the_data_directory_is_refused(small_marmousi2, tmp_path
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
     (tmp_path / small_marmousi2.editions[0].file).write_bytes(b"altered")
     with pytest.raises(InputError, match=r"marmousi_vp_20m.*SHA-256.*unset HPCFWI_DATA"):
-        fetch_dataset(small_marmousi2, announce=silent)
+        fetch_dataset(small_marmousi2, silent)
 
 
 def test_missing_data_directory_is_refused(small_marmousi2, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
     with pytest.raises(InputError, match=r"HPCFWI_DATA: .* is not a directory"):
-        fetch_dataset(small_marmousi2, announce=silent)
+        fetch_dataset(small_marmousi2, silent)
 
 
 def test_file_missing_in_data_directory_is_fetched_once_into_cache(
     small_marmousi2, reachable, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
-    edition, path = fetch_dataset(small_marmousi2, announce=silent)
+    edition, path = fetch_dataset(small_marmousi2, silent)
     assert path == tmp_path / "cache" / "hpcfwi" / edition.file
-    assert fetch_dataset(small_marmousi2, announce=silent) == (edition, path)
+    assert fetch_dataset(small_marmousi2, silent) == (edition, path)
     assert reachable == list(edition.urls)
 
 
@@ -151,12 +151,12 @@ def test_package_index_serves_same_model_if_mirror_is_unreachable(
     small_marmousi2, packaged, tmp_path
 ):
     announced = []
-    model = load_dataset(FOLDER, announce=announced.append)
+    model = load_dataset(FOLDER, announced.append)
     assert model.grid == small_marmousi2.grid
     assert list(model.arrays) == ["vp", "vs", "rho"]
     np.testing.assert_array_equal(model["vp"], RESAMPLED)
     assert small_marmousi2.editions[1].contents in " ".join(announced)
-    again = load_dataset(FOLDER, announce=silent)
+    again = load_dataset(FOLDER, silent)
     np.testing.assert_array_equal(again["vp"], model["vp"])
     assert packaged == ["sweep-solver"]
     assert [path.name for path in (tmp_path / "cache" / "hpcfwi").iterdir()] == ["marmousi.py"]
@@ -164,16 +164,16 @@ def test_package_index_serves_same_model_if_mirror_is_unreachable(
 
 @pytest.mark.usefixtures("packaged")
 def test_cached_edition_is_kept_when_mirror_becomes_reachable(small_marmousi2, monkeypatch):
-    edition, path = fetch_dataset(small_marmousi2, announce=silent)
+    edition, path = fetch_dataset(small_marmousi2, silent)
     assert edition is small_marmousi2.editions[1]
     monkeypatch.setattr(library, "download", lambda *_: pytest.fail("the file is in the cache"))
-    assert fetch_dataset(small_marmousi2, announce=silent) == (edition, path)
+    assert fetch_dataset(small_marmousi2, silent) == (edition, path)
 
 
 def test_file_of_the_package_is_found_in_data_directory(small_marmousi2, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path))
     (tmp_path / "marmousi.py").write_bytes(TEXT)
-    edition, path = fetch_dataset(small_marmousi2, announce=silent)
+    edition, path = fetch_dataset(small_marmousi2, silent)
     assert edition is small_marmousi2.editions[1]
     assert path == tmp_path / "marmousi.py"
 
@@ -191,36 +191,36 @@ def test_exported_model_has_all_arrays_of_package_and_says_their_origin(tmp_path
 
 
 @pytest.mark.usefixtures("reachable")
-def test_altered_file_in_cache_is_fetched_again(small_marmousi2, tmp_path):
-    _, path = fetch_dataset(small_marmousi2, tmp_path / "here", silent)
+def test_altered_file_in_cache_is_fetched_again(small_marmousi2):
+    _, path = fetch_dataset(small_marmousi2, silent)
     path.write_bytes(b"altered")
-    assert fetch_dataset(small_marmousi2, tmp_path / "here", silent)[1].read_bytes() == VP.tobytes()
+    assert fetch_dataset(small_marmousi2, silent)[1].read_bytes() == VP.tobytes()
 
 
 @pytest.mark.usefixtures("small_marmousi2")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_error_without_network_names_all_sources_and_remedies(name, tmp_path):
     with pytest.raises(InputError) as caught:
-        load_dataset(name, tmp_path, silent)
+        load_dataset(name, silent)
     dataset = find(DATASETS[name])
     for edition in dataset.editions:
         for place in edition.urls or (edition.package[0],):
             assert place in caught.value.problem
             assert place in caught.value.remedy
-        assert str(tmp_path / edition.file) in caught.value.remedy
+        assert str(tmp_path / "cache" / "hpcfwi" / edition.file) in caught.value.remedy
     assert caught.value.problem.count("no route") == len(dataset.editions)
     assert "HPCFWI_DATA" in caught.value.remedy
 
 
 def test_unknown_name_is_refused_with_known_names():
     with pytest.raises(InputError, match=f"Choose one of {', '.join(DATASETS)}"):
-        load_dataset("marmousi3")
+        load_dataset("marmousi3", silent)
 
 
 @pytest.mark.usefixtures("reachable")
-def test_origin_licence_and_citation_are_announced(small_marmousi2, tmp_path):
+def test_origin_licence_and_citation_are_announced(small_marmousi2):
     announced = []
-    load_dataset(FOLDER, tmp_path, announced.append)
+    load_dataset(FOLDER, announced.append)
     for fact in (
         small_marmousi2.title,
         small_marmousi2.licence,
@@ -231,8 +231,8 @@ def test_origin_licence_and_citation_are_announced(small_marmousi2, tmp_path):
 
 
 @pytest.mark.usefixtures("reachable")
-def test_model_is_transposed_to_depth_first(small_marmousi2, tmp_path):
-    model = load_dataset(FOLDER, tmp_path, silent)
+def test_model_is_transposed_to_depth_first(small_marmousi2):
+    model = load_dataset(FOLDER, silent)
     assert model.grid == small_marmousi2.grid
     assert model["vp"].dtype == np.float32
     assert model["vp"].flags.c_contiguous
@@ -258,7 +258,7 @@ def test_exported_model_is_a_model_file_next_to_its_licence(tmp_path):
     [("marmousi2", (176, 851), 1028, 4700), ("marmousi1", (751, 2301), 1500, 5500)],
 )
 def test_real_models_have_their_known_shape_and_velocities(name, shape, slowest, fastest):
-    model = load_dataset(name, announce=silent)
+    model = load_dataset(name, silent)
     assert model["vp"].shape == model.grid.shape == shape
     assert model["vp"].min() == slowest
     assert model["vp"].max() == fastest
@@ -266,7 +266,7 @@ def test_real_models_have_their_known_shape_and_velocities(name, shape, slowest,
 
 @needs_data
 def test_marmousi2_lies_under_450_m_of_water():
-    model = load_dataset("marmousi2", announce=silent)
+    model = load_dataset("marmousi2", silent)
     water = model.grid.coordinates(0) < 440
     assert np.ptp(model["vp"][water]) == 0
     assert np.ptp(model["vp"][~water]) > 1000
@@ -279,8 +279,9 @@ def test_window_keeps_its_position_in_the_whole_model_and_is_in_m_s(monkeypatch,
         np.savez(path, model=vp)
 
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(library, "extract_from_package", extract)
-    model = load_dataset("marmousi-window", tmp_path, silent)
+    model = load_dataset("marmousi-window", silent)
     np.testing.assert_allclose(model["vp"], 1000 * vp, rtol=1e-6)
     assert model.grid.origin == (800.0, 800.0)
     assert model.grid.last == (2996.0, 3996.0)
@@ -296,5 +297,5 @@ def test_computed_model_needs_no_file_and_is_exported(name, monkeypatch, tmp_pat
     monkeypatch.setenv("HPCFWI_DATA", str(tmp_path / "no"))
     read = read_model(export_dataset(name, tmp_path, silent))
     assert read.grid == KNOWN[name].grid
-    np.testing.assert_array_equal(read["vp"], load_dataset(name, announce=silent)["vp"])
+    np.testing.assert_array_equal(read["vp"], load_dataset(name, silent)["vp"])
     assert "MIT" in (tmp_path / f"{name}.LICENCE.txt").read_text()
