@@ -61,7 +61,7 @@ from hpcfwi.run.session import check_observed, open_observed
 from hpcfwi.system import exists, is_there
 
 if TYPE_CHECKING:
-    from hpcfwi.report.resolution import ResolutionTest
+    from hpcfwi.report.models import ResolutionTest
 
 log = logging.getLogger("hpcfwi")
 
@@ -400,7 +400,7 @@ def _resolve(
     job: Opened, around: Model, label: str, points: float | None, checkerboard: float | None
 ) -> ResolutionTest:
     """Perturb a model, simulate, and measure the response; collective."""
-    from hpcfwi.report.resolution import ResolutionTest
+    from hpcfwi.report.models import ResolutionTest
 
     experiment = job.experiment
     grid, free = around.grid, ~experiment.fixed
@@ -452,7 +452,7 @@ def _resolve(
 def _keep_resolution(directory: RunDirectory, found: ResolutionTest, job: Opened) -> None:
     """Log the result, and write it and its figure; rank 0 only."""
     from hpcfwi.report import style
-    from hpcfwi.report.resolution import resolution_figure
+    from hpcfwi.report.models import resolution_figure
 
     log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
     with refusing_unwritable(directory.path, OTHER_DIRECTORY):

@@ -232,7 +232,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     results.
     """
     from hpcfwi.report import style
-    from hpcfwi.report.resolution import resolution_figure
+    from hpcfwi.report.models import resolution_figure
 
     directory = RunDirectory(path)
     is_run = exists(directory.config) and exists(directory.initial)

@@ -51,7 +51,7 @@ from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis
 from hpcfwi.system import check_link
 
 if TYPE_CHECKING:
-    from hpcfwi.report.resolution import ResolutionTest
+    from hpcfwi.report.models import ResolutionTest
 
 _UNDRAWN = "Remove the file; figures cannot be drawn from it."
 
@@ -338,7 +338,7 @@ def keep_resolution(path: Path, found: ResolutionTest, stage: int, frequency: fl
 
 def read_resolution(path: Path) -> ResolutionTest:
     """Read a result of `hpcfwi resolve`; raises `InputError` if it cannot be drawn."""
-    from hpcfwi.report.resolution import ResolutionTest
+    from hpcfwi.report.models import ResolutionTest
 
     with open_alone(path) as file:
         check_format(file, path, RESOLUTION, 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Grid
-from hpcfwi.report.resolution import ResolutionTest, resolution_figure
+from hpcfwi.report.models import ResolutionTest, resolution_figure
 from tests.report.examples import texts_overlap, titles
 
 
