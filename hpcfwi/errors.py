@@ -182,3 +182,8 @@ def say_bytes(n: float) -> str:
             return f"{n:.3g} {unit}"
         n /= 1000.0
     return f"{n:.3g} TB"
+
+
+def say_count(n: int, noun: str) -> str:
+    """Return a number of things as text, such as "1 shot" or "2 shots"."""
+    return f"{n} {noun}{'s' * (n != 1)}"

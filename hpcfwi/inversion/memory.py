@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.config.values import count_bytes
-from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.errors import InputError, say_bytes, say_count
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import find_optimizer_cost, size_unknowns
 from hpcfwi.inversion.optimizers import OptimizerCost
@@ -357,11 +357,10 @@ def choose_history_and_chunk(
     most = most_at_a_time(experiment.config.inversion, survey.n_shots, context)
     size = min(most, plan.at_once)
     log.info(
-        "History: %s, %s per shot; %d shot%s at a time",
+        "History: %s, %s per shot; %s at a time",
         describe(plan.history),
         say_bytes(plan.shot),
-        size,
-        "s" * (size > 1),
+        say_count(size, "shot"),
     )
     # The sampling interval stays, even if a fast model divides steps into more substeps.
     wanted = simulator.method.history

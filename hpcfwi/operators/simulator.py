@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.errors import InputError, InversionFailure, say_bytes
+from hpcfwi.errors import InputError, InversionFailure, say_bytes, say_count
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import Coarsening, one_thread
 from hpcfwi.parallel.context import Context
@@ -497,7 +497,7 @@ def _check_room(plan: MemoryPlan, shares: Sequence[MemoryShare]) -> None:
         if needed > share.room:
             raise InputError(
                 "wave.memory",
-                f"{shots} shot{'s' * (shots > 1)} at a time take {say_bytes(needed)}, but rank "
+                f"{say_count(shots, 'shot')} at a time take {say_bytes(needed)}, but rank "
                 f"{rank} has room for {say_bytes(share.room)} besides "
                 f"{say_bytes(share.reserved)} for engine, models, sums and data",
                 "Give a smaller wave.memory or more memory, or start fewer ranks per node.",

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, _world
 
-from hpcfwi.errors import InputError, InversionFailure, say_bytes
+from hpcfwi.errors import InputError, InversionFailure, say_bytes, say_count
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.failure import tell
 from hpcfwi.parallel.launch import COLLECTIVE_TIMEOUT, STORE_TIMEOUT, connect, find_rank
@@ -388,8 +388,7 @@ def _check(context: Context, size: int) -> None:
     key, fault, remedy = "wave.ranks_per_shot", None, ""
     sharers = max(context.all_gather(context.sharers))
     if context.size % size:
-        ranks = f"{context.size} rank{'s' * (context.size > 1)}"
-        fault = f"{ranks} cannot be divided into crews of {size}"
+        fault = f"{say_count(context.size, 'rank')} cannot be divided into crews of {size}"
         remedy = f"Start a multiple of {size} ranks, or give another number; results stay the same."
     elif context.fault_tolerant:
         fault = "crews do not survive the death of a rank"

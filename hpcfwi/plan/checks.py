@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import Finding
+from hpcfwi.errors import Finding, say_count
 from hpcfwi.inversion.conditioning import NOTHING
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.shot_qc import knows_amplitudes
@@ -179,7 +179,7 @@ def check_sharing(sharing: Sharing) -> Iterator[Finding]:
     without = f"cannot be shared by {ranks} {kind}s: {left}"
     if batch < ranks and sharing.encoded:
         # More encoded shots would cost more, so that the advice is to start fewer ranks.
-        shots, fewer = (f"{batch} {w}{'s' * (batch > 1)}" for w in ("encoded shot", "rank"))
+        shots, fewer = (say_count(batch, noun) for noun in ("encoded shot", "rank"))
         yield Finding(
             "note",
             "inversion.batch",

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.errors import InputError, say_bytes
+from hpcfwi.errors import InputError, say_bytes, say_count
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.layers import describe_layers
 from hpcfwi.inversion.loop import find_optimizer_cost
@@ -238,15 +238,15 @@ class Sharing:
             yield from textwrap.wrap(self.layers, WIDTH - 2)
         threads = "/".join(map(str, sorted(set(self.threads))))
         yield (
-            f"{self.ranks} {self.kind}{'s' * (self.ranks > 1)} on {self.hosts} "
-            f"host{'s' * (self.hosts > 1)}, {threads} thread{'s' * (max(self.threads) > 1)} each"
+            f"{say_count(self.ranks, self.kind)} on {say_count(self.hosts, 'host')}, {threads} "
+            f"thread{'s' * (max(self.threads) > 1)} each"
         )
         shots = f"{self.batch} of {self.shots} shots"
         if self.encoded:
-            shots = f"{self.batch} encoded shot{'s' * (self.batch > 1)} of all {self.shots} sources"
+            shots = f"{say_count(self.batch, 'encoded shot')} of all {self.shots} sources"
         yield (
             f"{self.epochs} epochs of {shots}: a {self.kind} has up to {self.part}, "
-            f"{self.at_once} at a time in {self.rounds} round{'s' * (self.rounds > 1)}"
+            f"{self.at_once} at a time in {say_count(self.rounds, 'round')}"
         )
         yield from textwrap.wrap(self.advice, WIDTH - 2)
 
@@ -348,7 +348,7 @@ class Memory:
     def describe(self) -> Iterator[str]:
         """Yield the memory in lines."""
         overhead = self.overhead
-        heads = [f"{n} shot{'s' * (n > 1)}" for n in self.counts]
+        heads = [say_count(n, "shot") for n in self.counts]
         width = max(len(name) for name, _ in self.choices) + 2
         yield "engine " + self.engine
         yield "history".ljust(width) + "".join(f"{head:>12}" for head in heads) + "   at once"
@@ -357,7 +357,7 @@ class Memory:
             yield name.ljust(width) + cells + ("   <-" if name == self.chosen else "")
         yield from textwrap.wrap(self.why, WIDTH - 2)
         yield from textwrap.wrap(
-            f"{self.at_once} shot{'s' * (self.at_once > 1)} {say_bytes(self.waves)}, observed "
+            f"{say_count(self.at_once, 'shot')} {say_bytes(self.waves)}, observed "
             f"traces {say_bytes(overhead.traces)}, models, gradients and sums "
             f"{say_bytes(self.arrays)}, the optimiser's state {say_bytes(overhead.remembered)}, "
             f"rank 0's figures and files {say_bytes(overhead.records)}: "
@@ -428,7 +428,7 @@ def _fit(
         reason = "the fastest" if chosen == fastest else "the fastest of those that fit"
     shots = min(sharing.at_once, fit.at_once)
     return fit, (
-        f"{describe(chosen)}: {reason}; {shots} shot{'s' * (shots > 1)} at once: "
+        f"{describe(chosen)}: {reason}; {say_count(shots, 'shot')} at once: "
         f"{say_bytes(task.repeat(shots).footprint(chosen))} of {say_bytes(machine.memory)} "
         "available."
     )

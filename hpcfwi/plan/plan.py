@@ -21,7 +21,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import SEVERITIES, Finding, InversionFailure, say_bytes
+from hpcfwi.errors import SEVERITIES, Finding, InversionFailure, say_bytes, say_count
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.loop import EpochEvaluator
 from hpcfwi.inversion.memory import MemoryOverhead, choose_history_and_chunk
@@ -452,7 +452,7 @@ def write_findings(
     found = [f for s in shown for f in findings if f.severity == s]
     if not quiet:
         counts = {s: sum(f.severity == s for f in found) for s in shown}
-        totals = ", ".join(f"{n} {s}{'s' * (n > 1)}" for s, n in counts.items() if n)
+        totals = ", ".join(say_count(n, s) for s, n in counts.items() if n)
         stream.write(f"{name}: {totals or 'no problems found'}\n")
     for finding in found:
         stream.write(textwrap.fill(str(finding), WIDTH, subsequent_indent="  ") + "\n")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hpcfwi.errors import say_count
 from hpcfwi.model import Grid, Parameter
 
 # Number of cells of a model up to which whole arrays are kept for an epoch's figure, 16 bytes each
@@ -281,8 +282,7 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
 
 def count(positions: NDArray[np.float64], name: str) -> str:
     """Return the number of different positions (n, ndim) with a noun: "1 source", "2 sources"."""
-    number = len(np.unique(positions, axis=0))
-    return f"{number} {name}{'s' if number > 1 else ''}"
+    return say_count(len(np.unique(positions, axis=0)), name)
 
 
 def edges(grid: Grid, axis: int) -> tuple[float, float]:

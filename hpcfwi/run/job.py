@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hpcfwi import __version__
 from hpcfwi.config import Config, import_plugins, load_config
 from hpcfwi.convert.request import HDF5, SEGY, kind_of
-from hpcfwi.errors import Finding, InputError, Stopped, refuse
+from hpcfwi.errors import Finding, InputError, Stopped, refuse, say_count
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.layers import choose_crew_size, describe_layers
 from hpcfwi.inversion.memory import count_forward_shots, plan_memory_of_ranks
@@ -279,17 +279,15 @@ def _check_memory(stages: Sequence[Stage], context: Context) -> None:
 def _introduce(files: str, experiment: Experiment, context: Context) -> None:
     hosts = context.all_gather(context.host)
     threads = context.all_gather(context.threads)
-    several = "s" * (context.size > 1)
-    ranks = f"{context.size} rank{several}"
+    ranks = say_count(context.size, "rank")
     if context.leader is not None:
-        ranks = f"{context.size} crew{several} of {context.leader.size} ranks"
+        ranks = f"{say_count(context.size, 'crew')} of {context.leader.size} ranks"
     log.info(
-        "hpcfwi %s, torch %s: %s on %d host%s, %s, %s thread%s per rank",
+        "hpcfwi %s, torch %s: %s on %s, %s, %s thread%s per rank",
         __version__,
         torch.__version__,
         ranks,
-        len(set(hosts)),
-        "s" * (len(set(hosts)) > 1),
+        say_count(len(set(hosts)), "host"),
         context.device.type.upper(),
         "/".join(map(str, sorted(set(threads)))),
         "s" * (max(threads) > 1),
