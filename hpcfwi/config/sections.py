@@ -163,6 +163,12 @@ class Initial(Section):
     _one_of_them = exactly_one("smooth", "smooth_slowness", "linear", "file", "run")
 
     @property
+    def own(self) -> Mapping[str, InitialShear | InitialDensity | InitialQuality]:
+        """The starting values that do not come from the starting model, by parameter."""
+        given = {"vs": self.vs, "rho": self.rho, "qp": self.qp, "qs": self.qs}
+        return {name: start for name, start in given.items() if start is not None}
+
+    @property
     def smoothing(self) -> tuple[str, float, float] | None:
         """The key of the smoothing, its length (m), and the power of the velocity it averages.
 

@@ -8,8 +8,9 @@ the data. Each check yields its findings: `prepare` raises the first, and `hpcfw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
-from hpcfwi.errors import Finding, InputError
+from hpcfwi.errors import Finding, InputError, quote
 from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
 from hpcfwi.inversion.experiment import Experiment, equation_of
-from hpcfwi.inversion.parameters import SMALLEST_SPREAD
+from hpcfwi.inversion.parameters import SMALLEST_SPREAD, Parametrization
 from hpcfwi.model import PARAMETERS, Grid
 from hpcfwi.operators.simulator import Aperture
 from hpcfwi.parallel.context import Context
+from hpcfwi.registry import PARAMETRIZATIONS, find
 from hpcfwi.survey import (
     EXPLOSIVE,
     PRESSURE,
@@ -50,6 +52,99 @@ STEPS_A_SAMPLE = (1e-4, 1e3)
 # Largest number of times that the slowest wave crosses a model's longest side in a record. Surveys
 # have 0.1 to 10; with times in ms instead of s, they have a thousand times that.
 MOST_PASSAGES = 50.0
+
+
+def name_stages(config: Config) -> list[tuple[str, Config]]:
+    """Return the configs of the stages, each with the prefix of its keys in messages."""
+    return [
+        (f"stage.{number}." if config.stage else "", part)
+        for number, (_, part) in enumerate(config.stages(), start=1)
+    ]
+
+
+def check_parameters(config: Config) -> Iterator[Finding]:
+    """Yield the errors of keys that need no file: parameters, equations and time axes."""
+    equation, names = config.wave.equation, equation_of(config).parameters
+    for name in config.model.initial.own:
+        if name not in names:
+            yield _error(
+                f"model.initial.{name}",
+                f'wave.equation = "{equation}" has no {name}, only {", ".join(names)}',
+                "Leave it out, or choose another equation.",
+            )
+    for where, part in name_stages(config):
+        yield from _check_unknowns(part, where, names)
+        if part.wave.attenuation is not None and "qp" not in names:
+            yield _error(
+                f"{where}wave.attenuation",
+                f'waves of wave.equation = "{equation}" are not attenuated',
+                'Leave it out, or choose "viscoacoustic" or "viscoelastic".',
+            )
+        alike: list[tuple[str, Any, Any]] = [
+            ("wave.equation", part.wave.equation, equation),
+            ("wave.ranks_per_shot", part.wave.ranks_per_shot, config.wave.ranks_per_shot),
+        ]
+        if config.model.network is not None:  # which makes these parameters
+            names_given = part.inversion.parameters, config.inversion.parameters
+            alike.append(("inversion.parameters", *names_given))
+        for key, found, expected in alike:
+            if found != expected:
+                yield _error(
+                    f"{where}{key}",
+                    f"found {quote(found)}, expected {quote(expected)}, as in the other stages",
+                    "Leave it out, or run the stages one after the other with model.initial.run.",
+                )
+    section = config.survey
+    for key in ("dt", "duration"):
+        if section.file is not None and getattr(section, key) is not None:
+            yield _error(
+                f"survey.{key}",
+                f"found {getattr(section, key):g} s, but the data of {section.file} already have a "
+                "time axis",
+                "Leave it out; it is only for `hpcfwi forward --to`, which simulates other data.",
+            )
+
+
+def _check_unknowns(config: Config, where: str, names: Sequence[str]) -> Iterator[Finding]:
+    """Yield errors if an inversion cannot have the unknowns that a stage asks for.
+
+    names: the parameters of the equation.
+    """
+    section = config.inversion
+    for key, wanted in (("parameters", section.parameters), ("tied", section.ties)):
+        for name in wanted:
+            if name not in names:
+                yield _error(
+                    f"{where}inversion.{key}",
+                    f'found {name}, but wave.equation = "{config.wave.equation}" has '
+                    f"{', '.join(names)}",
+                    "Leave it out, or choose another equation.",
+                )
+    chosen, inverted = section.parametrization, section.parameters
+    parametrization: Parametrization = find(PARAMETRIZATIONS[chosen])
+    lacking = [name for name in parametrization.needs if name not in names]
+    left = [n for n in parametrization.together if n in names and n not in inverted]
+    key = f"{where}inversion.parametrization"
+    if lacking:
+        yield _error(
+            key,
+            f'"{chosen}" depends on {lacking[0]}, which wave.equation = "{config.wave.equation}" '
+            "does not have",
+            'Leave it out, or choose another equation, such as "acoustic-density".',
+        )
+    if left:
+        yield _error(
+            key,
+            f'"{chosen}" changes {" and ".join(parametrization.together)} together, but '
+            f"inversion.parameters are {', '.join(inverted)}",
+            f"Add {' and '.join(left)} to inversion.parameters, or choose another parametrization.",
+        )
+    if config.model.network is not None and (chosen != "velocity" or section.ties):
+        yield _error(
+            key if chosen != "velocity" else f"{where}inversion.tied",
+            "found with model.network, whose weights are the unknowns",
+            "Leave one of them out.",
+        )
 
 
 def check_units(experiment: Experiment, device: torch.device) -> Iterator[Finding]:

@@ -24,8 +24,14 @@ from hpcfwi.config.sections import Initial
 from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets.library import load_dataset
-from hpcfwi.errors import InputError, quote, refuse
-from hpcfwi.inversion.checks import check_stage, check_units, refuse_engine
+from hpcfwi.errors import InputError, refuse
+from hpcfwi.inversion.checks import (
+    check_parameters,
+    check_stage,
+    check_units,
+    name_stages,
+    refuse_engine,
+)
 from hpcfwi.inversion.conditioning import read_picks
 from hpcfwi.inversion.experiment import (
     Experiment,
@@ -37,7 +43,7 @@ from hpcfwi.inversion.experiment import (
     record_components,
 )
 from hpcfwi.inversion.layers import refuse_layers
-from hpcfwi.inversion.parameters import Known, Parametrization, lay_surface
+from hpcfwi.inversion.parameters import Known, lay_surface
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
     PARAMETERS,
@@ -51,7 +57,6 @@ from hpcfwi.model import (
 )
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
-from hpcfwi.registry import PARAMETRIZATIONS, find
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import load_model, read_cells, read_epoch, read_surface
@@ -80,7 +85,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
     """
     section, names = config.model, equation_of(config).parameters
     if target is None:
-        _check_parameters(config)
+        refuse(check_parameters(config))
     needed = names if config.survey.file is None or target is not None else _find_base(config)
     given = _load_given(config, needed, context)
     if given.arrays.keys() == set(names):
@@ -102,7 +107,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         stages = [("", experiment)]
     else:
         experiment = _prepare_inversion(config, given, survey, observed, context)
-        stages = [(where, replace(experiment, config=part)) for where, part in _stages(config)]
+        stages = [(where, replace(experiment, config=part)) for where, part in name_stages(config)]
     _check(experiment, context)
     if target is None:
         # Only one rank checks the model and all shots.
@@ -119,7 +124,6 @@ def _prepare_inversion(
     config: Config, given: Model, survey: Survey, observed: Path, context: Context
 ) -> Experiment:
     """Return the experiment of an inversion, which is not yet checked; collective."""
-    _refuse_other_times(config)
     section, is_synthetic = config.model, config.survey.file is None
     start = _find_start(config, given, context)
     known = _load_known(config, start, context)
@@ -147,14 +151,6 @@ def _prepare_inversion(
     )
 
 
-def _stages(config: Config) -> list[tuple[str, Config]]:
-    """Return the configs of the stages, each with the prefix of its keys in messages."""
-    return [
-        (f"stage.{number}." if config.stage else "", part)
-        for number, (_, part) in enumerate(config.stages(), start=1)
-    ]
-
-
 def _sections(config: Config) -> list[Config]:
     """Return the whole input, whose stages may all replace its keys, and those of the stages."""
     return [config, *(part for _, part in config.stages())]
@@ -163,82 +159,6 @@ def _sections(config: Config) -> list[Config]:
 def _name_once(files: Iterable[str | None]) -> list[str]:
     """Return the files that are given, each once."""
     return [file for file in dict.fromkeys(files) if file is not None]
-
-
-def _check_parameters(config: Config) -> None:
-    """Raise `InputError` if the equation lacks a parameter, or the stages do not fit together."""
-    equation, names = config.wave.equation, equation_of(config).parameters
-    for name in WATER:
-        if getattr(config.model.initial, name) is not None and name not in names:
-            raise InputError(
-                f"model.initial.{name}",
-                f'wave.equation = "{equation}" has no {name}, only {", ".join(names)}',
-                "Leave it out, or choose another equation.",
-            )
-    for where, part in _stages(config):
-        _check_unknowns(part, where, names)
-        if part.wave.attenuation is not None and "qp" not in names:
-            raise InputError(
-                f"{where}wave.attenuation",
-                f'waves of wave.equation = "{equation}" are not attenuated',
-                'Leave it out, or choose "viscoacoustic" or "viscoelastic".',
-            )
-        alike: list[tuple[str, Any, Any]] = [
-            ("wave.equation", part.wave.equation, equation),
-            ("wave.ranks_per_shot", part.wave.ranks_per_shot, config.wave.ranks_per_shot),
-        ]
-        if config.model.network is not None:  # which makes these parameters
-            names_given = part.inversion.parameters, config.inversion.parameters
-            alike.append(("inversion.parameters", *names_given))
-        for key, found, expected in alike:
-            if found != expected:
-                raise InputError(
-                    f"{where}{key}",
-                    f"found {quote(found)}, expected {quote(expected)}, as in the other stages",
-                    "Leave it out, or run the stages one after the other with model.initial.run.",
-                )
-
-
-def _check_unknowns(config: Config, where: str, names: Sequence[str]) -> None:
-    """Raise `InputError` if an inversion cannot have the unknowns that a stage asks for.
-
-    names: the parameters of the equation.
-    """
-    section = config.inversion
-    for key, wanted in (("parameters", section.parameters), ("tied", section.ties)):
-        for name in wanted:
-            if name not in names:
-                raise InputError(
-                    f"{where}inversion.{key}",
-                    f'found {name}, but wave.equation = "{config.wave.equation}" has '
-                    f"{', '.join(names)}",
-                    "Leave it out, or choose another equation.",
-                )
-    chosen, inverted = section.parametrization, section.parameters
-    parametrization: Parametrization = find(PARAMETRIZATIONS[chosen])
-    lacking = [name for name in parametrization.needs if name not in names]
-    left = [n for n in parametrization.together if n in names and n not in inverted]
-    key = f"{where}inversion.parametrization"
-    if lacking:
-        raise InputError(
-            key,
-            f'"{chosen}" depends on {lacking[0]}, which wave.equation = "{config.wave.equation}" '
-            "does not have",
-            'Leave it out, or choose another equation, such as "acoustic-density".',
-        )
-    if left:
-        raise InputError(
-            key,
-            f'"{chosen}" changes {" and ".join(parametrization.together)} together, but '
-            f"inversion.parameters are {', '.join(inverted)}",
-            f"Add {' and '.join(left)} to inversion.parameters, or choose another parametrization.",
-        )
-    if config.model.network is not None and (chosen != "velocity" or section.ties):
-        raise InputError(
-            key if chosen != "velocity" else f"{where}inversion.tied",
-            "found with model.network, whose weights are the unknowns",
-            "Leave one of them out.",
-        )
 
 
 def _load_given(config: Config, names: Sequence[str], context: Context) -> Model:
@@ -318,8 +238,8 @@ GARDNER = 310.0, 0.25
 
 def _find_derived(config: Config) -> list[str]:
     """Return the names of the parameters with starting values of their own."""
-    names, asked = equation_of(config).parameters, config.model.initial
-    return [name for name in WATER if name in names and getattr(asked, name) is not None]
+    names = equation_of(config).parameters
+    return [name for name in config.model.initial.own if name in names]
 
 
 def _find_base(config: Config) -> list[str]:
@@ -341,12 +261,11 @@ def _make_initial(config: Config, start: Model, kept: NDArray[np.bool_], context
         initial = once_per_host(partial(_make_linear, asked.linear, start, kept), context)
     derived = _find_derived(config)
     if derived:
-        files = {name: getattr(asked, name).file for name in derived}
-        own = {
-            name: load_onto(start.grid, file, [name], f"model.initial.{name}.file", context)[name]
-            for name, file in files.items()
-            if file is not None
-        }
+        own = {}
+        for name, given in asked.own.items():
+            if name in derived and given.file is not None:
+                key = f"model.initial.{name}.file"
+                own[name] = load_onto(start.grid, given.file, [name], key, context)[name]
         initial = once_per_host(partial(_derive, asked, initial, start, kept, own), context)
     if initial is start:
         return start
@@ -599,19 +518,6 @@ def _refuse_segy(path: Path) -> None:
             f"Convert it with `hpcfwi convert {path} {gathers}`, check the positions that this "
             f"prints, and give {gathers} as survey.file.",
         )
-
-
-def _refuse_other_times(config: Config) -> None:
-    """Raise `InputError` if a time axis is given in addition to that of existing data."""
-    section = config.survey
-    for key in ("dt", "duration"):
-        if section.file is not None and getattr(section, key) is not None:
-            raise InputError(
-                f"survey.{key}",
-                f"found {getattr(section, key):g} s, but the data of {section.file} already have a "
-                "time axis",
-                "Leave it out; it is only for `hpcfwi forward --to`, which simulates other data.",
-            )
 
 
 def _guess_wavelet(reader: GatherReader) -> NDArray[np.float32]:

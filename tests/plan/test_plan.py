@@ -385,6 +385,15 @@ def test_plan_reports_all_errors_and_a_run_only_the_first(hpcfwi, tmp_path, caps
     assert "inversion.bounds" not in captured.out + captured.err
 
 
+def test_all_errors_of_keys_are_reported_at_once(hpcfwi, tmp_path, capsys):
+    changes = {"inversion.parameters": ["vp", "vs"], "wave.attenuation": {"frequency": 5.0}}
+    assert hpcfwi("plan", write_input(tmp_path, changes)) == 2
+    captured = capsys.readouterr()
+    assert "2 errors\nERROR: inversion.parameters: found vs" in captured.out
+    assert "ERROR: wave.attenuation: waves" in captured.out
+    assert captured.err.startswith("hpcfwi: inversion.parameters: found vs")
+
+
 def test_physics_error_exits_with_2_and_one_message_after_the_plan(hpcfwi, tmp_path, capsys):
     path = write_input(tmp_path)
     assert hpcfwi("plan", path, "--set", "survey.wavelet.frequency=60.0") == 2
