@@ -293,16 +293,12 @@ def convert_to_gathers(request: Request, context: Context, quiet: bool) -> None:
     survey = contents.survey
     strange = []
     with create_gathers(request.target, survey, context, contents.extras) as writer:
-        mine = np.array_split(writer.left, context.size)[context.rank]
-        shot_bytes = 4 * survey.n_receivers * survey.n_samples
-        n_rounds = -(-mine.size // max(1, PART // shot_bytes))
-        parts = np.array_split(mine, max(1, n_rounds))
+        most = max(1, PART // (4 * survey.n_receivers * survey.n_samples))
         done = survey.n_shots - writer.left.size
         with Progress(
             survey.n_shots, "shot", done=done, every=0.1, enabled=context.is_root, quiet=quiet
         ) as progress:
-            for number in range(max(context.all_gather(len(parts)))):
-                part = parts[number] if number < len(parts) else mine[:0]
+            for part in writer.rounds(most):
                 data = _read_part(part, contents, context)
                 strange += part[~np.isfinite(data).all(axis=(1, 2))].tolist()
                 writer.write(part, data)

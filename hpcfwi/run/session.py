@@ -414,10 +414,8 @@ def _simulate(
     assert true is not None
     simulator = replace(experiment.simulator(true), aperture=Aperture())
     model = true.as_tensors(context.device)
-    mine = np.array_split(writer.left, context.size)[context.rank]
     most = count_forward_shots(experiment, context, is_loaded=True)
     chunks = Chunks(most, context)
-    rounds = [mine[i : i + most] for i in range(0, mine.size, most)]
     none = np.empty((0, survey.n_receivers, survey.n_samples), dtype=np.float32)
     done, signal = survey.n_shots - writer.left.size, None
 
@@ -426,8 +424,7 @@ def _simulate(
 
     context.heartbeat.begin("the simulation of the observed data")
     with Watch(context, stop, lambda: f"shot {done}"):
-        for k in range(max(context.all_gather(len(rounds)))):
-            shots = rounds[k] if k < len(rounds) else mine[:0]
+        for shots in writer.rounds(most):
             each = chunks.for_each_shot(survey.select(shots), simulator, simulate)
             traces = np.concatenate([none, *(found[None] for _, found in each)])
             chunks.check()

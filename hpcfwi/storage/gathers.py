@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -219,6 +219,15 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         self.part = beside(path)
         self._identity = context.from_root(partial(identify, self.part))
         self.left: NDArray[np.int64] = np.flatnonzero(~whole)
+
+    def rounds(self, most: int) -> Iterator[NDArray[np.int64]]:
+        """Yield this rank's part of the missing shots, at most so many at a time; collective.
+
+        All ranks have equally many rounds, some of which may be without shots.
+        """
+        mine = np.array_split(self.left, self._context.size)[self._context.rank]
+        count = max(self._context.all_gather(-(-mine.size // most)))
+        yield from (mine[first : first + most] for first in range(0, most * count, most))
 
     def write(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         """Write the traces (shot, receiver, time) of the shots with these numbers.

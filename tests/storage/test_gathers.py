@@ -89,6 +89,18 @@ def test_attributes_as_arrays_and_masks_of_numbers_are_read(kind, tmp_path):
         np.testing.assert_array_equal(reader.survey.mask, MASK)
 
 
+def test_missing_shots_come_in_rounds_of_limited_size(tmp_path):
+    writer = create_gathers(tmp_path / "observed.h5", example_survey(), Context.alone())
+    writer.write(np.array([1]), example_traces()[1:2])
+    writer.close()
+    with create_gathers(tmp_path / "observed.h5", example_survey(), Context.alone()) as writer:
+        rounds = list(writer.rounds(2))
+        assert max(shots.size for shots in rounds) == 2
+        np.testing.assert_array_equal(np.concatenate(rounds), [0, *range(2, N_SHOTS)])
+        for shots in rounds:
+            writer.write(shots, example_traces()[shots])
+
+
 def test_unfinished_file_with_another_mask_is_not_continued(tmp_path):
     for mask in (MASK, None, MASK, ~MASK):
         survey = changed(example_survey(), mask=mask)
