@@ -26,13 +26,13 @@ FIRST_ORDER_ENGINES = {
 
 EQUATIONS = {
     "acoustic": "hpcfwi.wave.equation:ACOUSTIC",
-    "acoustic-density": "hpcfwi.wave.equations.acoustic_density:ACOUSTIC_DENSITY",
-    "elastic": "hpcfwi.wave.equations.elastic:ELASTIC",
-    "acoustic-vti": "hpcfwi.wave.equations.acoustic_vti:ACOUSTIC_VTI",
-    "elastic-vti": "hpcfwi.wave.equations.elastic_vti:ELASTIC_VTI",
-    "elastic-tti": "hpcfwi.wave.equations.elastic_tti:ELASTIC_TTI",
-    "viscoacoustic": "hpcfwi.wave.equations.acoustic_density:viscoacoustic",
-    "viscoelastic": "hpcfwi.wave.equations.elastic:viscoelastic",
+    "acoustic-density": "hpcfwi.wave.equations:ACOUSTIC_DENSITY",
+    "elastic": "hpcfwi.wave.equations:ELASTIC",
+    "acoustic-vti": "hpcfwi.wave.equations:ACOUSTIC_VTI",
+    "elastic-vti": "hpcfwi.wave.equations:ELASTIC_VTI",
+    "elastic-tti": "hpcfwi.wave.equations:ELASTIC_TTI",
+    "viscoacoustic": "hpcfwi.wave.equations:viscoacoustic",
+    "viscoelastic": "hpcfwi.wave.equations:viscoelastic",
 }
 
 MISFITS = {

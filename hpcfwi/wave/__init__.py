@@ -1,7 +1,7 @@
 """Physics: waves and their gradients, independent of MPI, files and inversion."""
 
 from hpcfwi.wave.acoustic import Acoustic, acoustic, share_of_mean
-from hpcfwi.wave.attenuation import Attenuation
+from hpcfwi.wave.equation import Attenuation
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.problem import Gradients
 from hpcfwi.wave.propagate import propagate

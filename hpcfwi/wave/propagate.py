@@ -15,9 +15,8 @@ from hpcfwi.model import AXES
 from hpcfwi.survey import STRAIN, Components, SourceKinds, moment_kinds
 from hpcfwi.wave import numerics
 from hpcfwi.wave.acoustic import acoustic, require_fixed, require_tensor
-from hpcfwi.wave.attenuation import Attenuation
 from hpcfwi.wave.engines import FirstOrderEngine
-from hpcfwi.wave.equation import FirstOrderEquation
+from hpcfwi.wave.equation import Attenuation, FirstOrderEquation
 from hpcfwi.wave.history import Auto, History
 from hpcfwi.wave.simulation import (
     Acquisition,
@@ -59,8 +58,7 @@ def propagate(
     Parameters
     ----------
     equation
-        "acoustic", "acoustic-density", "elastic", "acoustic-vti", "elastic-vti", "elastic-tti",
-        "viscoacoustic" or "viscoelastic".
+        A name in `hpcfwi.registry.EQUATIONS`, such as "elastic".
     model
         The parameters of the equation, each (nz, nx) or (nz, ny, nx), float32 or float64: "vp" and
         "vs" in m/s, "rho" in kg/m^3, Thomsen's "epsilon" and "delta", the tilt "theta" of the
@@ -73,7 +71,7 @@ def propagate(
         of the sources.
     attenuation
         The dependence of quality factors on frequency, and the frequency at which waves have the
-        velocities of the model, for the last two equations; by default `Attenuation()`.
+        velocities of the model, for the equations with quality factors; by default `Attenuation()`.
     source_kind
         "explosive": the same source as that of `acoustic`. "force-z", "force-y" or "force-x": a
         force, N (in 2-D N/m). A moment tensor, (ndim, ndim) and symmetric, in the order of the

@@ -31,8 +31,7 @@ from hpcfwi.survey import (
 )
 from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
-from hpcfwi.wave.attenuation import Attenuation
-from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation, find_equation
+from hpcfwi.wave.equation import ACOUSTIC, Attenuation, Equation, FirstOrderEquation, find_equation
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
 from hpcfwi.wave.leader import Leader
 from hpcfwi.wave.problem import Gradients, Problem

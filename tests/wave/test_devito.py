@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from hpcfwi.wave import propagate
-from hpcfwi.wave.attenuation import Attenuation
+from hpcfwi.wave.equation import Attenuation
 from hpcfwi.wave.numerics import ricker
 
 devito = pytest.importorskip("devito", reason="Devito is not installed; `make bench` installs it")

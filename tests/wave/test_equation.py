@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hpcfwi.wave.attenuation import Attenuation
 from hpcfwi.wave.equation import (
+    Attenuation,
     FirstOrderEquation,
     Source,
     System,

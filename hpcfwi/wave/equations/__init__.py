@@ -1,1 +1,0 @@
-"""Descriptions of first-order wave equations."""
