@@ -20,7 +20,7 @@ from hpcfwi.inversion.shot_qc import knows_amplitudes
 from hpcfwi.plan.arrivals import Scan, Tally
 from hpcfwi.plan.comparison import Comparison, Convention, DataComparison
 from hpcfwi.plan.estimate import Memory, Sharing, discretize, find_slowest
-from hpcfwi.wave.dispersion import carried_frequency
+from hpcfwi.wave.numerics import carried_frequency
 
 # The grid resolves waves whose relative error of phase velocity is at most this.
 VELOCITY_ERROR = 0.02

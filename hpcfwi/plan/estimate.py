@@ -37,9 +37,9 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.registry import SAMPLINGS, find
 from hpcfwi.system import resident_bytes
 from hpcfwi.wave import history as histories
-from hpcfwi.wave.dispersion import Discretization, phase_velocity_error
 from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Auto, History, NothingFits, Recompute, describe
+from hpcfwi.wave.numerics import Discretization, phase_velocity_error
 from hpcfwi.wave.simulation import Task
 
 WIDTH = 100  # characters in a line

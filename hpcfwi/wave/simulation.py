@@ -229,13 +229,11 @@ def set_up(
         _check_fibre(components, receiver_points, shape, steps)
     if frequency is None:
         frequency = Spectrum.of(samples, dt).peak
-    if isinstance(equation, FirstOrderEquation):
-        equivalent = staggered.equivalent_velocity(
-            method.order, equation.fastest(whole), whole["rho"]
-        )
-        longest = staggered.longest_step(method.order, steps, max(equivalent, tuned_to))
-    else:
-        longest = numerics.longest_step(method.order, steps, max(fastest, tuned_to))
+    is_staggered = isinstance(equation, FirstOrderEquation)
+    if is_staggered:
+        speed, density = equation.fastest(whole), whole["rho"]
+        fastest = staggered.equivalent_velocity(method.order, speed, density)
+    longest = numerics.longest_step(method.order, steps, max(fastest, tuned_to), is_staggered)
     substeps = numerics.count_substeps(dt, longest)
     _check_substeps(substeps, dt, longest)
     problem = Problem(

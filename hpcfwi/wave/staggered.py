@@ -1,7 +1,7 @@
 """The discretization of first-order equations on a staggered grid.
 
-In this order: staggered differences and the stable time step; the discrete system; its coefficients
-on a free surface, its absorbing boundary, and the points of its sources and receivers.
+In this order: the velocity that limits the time step; the discrete system; its coefficients on a
+free surface, and the points of its sources and receivers.
 """
 
 from __future__ import annotations
@@ -19,38 +19,12 @@ from torch import Tensor
 from hpcfwi.model import AXES
 from hpcfwi.survey import STRAIN, Components
 from hpcfwi.wave.equation import Derivative, FirstOrderEquation, Signal, System, mean
-from hpcfwi.wave.numerics import Profile, mix_profiles
+from hpcfwi.wave.numerics import Profile, mix_profiles, staggered_difference
 from hpcfwi.wave.problem import Problem, extend
-
-_WEIGHTS = {
-    2: (1.0,),
-    4: (9 / 8, -1 / 24),
-    6: (75 / 64, -25 / 384, 3 / 640),
-    8: (1225 / 1024, -245 / 3072, 49 / 5120, -5 / 7168),
-}
-
-
-def staggered_difference(order: int, spacing: float) -> NDArray[np.float64]:
-    """Return the weights (1/m) of the first derivative halfway between grid points.
-
-    Weight k, from 0, is that of the point k + 1/2 cells after the derivative's place; the point as
-    far before it has minus this weight (Fornberg 1988, table 2).
-    """
-    return np.asarray(_WEIGHTS[order]) / spacing
-
-
-def longest_step(order: int, spacing: tuple[float, ...], velocity: float) -> float:
-    """Return the longest stable time step (s) of a staggered leapfrog scheme for a velocity (m/s).
-
-    dt v sqrt(sum over axes of (sum over k of abs(c_k))^2) is at most 1, with the weights c_k of the
-    staggered difference (Levander 1988 for order 4).
-    """
-    largest = sum(np.abs(staggered_difference(order, h)).sum() ** 2 for h in spacing)
-    return float(1.0 / (velocity * np.sqrt(largest)))
 
 
 def equivalent_velocity(order: int, speed: Tensor, density: Tensor) -> float:
-    """Return the velocity (m/s) for which `longest_step` is right in a medium.
+    """Return the velocity (m/s) for which `numerics.longest_step` is right in a medium.
 
     speed: of the fastest wave in each cell, m/s; density: kg/m^3. The squared eigenvalues of the
     acoustic scheme are at most the largest sum of a row of abs(K D b D^T), with the bulk modulus K,

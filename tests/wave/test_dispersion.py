@@ -10,9 +10,15 @@ import torch
 from scipy.special import hankel1
 
 from hpcfwi.wave import Acquisition, Method, simulate
-from hpcfwi.wave.dispersion import Discretization, carried_frequency, phase_velocity_error
 from hpcfwi.wave.equation import find_equation
-from hpcfwi.wave.numerics import ORDERS, longest_step, ricker
+from hpcfwi.wave.numerics import (
+    ORDERS,
+    Discretization,
+    carried_frequency,
+    longest_step,
+    phase_velocity_error,
+    ricker,
+)
 
 VELOCITY, FREQUENCY = 2000.0, 10.0
 

@@ -12,7 +12,7 @@ from hpcfwi.wave import staggered
 from hpcfwi.wave.engines import choose
 from hpcfwi.wave.equation import find_equation
 from hpcfwi.wave.history import Snapshots
-from hpcfwi.wave.numerics import ORDERS
+from hpcfwi.wave.numerics import ORDERS, longest_step, staggered_difference
 from hpcfwi.wave.problem import Problem
 from tests.wave.media import FIRST_ORDER, random_medium
 
@@ -22,7 +22,7 @@ orders = pytest.mark.parametrize("order", ORDERS)
 @orders
 def test_staggered_difference_is_exact_for_polynomials_up_to_its_order(order: int) -> None:
     h = 0.5
-    half = staggered.staggered_difference(order, h)
+    half = staggered_difference(order, h)
     weights = np.concatenate([-half[::-1], half])
     x = h * (np.arange(-order // 2, order // 2) + 0.5)
     for power in range(order + 1):
@@ -46,7 +46,7 @@ def growth(
     problem = Problem(
         model=model,
         spacing=spacing,
-        dt=share * staggered.longest_step(order, spacing, equivalent),
+        dt=share * longest_step(order, spacing, equivalent, staggered=True),
         sources=points[None, None],
         receivers=points[None, None],
         order=order,
@@ -95,9 +95,9 @@ def test_steps_below_the_limit_are_stable_where_dense_cells_lie_beside_light_one
     assert growth("elastic", {**model, "vs": shear}, 8, 0.99) < 1.05
     delta = torch.tensor(rng.choice([-0.3, 0.3], (20, 24)))
     assert growth("acoustic-vti", {**model, "epsilon": delta, "delta": delta}, 8, 0.99) < 1.05
-    longest = staggered.longest_step(8, (8.0, 10.0), 2e3)
+    longest = longest_step(8, (8.0, 10.0), 2e3, staggered=True)
     equivalent = staggered.equivalent_velocity(8, model["vp"], density)
-    safe = staggered.longest_step(8, (8.0, 10.0), equivalent)
+    safe = longest_step(8, (8.0, 10.0), equivalent, staggered=True)
     assert growth("acoustic-density", model, 8, 0.99 * longest / safe, steps=900) > 1e6
 
 

@@ -22,6 +22,7 @@ from hpcfwi.wave.engines.eager import count_updates as count_updates
 from hpcfwi.wave.engines.eager import idle as idle
 from hpcfwi.wave.equation import Derivative, FirstOrderEquation
 from hpcfwi.wave.history import Kind
+from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Gradients, Problem
 from hpcfwi.wave.staggered import (
     Points,
@@ -29,7 +30,6 @@ from hpcfwi.wave.staggered import (
     combine,
     discretize,
     sample_signal,
-    staggered_difference,
 )
 
 HISTORIES: tuple[Kind, ...] = ("snapshots",)

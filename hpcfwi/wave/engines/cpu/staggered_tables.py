@@ -17,8 +17,9 @@ from hpcfwi.wave.engines.cpu.teams import Neighbours
 from hpcfwi.wave.engines.cpu.windows import FieldStore
 from hpcfwi.wave.equation import Derivative, System
 from hpcfwi.wave.layers import HALO, Layer, find_layer
+from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.staggered import Points, StaggeredScheme, group_terms, staggered_difference
+from hpcfwi.wave.staggered import Points, StaggeredScheme, group_terms
 
 
 def _record(*names: str) -> np.dtype[Any]:

@@ -44,8 +44,9 @@ from hpcfwi.wave.history import (
     sampled_steps,
     sampling_offset,
 )
+from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.staggered import StaggeredScheme, staggered_difference
+from hpcfwi.wave.staggered import StaggeredScheme
 
 HISTORIES: tuple[Kind, ...] = ("snapshots", "recompute")
 
