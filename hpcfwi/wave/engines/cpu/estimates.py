@@ -14,9 +14,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from hpcfwi.model import AXES
-from hpcfwi.wave.engines.cpu.histories import grown
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
-from hpcfwi.wave.engines.cpu.windows import Frame, count_bytes, count_cells, count_scales, whole_of
+from hpcfwi.wave.engines.cpu.windows import count_bytes, count_cells, count_scales, rim_of
 from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import SAMPLES_PER_STATE, Boundary, Recompute, sampled_steps
 from hpcfwi.wave.layers import Layer
@@ -250,5 +249,4 @@ def _count_cells(problem: Problem, steps: range) -> float:
 def _count_rim(problem: Problem) -> int:
     """Return the number of cells around the interior that its stencils reach."""
     interior = make_interior(problem, Layer(0, problem.padded_shape[0]))
-    whole = whole_of.py_func(make_grid(problem.padded_shape))
-    return count_cells(Frame(grown(interior, problem.order // 2, whole), interior))
+    return count_cells(rim_of(interior, problem.order // 2, make_grid(problem.padded_shape)))

@@ -20,16 +20,14 @@ from hpcfwi.wave.engines import first_order
 from hpcfwi.wave.engines.cpu import staggered_sweeps as sweeps
 from hpcfwi.wave.engines.cpu.compilation import keep_loops
 from hpcfwi.wave.engines.cpu.engine import NAME as NAME
+from hpcfwi.wave.engines.cpu.engine import Sweeps
 from hpcfwi.wave.engines.cpu.engine import available as available
 from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
-from hpcfwi.wave.engines.cpu.histories import Sweeps
 from hpcfwi.wave.engines.cpu.layout import (
-    MARGIN,
     NOWHERE,
-    Box,
     field_shape,
     lay_out,
     make_zeros,
@@ -56,10 +54,9 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
 from hpcfwi.wave.engines.cpu.teams import each_shot, make_neighbours, run_team
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
-    STEPS_PER_WINDOW,
     Frame,
-    fit,
     make_store,
+    make_windows,
     whole_of,
 )
 from hpcfwi.wave.engines.first_order import Derivatives, Discrete
@@ -363,8 +360,8 @@ class _Shots:
         tables, history = shot.tables, self._problem.history
         assert not isinstance(history, Boundary), "chosen by `simulation.set_up`"
         steps, interval = shot.signal.shape[0], self._problem.interval
-        windows = np.zeros((steps // STEPS_PER_WINDOW + 1, 6), np.int64)
-        windows[0] = _first_window(shot, emitters)
+        rows, columns = emitters.cells["row"], emitters.cells["column"]
+        windows = make_windows(tables.cut, rows, columns, len(tables.weights[0]), steps)
         samples = int(tables.stages["n_samples"].sum())
         if samples == 0:
             nothing = NO_TAPE._replace(windows=windows)
@@ -455,27 +452,6 @@ def _unheard(shot: StaggeredShot) -> StaggeredShot:
 def _by_time(values: Tensor) -> NDArray:
     """Return values (shot, point, time) as (shot, time, point)."""
     return values.detach().transpose(1, 2).contiguous().numpy()
-
-
-def _first_window(shot: StaggeredShot, emitters: Emitters) -> Box:
-    """Return a window of the whole grid that the wave cannot leave within STEPS_PER_WINDOW steps.
-
-    emitters: those of the whole grid.
-    """
-    cut, grid = shot.tables.cut, shot.tables.cut.whole
-    reach = 2 * len(shot.tables.weights[0]) * STEPS_PER_WINDOW
-    cells = emitters.cells
-    if not cells.size:
-        return whole_of.py_func(grid)
-    before = cut.front * cut.stride + cut.top
-    planes, rows = np.divmod(cells["row"] + before - grid.base, grid.stride)
-    columns = cells["column"] - MARGIN
-    edges = [
-        edge
-        for places in (planes, rows, columns)
-        for edge in (int(places.min()) - reach, int(places.max()) + 1 + reach)
-    ]
-    return fit.py_func(grid, 0, Box(*edges))
 
 
 simulate = partial(first_order.simulate, _Shots)

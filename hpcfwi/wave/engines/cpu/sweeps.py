@@ -21,7 +21,7 @@ by another. Several processes may run the same loop, each on its layer of the gr
 halos where a field is complete. Windows are those of the whole grid; parts are those of the layer.
 
 The arithmetic along a row is in `kernels`, and the choice of the cells that are computed and stored
-is in `windows`. `histories` calls the loops.
+is in `windows`. `engine` calls the loops.
 """
 
 from collections.abc import Iterable

@@ -12,6 +12,7 @@ compiled loop serves all formats.
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.kernels import Cells, Lines, U, cells_of, count_nonzero, within_loops
+from hpcfwi.wave.engines.cpu.kernels import Cells, U, cells_of, count_nonzero, within_loops
 from hpcfwi.wave.engines.cpu.layout import (
     BLOCK,
     LANES,
@@ -28,8 +29,8 @@ from hpcfwi.wave.engines.cpu.layout import (
     NOWHERE,
     POOL,
     Box,
+    Cut,
     Grid,
-    Tables,
 )
 
 # Number of steps for which a window is valid, and number of cells by which it grows: at least the
@@ -84,27 +85,23 @@ def fit(grid, sides, box):
     )
 
 
-def make_windows(tables: Tables, sources: Lines, steps: int) -> NDArray[np.int64]:
+def make_windows(
+    cut: Cut, rows: NDArray, columns: NDArray, radius: int, steps: int, sides: int = 0
+) -> NDArray[np.int64]:
     """Return an array for the windows of so many steps, (time // STEPS_PER_WINDOW, 6).
 
     They are windows of the whole grid. Only the first one is set. It surrounds the cells of the
-    sources.
+    sources, which lie in these rows and columns of the arrays of a layer; without any, it is the
+    whole grid. radius: of the stencils; sides: see `fit`.
     """
-    cut, reach = tables.cut, 2 * tables.radius * STEPS_PER_WINDOW
-    reached = sources.rows[sources.weights != 0]
-    before = cut.front * cut.stride + cut.top
-    planes, rows = np.divmod(reached + before - cut.whole.base, cut.whole.stride)
-    columns = sources.columns - MARGIN
-    around = Box(
-        int(planes.min()) - reach,
-        int(planes.max()) + 1 + reach,
-        int(rows.min()) - reach,
-        int(rows.max()) + 1 + reach,
-        int(columns.min()) - reach,
-        int(columns.max()) + sources.along.shape[1] + reach,
-    )
     windows = np.zeros((steps // STEPS_PER_WINDOW + 1, 6), np.int64)
-    windows[0] = fit.py_func(cut.whole, tables.sides.width, around)
+    if rows.size == 0:
+        windows[0] = whole_of.py_func(cut.whole)
+        return windows
+    reach, before = 2 * radius * STEPS_PER_WINDOW, cut.front * cut.stride + cut.top
+    places = (*np.divmod(rows + before - cut.whole.base, cut.whole.stride), columns - MARGIN)
+    edges = [(int(each.min()) - reach, int(each.max()) + 1 + reach) for each in places]
+    windows[0] = fit.py_func(cut.whole, sides, Box(*chain.from_iterable(edges)))
     return windows
 
 
@@ -234,6 +231,12 @@ class Frame(NamedTuple):
 
     outer: Box
     inner: Box
+
+
+def rim_of(box: Box, radius: int, grid: Grid) -> Frame:
+    """Return the cells around a box that stencils in the box reach."""
+    edges = (edge + sign * radius for edge, sign in zip(box, (-1, 1) * 3, strict=True))
+    return Frame(clamp.py_func(Box(*edges), whole_of.py_func(grid)), box)
 
 
 def count_cells(frame: Frame) -> int:

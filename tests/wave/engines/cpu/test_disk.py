@@ -227,14 +227,14 @@ def test_loops_of_another_edition_are_not_loaded(monkeypatch: pytest.MonkeyPatch
 STANDING_STILL = """
 from types import SimpleNamespace
 from hpcfwi.cli import main
-from hpcfwi.wave.engines.cpu import engine, histories, sweeps
+from hpcfwi.wave.engines.cpu import engine, sweeps
 from hpcfwi.wave.engines.cpu.kernels import loop
 
 @loop
 def stand_still(shot, fields, span, tape, kept, team):
     pass
 
-for module in (histories, sweeps):
+for module in (engine, sweeps):
     module.sweep_forward = module.sweep_backward = stand_still
 # Traces are not computed, but must be finite
 engine.np = SimpleNamespace(**{**vars(engine.np), "empty": engine.np.zeros})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfwi.bench.waves import make_shots
 from hpcfwi.wave import Boundary, Method, Recompute, Simulation, Snapshots, warm_up
-from hpcfwi.wave.engines.cpu import histories
+from hpcfwi.wave.engines.cpu import engine
 from hpcfwi.wave.engines.cpu.teams import ThreadTeam, run_team
 from hpcfwi.wave.history import Format, History
 from tests.wave.engines.cpu.test_engine import long_line, threads
@@ -121,7 +121,7 @@ def test_threads_that_share_a_shot_do_not_change_its_bits(
         sizes.append(size)
         run_team(size, work)
 
-    monkeypatch.setattr(histories, "run_team", note_size)
+    monkeypatch.setattr(engine, "run_team", note_size)
     shots = shots_in(shape, shots=1, free_surface=True, samples=30)
     shots = replace(shots, vp=shots.vp.float())
     residual = white_residual(shots.simulate(keep=False).data)
