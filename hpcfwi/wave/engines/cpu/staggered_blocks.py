@@ -1,6 +1,6 @@
 """Compiled functions of the `cpu` engine for a block of rows of staggered fields: one stage.
 
-They do not depend on the equation, because they go through the differences, absorbing layers and
+They do not depend on the equation, because they go through the differences, absorbing slabs and
 terms that `StaggeredTables` lists. A stage first computes every difference in a buffer and absorbs
 there, then adds the differences, multiplied by their rates, to the fields that the stage updates.
 The transposed stage first multiplies the adjoint fields by the rates, absorbs, and then applies the
@@ -70,11 +70,11 @@ def radius_of(tables):
 
 
 @within_lean_loops
-def overlap(box, layer):
-    """Return the cells of a box that lie in a layer: no rows if none do."""
-    front, back = max(box.front, layer.front), min(box.back, layer.back)
-    top, bottom = max(box.top, layer.top), min(box.bottom, layer.bottom)
-    left, right = max(box.left, layer.left), min(box.right, layer.right)
+def overlap(box, slab):
+    """Return the cells of a box that lie in a slab: no rows if none do."""
+    front, back = max(box.front, slab.front), min(box.back, slab.back)
+    top, bottom = max(box.top, slab.top), min(box.bottom, slab.bottom)
+    left, right = max(box.left, slab.left), min(box.right, slab.right)
     if front >= back or left >= right:
         bottom = top
     return Box(front, back, top, max(top, bottom), left, right)
@@ -82,28 +82,28 @@ def overlap(box, layer):
 
 @within_lean_loops
 def relax(tables, difference, buffer, memory, block, plane, mask):
-    """Absorb the difference in a buffer in the layers that a block of rows of a plane meets."""
-    for number in range(difference.first_layer, difference.end_layer):
-        layer = tables.layers[number]
-        box = overlap(block, layer)
+    """Absorb the difference in a buffer in the slabs that a block of rows of a plane meets."""
+    for number in range(difference.first_slab, difference.end_slab):
+        slab = tables.slabs[number]
+        box = overlap(block, slab)
         if box.top < box.bottom:
             cells = cells_of(tables.grid, box, plane)
-            relax_cells(tables, layer, buffer, memory, box, plane, cells, mask, True)
+            relax_cells(tables, slab, buffer, memory, box, plane, cells, mask, True)
 
 
 @within_lean_loops
-def relax_cells(tables, layer, buffer, memory, box, plane, cells, mask, add):
+def relax_cells(tables, slab, buffer, memory, box, plane, cells, mask, add):
     """Update the memory variables of a difference in a buffer, see `absorb_across`."""
-    width, rows = layer.right - layer.left, layer.bottom - layer.top
-    row = (plane - layer.front) * rows + box.top - layer.top
-    at = layer.memory + row * width + box.left - layer.left
-    a, b = tables.a[layer.profile], tables.b[layer.profile]
-    if layer.along == EACH_CELL:
-        first = at - layer.memory + layer.entry
+    width, rows = slab.right - slab.left, slab.bottom - slab.top
+    row = (plane - slab.front) * rows + box.top - slab.top
+    at = slab.memory + row * width + box.left - slab.left
+    a, b = tables.a[slab.profile], tables.b[slab.profile]
+    if slab.along == EACH_CELL:
+        first = at - slab.memory + slab.entry
         absorb_cells(buffer, memory, cells, mask, at, width, a, b, first, add)
-    elif layer.along == 2:
+    elif slab.along == 2:
         absorb_along(buffer, memory, cells, mask, at, width, a, b, box.left, add)
-    elif layer.along == 1:
+    elif slab.along == 1:
         absorb_across(buffer, memory, cells, mask, at, width, a, b, box.top, 1, add)
     else:
         absorb_across(buffer, memory, cells, mask, at, width, a, b, plane, 0, add)
@@ -122,7 +122,7 @@ def differ(tables, difference, fields, out, cells, mask):
 
 @inlined
 def update_sum(tables, stage, group, fields, cells):
-    """Update the field of a group whose terms have the same rate, without the layers."""
+    """Update the field of a group whose terms have the same rate, without the slabs."""
     target, d = stage.targets[group.first_target], group.first_difference
     out, rate = fields[target.field], tables.rates[stage.terms[target.first_term].rate]
     count = group.end_difference - d
@@ -145,7 +145,7 @@ def update_sum(tables, stage, group, fields, cells):
 
 @inlined
 def update_both(tables, stage, group, fields, cells):
-    """Update the two fields of a group with two differences, without the layers."""
+    """Update the two fields of a group with two differences, without the slabs."""
     t, d = group.first_target, group.first_difference
     one, two = stage.targets[t], stage.targets[t + 1]
     across, along = stage.differences[d], stage.differences[d + 1]
@@ -206,13 +206,13 @@ def absorb_block(tables, stage, state, block, plane, mask, sampled):
     work = buffers[-1]
     for d in range(stage.n_differences):
         it = stage.differences[d]
-        for number in range(it.first_layer, it.end_layer):
-            layer = tables.layers[number]
-            box = overlap(block, layer)
+        for number in range(it.first_slab, it.end_slab):
+            slab = tables.slabs[number]
+            box = overlap(block, slab)
             if box.top < box.bottom:
                 cells = cells_of(tables.grid, box, plane)
                 differ(tables, it, fields, work, cells, mask)
-                relax_cells(tables, layer, work, state.memory, box, plane, cells, mask, None)
+                relax_cells(tables, slab, work, state.memory, box, plane, cells, mask, None)
                 for w in range(stage.ends[d], stage.ends[d + 1]):
                     term = stage.weights[w]
                     add_one(fields[term.field], tables.rates[term.rate], work, cells, mask)

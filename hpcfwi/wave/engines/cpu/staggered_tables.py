@@ -1,7 +1,7 @@
 """The tables and arrays of the compiled loops of first-order equations, for the `cpu` engine.
 
 A description of an equation and its `StaggeredScheme` become lists of whole numbers: which
-differences of which fields, which layers absorb them, and which rates multiply them. The loops in
+differences of which fields, which slabs absorb them, and which rates multiply them. The loops in
 `staggered_blocks` go through these lists, so that they are compiled once for all equations.
 """
 
@@ -27,14 +27,14 @@ def _record(*names: str) -> np.dtype[Any]:
     return np.dtype([(name, np.int64) for name in names])
 
 
-# A difference of a field along an axis, with the layers in which it is absorbed. stride: array rows
+# A difference of a field along an axis, with the slabs in which it is absorbed. stride: array rows
 # between neighbours, 0 along the rows; between: 1 if it lies half a cell after the field's places;
 # buffer: that in which it is summed.
-DIFFERENCE = _record("field", "axis", "stride", "between", "first_layer", "end_layer", "buffer")
+DIFFERENCE = _record("field", "axis", "stride", "between", "first_slab", "end_slab", "buffer")
 # A box of absorbing cells. memory: index of its first memory variable; profile: row of the CPML's
 # profiles; along: 0 if the axis is that of planes, 1 for rows of a plane, 2 for cells of a row, or
 # `EACH_CELL` if each cell has an entry of the profile, of which the first one is `entry`.
-LAYER = _record(
+SLAB = _record(
     "front", "back", "top", "bottom", "left", "right", "memory", "profile", "along", "entry"
 )
 EACH_CELL = 3
@@ -97,9 +97,9 @@ class Seams(NamedTuple):
 class StaggeredTables(NamedTuple):
     """The discrete equation of a layer of a problem's shots.
 
-    weights: of the differences along z, y and x; rates: (rate, row, column); stages, layers: of the
-    types `STAGE` and `LAYER`; a, b: the CPML's profiles, (profile, entry); memory: number of memory
-    variables of the layers; surface: array rows from one depth to the next, 0 if there is no free
+    weights: of the differences along z, y and x; rates: (rate, row, column); stages, slabs: of the
+    types `STAGE` and `SLAB`; a, b: the CPML's profiles, (profile, entry); memory: number of memory
+    variables of the slabs; surface: array rows from one depth to the next, 0 if there is no free
     surface; decays: of the memory variables of the medium; share: of these that is added to fields.
     """
 
@@ -109,7 +109,7 @@ class StaggeredTables(NamedTuple):
     weights: tuple[tuple[np.floating, ...], ...]
     rates: NDArray
     stages: NDArray
-    layers: NDArray
+    slabs: NDArray
     a: NDArray
     b: NDArray
     memory: int
@@ -360,7 +360,7 @@ def make_tables(
     rates = [rate.detach() for rate in scheme.distinct_rates]
     like = rates[0].numpy().dtype
     each = [tuple(staggered_difference(problem.order, h).astype(like)) for h in problem.spacing]
-    slabs = _Layers(scheme, grid, like, layer)
+    slabs = _Slabs(scheme, grid, like, layer)
     stages, has_surface = np.zeros(2, STAGE), problem.free_surface and layer.first == 0
     for number, stage in enumerate(stages):
         lists = _list_stage(has_surface, scheme, grid, number, wanted, slabs)
@@ -374,7 +374,7 @@ def make_tables(
         (each[0], each[-2], each[-1]),  # of z, y and x; there is no y in 2-D
         np.stack([lay_out(rate[layer.first : layer.end]) for rate in rates]),
         stages,
-        np.array(slabs.rows, LAYER),
+        np.array(slabs.rows, SLAB),
         *slabs.values,
         slabs.memory,
         0 if not has_surface else 1 if ndim == 2 else grid.stride,
@@ -411,8 +411,8 @@ def widen_seams(
     return Seams((first, second), seams.differences, (of_stage(emitted, 0), of_stage(emitted, 1)))
 
 
-class _Layers:
-    """The absorbing layers of a scheme in a layer of the grid, with its profiles."""
+class _Slabs:
+    """The absorbing slabs of a scheme in a layer of the grid, with its profiles."""
 
     def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype, layer: Layer) -> None:
         self.scheme, self.grid, self.layer = scheme, grid, layer
@@ -423,7 +423,7 @@ class _Layers:
             values[:2, : layer.planes] = values[:2, layer.first : layer.end].copy()
 
     def add(self, axis: str, place: str) -> None:
-        """Append the layers of a difference, see `System.place_of`."""
+        """Append the slabs of a difference, see `System.place_of`."""
         system, axes, first = self.scheme.system, self.scheme.axes, self.memory
         if system.multiaxial:
             absorbing, profile, along = axes, system.find_places().index((axis, place)), EACH_CELL
@@ -451,7 +451,7 @@ class _Layers:
 
     @property
     def values(self) -> tuple[NDArray, NDArray]:
-        """The profiles, with an entry for each cell of the layers if they are mixed."""
+        """The profiles, with an entry for each cell of the slabs if they are mixed."""
         if not self.scheme.system.multiaxial:
             return self.a, self.b
         found: tuple[list[NDArray], list[NDArray]] = [], []
@@ -473,15 +473,15 @@ class _Layers:
 
 
 def _make_difference(
-    scheme: StaggeredScheme, grid: Grid, derivative: Derivative, slot: int, layers: _Layers
+    scheme: StaggeredScheme, grid: Grid, derivative: Derivative, slot: int, slabs: _Slabs
 ) -> tuple[int, ...]:
     axis, field = derivative
     between = int(axis not in scheme.system.fields[field].half)
-    first = len(layers.rows)
-    layers.add(axis, scheme.system.place_of(derivative))
+    first = len(slabs.rows)
+    slabs.add(axis, scheme.system.place_of(derivative))
     stride = {"z": grid.stride if grid.planes > 1 else 1, "y": 1, "x": 0}[axis]
     number = list(scheme.system.fields).index(field)
-    return number, "zyx".index(axis), stride, between, first, len(layers.rows), slot
+    return number, "zyx".index(axis), stride, between, first, len(slabs.rows), slot
 
 
 def _kind_of(used: Sequence[Mapping[Derivative, int]], derivatives: Sequence[Derivative]) -> int:
@@ -500,9 +500,9 @@ def _list_stage(
     grid: Grid,
     number: int,
     wanted: Sequence[int],
-    layers: _Layers,
+    slabs: _Slabs,
 ) -> dict[str, Sequence[Any]]:
-    """Return the lists of a stage by name, and append its layers."""
+    """Return the lists of a stage by name, and append its slabs."""
     system, names = scheme.system, list(scheme.system.fields)
     stage, used = system.stages[number], scheme.number_rates(number)
     differences, groups, targets, terms, products = (list[tuple[int, ...]]() for _ in range(5))
@@ -518,7 +518,7 @@ def _list_stage(
         for derivative in derivatives:
             slot = first if kind == SUM_OF_DIFFERENCES else len(differences)
             buffer[derivative] = slot
-            differences.append(_make_difference(scheme, grid, derivative, slot, layers))
+            differences.append(_make_difference(scheme, grid, derivative, slot, slabs))
         groups.append(
             (kind, len(targets), len(targets) + len(names_of_group), first, len(differences))
         )

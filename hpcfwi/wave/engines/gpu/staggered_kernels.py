@@ -46,12 +46,12 @@ def differ(at, stride, weights, inside, BETWEEN: tl.constexpr, RADIUS: tl.conste
 
 @triton.jit
 def absorb(found, memory, a, b, entry, inside):
-    """Return a difference plus its memory variables, which are updated in the layers."""
+    """Return a difference plus its memory variables, which are updated in the slabs."""
     factor = tl.load(a + entry, inside, 0.0)
-    layer = inside & (factor != 0.0)
-    kept = tl.load(b + entry, layer, 0.0) * tl.load(memory, layer, 0.0) + factor * found
-    tl.store(memory, kept, layer)
-    return found + tl.where(layer, kept, 0.0)
+    slab = inside & (factor != 0.0)
+    kept = tl.load(b + entry, slab, 0.0) * tl.load(memory, slab, 0.0) + factor * found
+    tl.store(memory, kept, slab)
+    return found + tl.where(slab, kept, 0.0)
 
 
 @triton.jit
