@@ -1,10 +1,9 @@
 """Physics: waves and their gradients, independent of MPI, files and inversion."""
 
-from hpcfwi.wave.acoustic import Acoustic, acoustic, share_of_mean
+from hpcfwi.wave.autograd import Acoustic, acoustic, propagate, share_of_mean
 from hpcfwi.wave.equation import Attenuation
 from hpcfwi.wave.history import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.problem import Gradients
-from hpcfwi.wave.propagate import propagate
 from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, warm_up
 
 __all__ = [

@@ -370,25 +370,37 @@ def as_positions(
 def _align(
     wavelet: Tensor, sources: NDArray[np.float64], receivers: NDArray[np.float64]
 ) -> tuple[Tensor, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the full arrays (shot, source, time), (shot, source, ndim), (shot, receiver, ndim)."""
-    given = sources.shape
+    """Return arrays as `write_out` does; raise ValueError if their shapes do not fit together."""
     if wavelet.ndim == 0 or wavelet.is_complex():
         raise ValueError(
             f"wavelet is {wavelet.dtype} {tuple(wavelet.shape)}; expected real numbers (time,), "
             "(shot, time) or (shot, source, time)"
         )
+    shots, together = len(sources), sources.shape[1] if sources.ndim == 3 else 1
+    wavelets = ((), (shots,), (shots, together))
+    if receivers.shape[:-2] not in wavelets[:2] or wavelet.shape[:-1] not in wavelets:
+        raise ValueError(
+            f"sources is {sources.shape}, receivers {receivers.shape} and wavelet "
+            f"{tuple(wavelet.shape)}; expected the same number of shots, and of sources where "
+            "there is a wavelet for each"
+        )
+    places = map(torch.from_numpy, (sources, receivers))
+    wavelet, source_points, receiver_points = write_out(wavelet, *places)
+    return wavelet, source_points.numpy(), receiver_points.numpy()
+
+
+def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the arrays of an acquisition in full, so that those of other shots can be appended.
+
+    They are (shot, source, time), (shot, source, ndim) and (shot, receiver, ndim).
+    """
     if sources.ndim == 2:
-        sources = sources[:, None, :]
+        sources = sources[:, None]
     shots, together = sources.shape[:2]
     if receivers.ndim == 2:
-        receivers = np.broadcast_to(receivers, (shots, *receivers.shape))
-    if receivers.shape[0] != shots or wavelet.shape[:-1] not in ((), (shots,), (shots, together)):
-        raise ValueError(
-            f"sources is {given}, receivers {receivers.shape} and wavelet {tuple(wavelet.shape)}; "
-            "expected the same number of shots, and of sources where there is a wavelet for each"
-        )
+        receivers = receivers.expand(shots, -1, -1)
     if wavelet.ndim == 2:
-        wavelet = wavelet[:, None, :]
+        wavelet = wavelet[:, None]
     return wavelet.expand(shots, together, -1), sources, receivers
 
 
@@ -506,21 +518,6 @@ def _check_substeps(substeps: int, dt: float, longest: float) -> None:
     if substeps > MOST_SUBSTEPS:
         raise ValueError(found)
     warnings.warn(f"{found}. Is dt in ms?", stacklevel=2)
-
-
-def write_out(wavelet: Tensor, sources: Tensor, receivers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the arrays of an acquisition in full, so that those of other shots can be appended.
-
-    They are (shot, source, time), (shot, source, ndim) and (shot, receiver, ndim).
-    """
-    if sources.ndim == 2:
-        sources = sources[:, None]
-    shots, together = sources.shape[:2]
-    if receivers.ndim == 2:
-        receivers = receivers.expand(shots, -1, -1)
-    if wavelet.ndim == 2:
-        wavelet = wavelet[:, None]
-    return wavelet.expand(shots, together, -1), sources, receivers
 
 
 def _check_scheme(

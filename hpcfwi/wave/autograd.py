@@ -1,26 +1,40 @@
-"""The acoustic wave equation as a differentiable function, and as a PyTorch module.
+"""Wave equations as differentiable functions of their model, and as a PyTorch module.
 
-The equation is (1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). `acoustic` maps a model and a
-wavelet to traces, and supports autograd and the transforms of `torch.func`. `Acoustic` is the same
-operator as a module whose parameter is the model. Simulation and backpropagation are in
-`simulation`.
+`acoustic` is for the equation (1 / v^2) p_tt - laplacian(p) = s(t) delta(x - x_s). It maps a model
+and a wavelet to traces, and supports autograd and the transforms of `torch.func`. `Acoustic` is the
+same operator as a module whose parameter is the model. `propagate` is for any wave equation.
+Simulation and backpropagation are in `simulation`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hpcfwi.survey import Spectrum
+from hpcfwi.model import AXES
+from hpcfwi.survey import STRAIN, Components, SourceKinds, Spectrum, moment_kinds
+from hpcfwi.wave import numerics
+from hpcfwi.wave.engines import FirstOrderEngine
+from hpcfwi.wave.equation import Attenuation, FirstOrderEquation
 from hpcfwi.wave.history import Auto, History, graph_is_kept
 from hpcfwi.wave.problem import SecondDerivative
-from hpcfwi.wave.simulation import Acquisition, Method, Simulation, simulate, write_out
+from hpcfwi.wave.simulation import (
+    Acquisition,
+    Method,
+    Simulation,
+    as_positions,
+    check_kinds,
+    select_arrays,
+    set_up,
+    simulate,
+    write_out,
+)
 
 
 def acoustic(
@@ -96,43 +110,51 @@ def acoustic(
     its cell, and traces do not depend on the spacing. Deepwave's `scalar` adds -v^2 dt^2 s(t): the
     traces of `acoustic` are its traces times -1 / h^2 in 2-D, and times -1 / h^3 in 3-D.
     """
-    require_tensor(vp, "vp")
-    require_tensor(wavelet, "wavelet")
-    require_fixed(sources, "sources")
-    require_fixed(receivers, "receivers")
+    _check_arguments({"vp": vp, "wavelet": wavelet}, sources, receivers)
     method = Method(
-        order, boundary, free_surface, boundary_frequency, max_velocity, engine, history
+        order=order,
+        boundary=boundary,
+        free_surface=free_surface,
+        boundary_frequency=boundary_frequency,
+        max_velocity=max_velocity,
+        engine=engine,
+        history=history,
     )
     places = [
         points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
         for points in (sources, receivers)
     ]
     if len(places[0]) == 0:
-        # There is nothing to simulate, but a gradient may be requested with those of other parts.
-        nothing = vp.new_zeros((0, places[1].shape[-2], wavelet.shape[-1]))
-        return nothing + 0.0 * vp.sum() + 0.0 * wavelet.sum().to(vp)
+        return _make_no_traces([vp], wavelet, places[1].shape[-2])
     keep = torch.is_grad_enabled() and (vp.requires_grad or wavelet.requires_grad)
     asked = _Asked(spacing, float(dt), method, keep)
     data: Tensor = _Acoustic.apply(vp, wavelet, *places, asked)  # type: ignore[no-untyped-call]
     return data
 
 
-def require_tensor(value: object, name: str) -> None:
-    """Raise TypeError with the name of the argument if it is not a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} is a {type(value).__module__}.{type(value).__qualname__}; expected a "
-            f"torch.Tensor: torch.as_tensor({name})"
-        )
+def _check_arguments(tensors: Mapping[str, object], *positions: object) -> None:
+    """Raise TypeError for a value that is not a tensor, ValueError for positions with a gradient.
+
+    positions: of the sources, and of the receivers.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} is a {type(value).__module__}.{type(value).__qualname__}; expected a "
+                f"torch.Tensor: torch.as_tensor({name})"
+            )
+    for name, points in zip(("sources", "receivers"), positions, strict=False):
+        if isinstance(points, Tensor) and points.requires_grad:
+            raise ValueError(
+                f"{name} requires a gradient, but there is none with respect to positions; "
+                f"expected {name}.detach()"
+            )
 
 
-def require_fixed(positions: object, name: str) -> None:
-    """Raise ValueError with the name of the argument if a gradient is requested for positions."""
-    if isinstance(positions, Tensor) and positions.requires_grad:
-        raise ValueError(
-            f"{name} requires a gradient, but there is none with respect to positions; "
-            f"expected {name}.detach()"
-        )
+def _make_no_traces(arrays: Sequence[Tensor], wavelet: Tensor, receivers: int) -> Tensor:
+    """Return the traces of no shots, of which a gradient may be requested with those of others."""
+    nothing = 0.0 * sum((array.sum() for array in arrays), wavelet.sum().to(arrays[0]))
+    return nothing.expand(0, receivers, wavelet.shape[-1])
 
 
 @dataclass(eq=False)
@@ -371,7 +393,7 @@ class Acoustic(torch.nn.Module):
         self, vp: Tensor, spacing: float | Sequence[float], dt: float, **options: Any
     ) -> None:
         super().__init__()
-        require_tensor(vp, "vp")
+        _check_arguments({"vp": vp})
         self.vp = torch.nn.Parameter(vp.detach().clone())
         self.spacing, self.dt, self.options = spacing, dt, options
 
@@ -399,3 +421,174 @@ def share_of_mean(total: Tensor, shots: int, ranks: int) -> Tensor:
     averages gradients over ranks, as if all had equal numbers of shots.
     """
     return total * (ranks / shots)
+
+
+def propagate(
+    equation: str,
+    model: Mapping[str, Tensor],
+    spacing: float | Sequence[float],
+    dt: float,
+    wavelet: Tensor,
+    sources: Tensor | NDArray[np.float64],
+    receivers: Tensor | NDArray[np.float64],
+    *,
+    attenuation: Attenuation | None = None,
+    source_kind: str | ArrayLike = "explosive",
+    components: str | Sequence[str] = "pressure",
+    directions: ArrayLike | None = None,
+    gauge: float | None = None,
+    order: int = 8,
+    boundary: int = 20,
+    free_surface: bool = False,
+    boundary_frequency: float | None = None,
+    max_velocity: float | None = None,
+    engine: str = "auto",
+    history: str | Auto | History = "auto",
+) -> Tensor:
+    """Return components of the waves at the receivers of every shot.
+
+    The result is differentiable once in every array of the model and in the wavelet, by autograd
+    backwards and forwards, but not by the transforms of `torch.func`.
+
+    Parameters
+    ----------
+    equation
+        A name in `hpcfwi.registry.EQUATIONS`, such as "elastic".
+    model
+        The parameters of the equation, each (nz, nx) or (nz, ny, nx), float32 or float64: "vp" and
+        "vs" in m/s, "rho" in kg/m^3, Thomsen's "epsilon" and "delta", the tilt "theta" of the
+        axis of symmetry from the vertical towards x in degrees, the quality factors "qp" and "qs"
+        of P and S waves. Fluids have vs = 0.
+    spacing, dt, sources, receivers, order, boundary, free_surface, boundary_frequency, max_velocity
+        As in `acoustic`.
+    wavelet
+        (time,) for all shots, (shot, time), or (shot, source, time); its unit depends on the kind
+        of the sources.
+    attenuation
+        The dependence of quality factors on frequency, and the frequency at which waves have the
+        velocities of the model, for the equations with quality factors; by default `Attenuation()`.
+    source_kind
+        "explosive": the same source as that of `acoustic`. "force-z", "force-y" or "force-x": a
+        force, N (in 2-D N/m). A moment tensor, (ndim, ndim) and symmetric, in the order of the
+        axes: the wavelet is the rate of its moment, so that their product is in N m/s.
+    components
+        The name of a component, or several: "pressure" (Pa), particle velocity "vz", "vy" and "vx"
+        (m/s), "strain" along a fibre.
+    directions
+        Of the fibre at the receivers, for "strain": (ndim,), (receiver, ndim) or (shot, receiver,
+        ndim); their length does not matter.
+    gauge
+        Length of fibre over which the strain is averaged, m.
+    engine
+        "auto", "cpu", "gpu" or "eager", and for "acoustic" its other engines. The engine "eager" is
+        plain PyTorch and keeps all steps for the gradient: it is for small models.
+    history
+        "auto", "snapshots", or an object such as `hpcfwi.wave.history.Snapshots(interval=1)`, which
+        gives the exact gradient of the discrete scheme; for "acoustic" see there.
+
+    Returns
+    -------
+    Tensor
+        (shot, receiver, time), or (component, shot, receiver, time) if `components` is a sequence.
+        Sample n is the component at the time n dt.
+
+    Raises
+    ------
+    TypeError
+        If the wavelet or an array of the model is not a tensor.
+    ValueError
+        If the equation lacks a parameter, kind of source or component, or as `acoustic` does.
+    NotImplementedError
+        If a second derivative is requested. The engine "eager" has them, except of "acoustic".
+
+    Notes
+    -----
+    With w the wavelet and e its direction, a force adds e w(t) delta(x - x_s) to rho v_t, and a
+    moment tensor adds -M w(t) delta(x - x_s) to the rate of the stress (Aki and Richards 2002,
+    section 3.3). An explosion adds vp^2 times the integral of w to the rate of the pressure.
+    """
+    _check_arguments({**model, "wavelet": wavelet}, sources, receivers)
+    names = (components,) if isinstance(components, str) else tuple(components)
+    method = Method(
+        order=order,
+        boundary=boundary,
+        free_surface=free_surface,
+        boundary_frequency=boundary_frequency,
+        max_velocity=max_velocity,
+        engine=engine,
+        history=history,
+        equation=equation,
+        attenuation=attenuation,
+    )
+    asked = method.find_equation()
+    if attenuation is not None and "qp" not in asked.parameters:
+        raise ValueError(f"waves of the equation {equation!r} are not attenuated: leave it out")
+    ndim = next(iter(select_arrays(model, asked).values())).ndim
+    kinds = _find_kinds(source_kind, ndim)
+    check_kinds(names, kinds, asked, ndim)
+    if not isinstance(asked, FirstOrderEquation):
+        found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **method.options)
+        return found if isinstance(components, str) else torch.stack([found] * len(names))
+    if len(sources) == 0:
+        arrays = [model[name] for name in asked.parameters]
+        found = _make_no_traces(arrays, wavelet, np.shape(receivers)[-2])
+        return found if isinstance(components, str) else torch.stack([found] * len(names))
+    places = as_positions(receivers, "receivers", ndim)
+    of_each = np.repeat(np.arange(len(names), dtype=np.int8), places.shape[-2])
+    recorded = Components(names, of_each, gauge)
+    if STRAIN in names:
+        along = np.concatenate([_find_directions(directions, gauge, places)] * len(names), axis=-2)
+        recorded = replace(recorded, directions=along)
+    places = np.concatenate([places] * len(names), axis=-2)
+    shots = Acquisition(float(dt), wavelet, sources, places, recorded, kinds)
+    task = set_up(model, spacing, shots, method, illuminate=False)
+    problem = replace(task.problem, model={name: model[name] for name in asked.parameters})
+    if torch.is_grad_enabled() and any(array.requires_grad for array in problem.model.values()):
+        problem = replace(problem, history=task.choose_history())
+    emitted = wavelet[:, None] if wavelet.ndim == 2 else wavelet
+    emitted = emitted.expand(*problem.sources.shape[:2], -1)
+    fine = numerics.upsample(emitted.to(problem.like), task.substeps)
+    traces = cast(FirstOrderEngine, task.engine).simulate(problem, fine)
+    found = numerics.downsample(traces, task.substeps, wavelet.shape[-1])
+    if isinstance(components, str):
+        return found
+    return found.unflatten(1, (len(names), -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
+
+
+def _find_kinds(kind: str | ArrayLike, ndim: int) -> SourceKinds:
+    """Return the kinds of sources of a name or a moment tensor; raise ValueError otherwise."""
+    if isinstance(kind, str):
+        return {kind: np.ones(())}
+    try:
+        tensor = np.asarray(kind, dtype=np.float64)
+    except (TypeError, ValueError):  # it is no array of numbers
+        tensor = np.zeros(0)
+    is_square = tensor.shape == (ndim, ndim) and bool(np.isfinite(tensor).all())
+    if not is_square or not np.allclose(tensor, tensor.T, rtol=1e-6, atol=0.0):
+        raise ValueError(
+            f"source_kind is {kind!r}; expected the name of a kind, or a symmetric moment tensor "
+            f"({ndim}, {ndim})"
+        )
+    return moment_kinds(tensor, AXES[ndim])
+
+
+def _find_directions(
+    directions: ArrayLike | None, gauge: float | None, receivers: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the direction of the fibre at each receiver; raise ValueError if there is none."""
+    if directions is None or gauge is None or not 0.0 < float(gauge) < np.inf:
+        raise ValueError(
+            f"directions is {directions!r} and gauge {gauge}; expected the directions of the fibre "
+            "and a positive length (m) for the component strain"
+        )
+    try:
+        along = np.asarray(directions, dtype=np.float64)
+        length = np.linalg.norm(along, axis=-1, keepdims=True)
+        if not (np.isfinite(length) & (length > 0.0)).all():
+            raise ValueError
+        return np.broadcast_to(along / length, np.broadcast_shapes(along.shape, receivers.shape))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"directions is {directions!r}; expected finite vectors (ndim,), (receiver, ndim) or "
+            "(shot, receiver, ndim), none of length 0"
+        ) from None
