@@ -118,6 +118,16 @@ class System:
                     if lies != set(self.fields[name].half) or term.field in stage:
                         raise ValueError(f"{name} cannot be updated by {term}")
 
+    @property
+    def terms(self) -> list[Term]:
+        """The terms of all updates."""
+        return [term for stage in self.stages for each in stage.values() for term in each]
+
+    @property
+    def derivatives(self) -> list[Derivative]:
+        """The derivatives in all updates, each once."""
+        return list(dict.fromkeys(term.derivative for term in self.terms))
+
     def stage_of(self, name: str) -> int:
         """Return the number of the stage that updates a field, 0 or 1."""
         return next(k for k, stage in enumerate(self.stages) if name in stage)
@@ -129,8 +139,7 @@ class System:
 
     def find_places(self) -> list[tuple[str, str]]:
         """Return the axes of all derivatives, each with the places at which some lie."""
-        terms = [term for stage in self.stages for each in stage.values() for term in each]
-        return list(dict.fromkeys((t.axis, self.place_of(t.derivative)) for t in terms))
+        return list(dict.fromkeys((d[0], self.place_of(d)) for d in self.derivatives))
 
     def read_along(self, axis: str) -> tuple[list[str], list[str]]:
         """Return the fields of each stage whose derivatives along an axis the other one reads."""

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.model import AXES
 from hpcfwi.survey import EXPLOSIVE, PRESSURE, Components, SourceKinds, select_kinds
 from hpcfwi.wave import numerics
-from hpcfwi.wave.equation import ACOUSTIC, Equation
+from hpcfwi.wave.equation import ACOUSTIC, Equation, FirstOrderEquation, System
 from hpcfwi.wave.history import History
 from hpcfwi.wave.numerics import Profile, Taps
 
@@ -60,6 +61,12 @@ class Problem:
     def like(self) -> Tensor:
         """One of the model's arrays, for their common shape, precision and device."""
         return next(iter(self.model.values()))
+
+    @property
+    def system(self) -> System:
+        """The system of its equation, which is of first order."""
+        assert isinstance(self.equation, FirstOrderEquation), "other equations are of second order"
+        return self.equation.system(AXES[self.like.ndim])
 
     @property
     def n_shots(self) -> int:

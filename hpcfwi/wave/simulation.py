@@ -135,10 +135,9 @@ class Task:
         points = 5 * problem.receivers.shape[1] + 3 * problem.sources.shape[1]
         cells, once, fields = prod(problem.padded_shape), 0.0, float(FIELDS)
         if isinstance(problem.equation, FirstOrderEquation):
-            system = problem.equation.system(AXES[problem.like.ndim])
-            terms = [term for stage in system.stages for each in stage.values() for term in each]
+            system = problem.system
             frame = 1.0 - problem.like.numel() / cells
-            fields = len(system.fields) + len({t.derivative for t in terms}) * (frame + 0.5)
+            fields = len(system.fields) + len(system.derivatives) * (frame + 0.5)
             once = FIELDS_OF_RATE * system.count_rates()
             if system.multiaxial:
                 once += 2.0 * len(system.find_places()) * frame

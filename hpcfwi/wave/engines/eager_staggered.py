@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.model import AXES
 from hpcfwi.wave.engines.eager import NAME as NAME
 from hpcfwi.wave.engines.eager import Stencil
 from hpcfwi.wave.engines.eager import available as available
 from hpcfwi.wave.engines.eager import clear as clear
 from hpcfwi.wave.engines.eager import count_updates as count_updates
 from hpcfwi.wave.engines.eager import idle as idle
-from hpcfwi.wave.equation import Derivative, FirstOrderEquation
+from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Gradients, Problem
@@ -46,11 +45,9 @@ class State:
 
 def footprint(problem: Problem, steps: int) -> int:
     """Return an upper bound of the bytes of both passes: 40 fields a step, and 8 for each term."""
-    assert isinstance(problem.equation, FirstOrderEquation)
-    stages = problem.equation.system(AXES[problem.like.ndim]).stages
-    terms = sum(len(each) for stage in stages for each in stage.values())
+    fields = 40 + 8 * len(problem.system.terms)
     cells = prod(problem.padded_shape) * problem.n_shots
-    return (40 + 8 * terms) * steps * cells * problem.like.element_size()
+    return fields * steps * cells * problem.like.element_size()
 
 
 def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:

@@ -120,16 +120,12 @@ def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers:
     keeps samples and the gradients of the rates. layers: number of ranks that divide each shot,
     whose bytes are counted together. Each of them has all rates.
     """
-    equation = problem.equation
-    assert isinstance(equation, FirstOrderEquation)
-    system = equation.system(AXES[problem.like.ndim])
-    terms = [term for stage in system.stages for each in stage.values() for term in each]
-    rates = system.count_rates()
+    system = problem.system
+    rates, derivatives = system.count_rates(), len(system.derivatives)
     shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
     rows, columns = field_shape(problem.padded_shape)
     absorbing = 1.0 - np.divide(problem.like.shape, problem.padded_shape)
-    axes = [AXES[ndim].index(axis) for axis, _ in dict.fromkeys(t.derivative for t in terms)]
-    derivatives = len(axes)
+    axes = [AXES[ndim].index(axis) for axis, _ in system.derivatives]
     # In 3-D, buffers have the planes that differences reach.
     planes = 2.0 * problem.order / problem.padded_shape[0] if ndim == 3 else 0.1
     memories, profiles = float(absorbing[axes].sum()), 0.0
@@ -191,7 +187,7 @@ def count_kept(problem: Problem) -> int:
     with torch.enable_grad():
         coefficients = equation.coefficients(small, axes)
     varying = {name for name, value in coefficients.items() if value.requires_grad}
-    kept, system = 0, equation.system(axes)
+    kept, system = 0, problem.system
     for stage in system.stages:
         used = {
             name: {term.derivative: term.coefficient for term in terms}

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.model import AXES
 from hpcfwi.wave.engines import first_order
 from hpcfwi.wave.engines.eager import clear as clear
 from hpcfwi.wave.engines.eager import idle as idle
@@ -33,7 +32,7 @@ from hpcfwi.wave.engines.gpu.engine import NAME as NAME
 from hpcfwi.wave.engines.gpu.engine import available as available
 from hpcfwi.wave.engines.gpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.gpu.engine import is_interpreted
-from hpcfwi.wave.equation import Derivative, FirstOrderEquation
+from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import (
     Boundary,
     Kind,
@@ -65,12 +64,8 @@ FORMATS: dict[str, tuple[torch.dtype | None, float]] = {
 
 def footprint(problem: Problem, steps: int) -> int:
     """Return an upper bound of the bytes that `forward` and `backward` take for so many steps."""
-    equation, history = problem.equation, problem.history
-    assert isinstance(equation, FirstOrderEquation)
-    assert not isinstance(history, Boundary)
-    system = equation.system(AXES[problem.like.ndim])
-    terms = [term for stage in system.stages for each in stage.values() for term in each]
-    derivatives = len({term.derivative for term in terms})
+    system, history = problem.system, problem.history
+    derivatives = len(system.derivatives)
     rates = len({(name, t.coefficient) for s in system.stages for name in s for t in s[name]})
     size, shots = problem.like.element_size(), problem.n_shots
     # Fields, memory variables, buffers, samples, gradients and energies of a shot
