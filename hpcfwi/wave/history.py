@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import comb, floor
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol, cast, get_args
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -59,34 +59,26 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Snapshots(Sampling):
-    """Keep u of the sampled steps. Raises ValueError for an unknown format."""
-
+class _Formatted(Sampling):
     format: Format = "full"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_format(self.format)
+        known = get_args(Format)
+        if self.format not in known:
+            raise ValueError(f"format is {self.format!r}; expected one of {', '.join(known)}")
 
 
-@dataclass(frozen=True)
-class Boundary(Sampling):
+class Snapshots(_Formatted):
+    """Keep u of the sampled steps. Raises ValueError for an unknown format."""
+
+
+class Boundary(_Formatted):
     """Keep the perimeter of the field of every step, and rebuild the interior backwards in time.
 
     Absorbing cells cannot be rebuilt: of these, u of the sampled steps is kept. Raises ValueError
     for an unknown format.
     """
-
-    format: Format = "full"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_format(self.format)
-
-
-def _check_format(name: str) -> None:
-    if name not in get_args(Format):
-        raise ValueError(f"format is {name!r}; expected one of {', '.join(get_args(Format))}")
 
 
 @dataclass(frozen=True)
@@ -97,6 +89,7 @@ class Recompute(Sampling):
     1.
     """
 
+    format: ClassVar[Format] = "full"
     states: int = 8
 
     def __post_init__(self) -> None:
@@ -308,25 +301,20 @@ class Reverse(NamedTuple):
 Action = Keep | Reverse
 
 
-def schedule(segments: int, states: int) -> Iterator[Action]:
+def schedule(segments: int, states: int, first: int = 0) -> Iterator[Action]:
     """Yield the actions that reverse so many segments with at most so many stored states.
 
-    The initial state does not count, because it is always known. All actions up to the first
-    `Reverse` go once through the whole simulation.
+    first: number of the first segment, whose state does not count, because it is known. All actions
+    up to the first `Reverse` go once through the whole simulation.
     """
-    yield from _reverse(0, segments, states)
-
-
-def _reverse(begin: int, end: int, free: int) -> Iterator[Action]:
-    """Yield the actions that reverse the segments [begin, end), given the state of `begin`."""
-    if end - begin == 1 or free == 0:
-        for segment in range(end - 1, begin - 1, -1):
-            yield Reverse(begin, segment)
+    if segments == 1 or states == 0:
+        for segment in reversed(range(first, first + segments)):
+            yield Reverse(first, segment)
         return
-    middle = begin + _first_part(end - begin, free)
-    yield Keep(begin, middle)
-    yield from _reverse(middle, end, free - 1)
-    yield from _reverse(begin, middle, free)
+    part = _first_part(segments, states)
+    yield Keep(first, first + part)
+    yield from schedule(segments - part, states - 1, first + part)
+    yield from schedule(part, states, first)
 
 
 def _first_part(segments: int, free: int) -> int:

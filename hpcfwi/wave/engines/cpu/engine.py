@@ -94,13 +94,12 @@ class ShotHistory:
         self._rim = self._samples = NO_STORE
         if not keep:
             return
-        format = "full" if isinstance(history, Recompute) else history.format
         if self._rebuilds:
             rim = rim_of(shot.interior, tables.radius, tables.grid)
-            self._rim = make_store(self, rim, format, tables.v2dt2, shot.steps)
+            self._rim = make_store(self, rim, history.format, tables.v2dt2, shot.steps)
         inner = shot.interior if self._rebuilds else NOWHERE
         frame = Frame(whole_of.py_func(tables.grid), inner)
-        self._samples = make_store(self, frame, format, tables.v2dt2, self._replay.length)
+        self._samples = make_store(self, frame, history.format, tables.v2dt2, self._replay.length)
 
     def simulate(self, records: Records, threads: int) -> None:
         """Simulate the shot and fill the records, with so many threads."""

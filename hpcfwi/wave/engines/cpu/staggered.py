@@ -63,10 +63,8 @@ from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
 from hpcfwi.wave.history import (
-    Boundary,
     Kind,
     Recomputation,
-    Recompute,
     Snapshots,
     Span,
     sampling_offset,
@@ -358,7 +356,6 @@ class _Shots:
     def _keep_samples(self, shot: StaggeredShot, emitters: Emitters) -> _Kept:
         """Return a shot with room for its samples; emitters: those of the whole grid."""
         tables, history = shot.tables, self._problem.history
-        assert not isinstance(history, Boundary), "chosen by `simulation.set_up`"
         steps, interval = shot.signal.shape[0], self._problem.interval
         rows, columns = emitters.cells["row"], emitters.cells["column"]
         windows = make_windows(tables.cut, rows, columns, len(tables.weights[0]), steps)
@@ -367,9 +364,8 @@ class _Shots:
             nothing = NO_TAPE._replace(windows=windows)
             return _Kept(shot, nothing, Recomputation(Snapshots(), steps, interval))
         replay = Recomputation(history, steps, interval)
-        format = "full" if isinstance(history, Recompute) else history.format
         frame = Frame(whole_of.py_func(tables.grid), NOWHERE)
-        store = make_store(self, frame, format, tables.rates[0], replay.length * samples)
+        store = make_store(self, frame, history.format, tables.rates[0], replay.length * samples)
         tape = StaggeredTape(interval, sampling_offset(interval), 0, store, windows, True)
         return _Kept(shot, tape, replay)
 

@@ -120,7 +120,7 @@ class Blueprint:
     @property
     def kept_as(self) -> torch.dtype:
         """The type of stored fields."""
-        return FORMATS.get(getattr(self.history, "format", "full"), self.dtype)
+        return FORMATS.get(self.history.format, self.dtype)
 
     @property
     def keeps_straight(self) -> bool:

@@ -34,7 +34,6 @@ from hpcfwi.wave.engines.gpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.gpu.engine import is_interpreted
 from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import (
-    Boundary,
     Kind,
     Recomputation,
     Recompute,
@@ -73,12 +72,11 @@ def footprint(problem: Problem, steps: int) -> int:
     fields = state + 2 * derivatives + rates + 2
     samples = len(sampled_steps(steps, problem.interval))
     if isinstance(history, Recompute):
-        each, length = size, Recomputation(history, steps, problem.interval).length
+        length = Recomputation(history, steps, problem.interval).length
         fields += state * (1 + min(history.states, -(-samples // length)))
         samples = length
-    else:
-        kind, _ = FORMATS[history.format]
-        each = size if kind is None else min(size, kind.itemsize)
+    kind, _ = FORMATS[history.format]
+    each = size if kind is None else min(size, kind.itemsize)
     kept = derivatives * samples * each
     cells = Frame(problem.padded_shape, problem.order // 2).size
     points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
@@ -436,10 +434,7 @@ class _Shots:
 
     def _store(self, stage: int, samples: Tensor) -> None:
         """Append the samples of a stage to the history."""
-        history = self._problem.history
-        assert not isinstance(history, Boundary), "chosen by `simulation.set_up`"
-        format = "full" if isinstance(history, Recompute) else history.format
-        kind, largest = FORMATS[format]
+        kind, largest = FORMATS[self._problem.history.format]
         values = samples[: self._stages[stage].n_samples]
         scale = values.new_ones((*values.shape[:2], 1))
         if largest:
