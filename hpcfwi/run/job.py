@@ -312,8 +312,10 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
         name: torch.tensor(array[corner], device=context.device)
         for name, array in experiment.initial.arrays.items()
     }
-    log.info("Preparing the wave engine (takes half a minute the first time on a machine)")
-    warm_up(experiment.simulator(experiment.initial).method, model)
+    method = experiment.simulator(experiment.initial).method
+    if method.choose_engine(context.device).NAME in ("cpu", "gpu"):
+        log.info("Preparing the wave engine (takes half a minute the first time on a machine)")
+    warm_up(method, model)
     context.barrier()
 
 

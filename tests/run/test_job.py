@@ -78,6 +78,15 @@ def test_grid_too_coarse_for_the_wavelet_causes_one_warning(command, hpcfwi, tmp
     assert capfd.readouterr().out.count("model.spacing: a spacing of 20 m is fine enough for") == 1
 
 
+@pytest.mark.parametrize(("engine", "times"), [("cpu", 1), ("eager", 0)])
+def test_only_an_engine_that_is_compiled_takes_time_to_prepare(
+    engine, times, hpcfwi, tmp_path, capfd
+):
+    changes = {"wave.engine": engine, "survey.sources.count": 1, "inversion.batch": 1}
+    assert hpcfwi("forward", write_input(tmp_path, changes)) == 0
+    assert capfd.readouterr().out.count("Preparing the wave engine") == times
+
+
 def test_directories_can_have_spaces_and_non_ascii_letters(hpcfwi, tmp_path):
     folder = tmp_path / "meine Läufe" / "波动 №1"
     small = {"wave.engine": "eager", "survey.sources.count": 2, "inversion.batch": 1}
