@@ -21,16 +21,16 @@ from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfwi.registry import ENGINES
+from hpcfwi.registry import ENGINES, find
 from hpcfwi.system import peak_resident_bytes, resident_bytes
 from hpcfwi.wave import Acquisition, Auto, Method, Recompute, Simulation, Snapshots, simulate
-from hpcfwi.wave.engines import Engine, load
+from hpcfwi.wave.engines import Engine
 from hpcfwi.wave.history import History, candidates, describe, sampling_interval
 from hpcfwi.wave.numerics import ricker
 
@@ -206,7 +206,7 @@ STATES = 16
 
 def list_engines() -> dict[str, Engine]:
     """Return the engines that are available for 2-D models on CPUs, by name."""
-    found = {name: load(name) for name in ENGINES}
+    found = {name: cast(Engine, find(place)) for name, place in ENGINES.items()}
     return {
         name: engine
         for name, engine in found.items()

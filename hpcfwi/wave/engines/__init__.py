@@ -69,11 +69,6 @@ class FirstOrderEngine(Engine, Protocol):
         """
 
 
-def load(name: str) -> Engine:
-    """Import and return an engine; engines are imported late because Numba and Triton are slow."""
-    return cast(Engine, find(ENGINES[name]))
-
-
 def release_buffers() -> bool:
     """Release the buffers of all engines from earlier batches; return True if there were any."""
     used = [sys.modules[place] for place in ENGINES.values() if place in sys.modules]
@@ -86,8 +81,9 @@ def release_buffers() -> bool:
 def choose(name: str, device: torch.device, equation: Equation = ACOUSTIC) -> Engine:
     """Return the engine of a name; "auto" takes `cpu` for models on CPUs, `gpu` for those on GPUs.
 
-    If Triton is not installed, "auto" takes `eager` on GPUs. Raises ValueError if there is no such
-    engine, or if it does not work on this device.
+    It is imported now, because Numba and Triton are slow. If Triton is not installed, "auto" takes
+    `eager` on GPUs. Raises ValueError if there is no such engine, or if it does not work on this
+    device.
     """
     known = FIRST_ORDER_ENGINES if isinstance(equation, FirstOrderEquation) else ENGINES
     if name == "auto" and device.type == "cpu":
