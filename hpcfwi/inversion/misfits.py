@@ -19,7 +19,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from hpcfwi.operators.vectors import add_up, one_thread
+from hpcfwi.operators.vectors import add_up
+from hpcfwi.wave.numerics import one_thread
 
 Misfit = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 

@@ -37,9 +37,9 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import PARAMETERS, Model, rms_difference
 from hpcfwi.operators.stack import pull_back
-from hpcfwi.operators.vectors import one_thread
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Sums
+from hpcfwi.wave.numerics import one_thread
 
 # Number of points in a block.
 BLOCK = 4096

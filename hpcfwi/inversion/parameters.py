@@ -29,7 +29,8 @@ from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError, StepFailure
 from hpcfwi.model import PARAMETERS, Grid, Model, find_nearest, fixed_cells
 from hpcfwi.operators.stack import pull_back
-from hpcfwi.operators.vectors import dot, one_thread
+from hpcfwi.operators.vectors import dot
+from hpcfwi.wave.numerics import one_thread
 
 # Smallest extent of positions, as a share of the model's longest side. Positions in km instead of m
 # have a share of at most a thousandth.

@@ -28,8 +28,8 @@ from hpcfwi.inversion.optimizers import Evaluator, Optimizer, OptimizerCost
 from hpcfwi.inversion.parameters import Limits, Unknowns
 from hpcfwi.model import Model
 from hpcfwi.operators.tiles import Tiles
-from hpcfwi.operators.vectors import one_thread
 from hpcfwi.parallel.context import Context
+from hpcfwi.wave.numerics import one_thread
 
 Denoiser = Callable[[Tensor, float], Tensor]
 """A function of images (image, 1, z, x) or (image, 1, z, y, x) and a strength, to such images."""

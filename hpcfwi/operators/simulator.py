@@ -30,7 +30,7 @@ from torch import Tensor
 
 from hpcfwi.errors import InputError, InversionFailure, say_bytes, say_count
 from hpcfwi.model import Grid, Model
-from hpcfwi.operators.vectors import Coarsening, one_thread
+from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.system import say_free
@@ -45,7 +45,7 @@ from hpcfwi.wave.history import (
     is_out_of_memory,
     memory_at_hand,
 )
-from hpcfwi.wave.numerics import FEWEST_POINTS, ON_GRID
+from hpcfwi.wave.numerics import FEWEST_POINTS, ON_GRID, one_thread
 from hpcfwi.wave.simulation import Task, set_up
 
 log = logging.getLogger("hpcfwi")

@@ -24,7 +24,6 @@ from torch import Tensor
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave.numerics import FEWEST_POINTS
-from hpcfwi.wave.numerics import one_thread as one_thread
 
 Vector = TypeVar("Vector", Tensor, Model)
 
