@@ -77,7 +77,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryVariable:
     """A field that relaxes, and that is added to the rate of change of another one.
 
     field: the name of the other one, which the same stage updates; frequency: angular frequency of
@@ -107,7 +107,7 @@ class System:
     sources: Mapping[str, Source]
     components: Mapping[str, Mapping[str, float]]
     surface: tuple[str, ...]
-    memories: Mapping[str, Memory] = field(default_factory=dict)
+    memories: Mapping[str, MemoryVariable] = field(default_factory=dict)
     multiaxial: float = 0.0
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ def add_memories(system: System, frequencies: Sequence[float]) -> System:
             stage[memory] = tuple(
                 Term(f"{term.coefficient}_lost", term.axis, term.field) for term in terms
             )
-            memories[memory] = Memory(name, frequency)
+            memories[memory] = MemoryVariable(name, frequency)
     return replace(system, fields=fields, stages=(first, stage), memories=memories)
 
 
@@ -197,7 +197,7 @@ class Attenuation:
     1976; Blanch, Robertsson and Symes 1995, equation 4): M(w) = M_R (1 + tau sum over l of
     (i w / w_l) / (1 + i w / w_l)), with relaxation frequencies w_l. Its quality factor is
     Re M / Im M. In the time domain the rate of a stress has a memory variable for each of these
-    frequencies, see `Memory`.
+    frequencies, see `MemoryVariable`.
 
     frequency: that of the model's velocities, Hz; band: lowest and highest frequency (Hz) between
     which quality factors are constant, approximately; mechanisms: number of relaxation frequencies.

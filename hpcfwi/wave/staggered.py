@@ -49,7 +49,7 @@ def equivalent_velocity(order: int, speed: Tensor, density: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Points:
+class FieldPoints:
     """Sums over cells of a field of the padded grid, one for each point.
 
     cells: indices into the flattened grid, (shot, point, tap); weights: of the same shape.
@@ -68,7 +68,7 @@ class Emission:
     """
 
     field: str
-    points: Points
+    points: FieldPoints
     strength: Tensor
     signal: Signal
 
@@ -82,7 +82,7 @@ class Recording:
     """
 
     traces: NDArray[np.bool_]
-    points: Mapping[str, Points]
+    points: Mapping[str, FieldPoints]
     integrate: bool
 
 
@@ -286,18 +286,20 @@ def _free_surface(
                 set_row(each, name, 2.0 * each[name][0])
 
 
-def _points(problem: Problem, system: System, name: str, positions: NDArray[np.float64]) -> Points:
+def _points(
+    problem: Problem, system: System, name: str, positions: NDArray[np.float64]
+) -> FieldPoints:
     """Return the points of a field at positions (shot, point, ndim), m from the model's origin."""
     taps = problem.spread(positions, system.fields[name].half, system.fields[name].odd)
-    return Points(taps.flat(problem.padded_shape), taps.weights)
+    return FieldPoints(taps.flat(problem.padded_shape), taps.weights)
 
 
-def _source_points(problem: Problem, system: System, kind: str, name: str) -> Points:
+def _source_points(problem: Problem, system: System, kind: str, name: str) -> FieldPoints:
     """Return the points at which sources of a kind add to a field, weighted by their factors."""
     points = _points(problem, system, name, problem.sources)
     factors = problem.source_kinds[kind]
     factors = factors.reshape(factors.shape + (1,) * (3 - factors.ndim))
-    return Points(points.cells, factors * points.weights)
+    return FieldPoints(points.cells, factors * points.weights)
 
 
 def _make_recordings(problem: Problem, system: System, axes: str) -> tuple[Recording, ...]:
@@ -313,10 +315,12 @@ def _make_recordings(problem: Problem, system: System, axes: str) -> tuple[Recor
         else:
             each = system.components[name]
             at = {key: _points(problem, system, key, problem.receivers) for key in each}
-            points = {k: Points(at[k].cells, factor * at[k].weights) for k, factor in each.items()}
+            points = {
+                k: FieldPoints(at[k].cells, factor * at[k].weights) for k, factor in each.items()
+            }
         if not traces.all():
             points = {
-                k: Points(each.cells, np.where(traces[..., None], each.weights, 0.0))
+                k: FieldPoints(each.cells, np.where(traces[..., None], each.weights, 0.0))
                 for k, each in points.items()
             }
         found.append(Recording(traces, points, integrate=name == STRAIN))
@@ -325,7 +329,7 @@ def _make_recordings(problem: Problem, system: System, axes: str) -> tuple[Recor
 
 def _strain_points(
     problem: Problem, system: System, axes: str, components: Components
-) -> dict[str, Points]:
+) -> dict[str, FieldPoints]:
     """Return the points of the particle velocities for the strain along a fibre.
 
     It is the difference of the displacement along the fibre between the ends of the gauge, divided
@@ -343,7 +347,7 @@ def _strain_points(
                 (_points(problem, system, name, problem.receivers + sign * half), sign * factor)
                 for sign in (-1.0, 1.0)
             ]
-            found[name] = Points(
+            found[name] = FieldPoints(
                 np.concatenate([points.cells for points, _ in ends], axis=-1),
                 np.concatenate([sign * along * points.weights for points, sign in ends], axis=-1),
             )

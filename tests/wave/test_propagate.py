@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave import acoustic, propagate
-from hpcfwi.wave.engines.cpu.staggered import _Shots
+from hpcfwi.wave.engines.cpu.staggered import _CpuShots
 from hpcfwi.wave.numerics import ricker
 from tests.wave.examples import relative
 from tests.wave.media import FIRST_ORDER, Survey, random_medium, random_survey
@@ -292,7 +292,7 @@ def test_second_derivative_is_refused() -> None:
 def test_history_is_freed_after_the_backward_pass() -> None:
     def count_shots() -> int:
         gc.collect()
-        return sum(type(alive) is _Shots for alive in gc.get_objects())
+        return sum(type(alive) is _CpuShots for alive in gc.get_objects())
 
     survey, model = random_survey((18, 20)), random_medium("elastic", (18, 20))
     model["vs"].requires_grad_()

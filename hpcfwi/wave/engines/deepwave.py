@@ -26,7 +26,7 @@ from hpcfwi.wave.problem import Gradients, Problem
 
 
 @dataclass(frozen=True)
-class State:
+class DeepwaveState:
     """The leaves of Deepwave's graph and its output."""
 
     speed: Tensor
@@ -51,16 +51,16 @@ def footprint(problem: Problem, steps: int) -> int:
     return fields * problem.n_shots * prod(problem.padded_shape) * problem.like.element_size()
 
 
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, DeepwaveState | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     with torch.set_grad_enabled(keep):
         speed = problem.model["vp"].expand(problem.n_shots, *problem.like.shape).clone()
         speed, wavelet = speed.requires_grad_(keep), wavelet.detach().clone().requires_grad_(keep)
         traces = _simulate(problem, speed, wavelet)
-    return traces.detach(), State(speed, wavelet, traces) if keep else None
+    return traces.detach(), DeepwaveState(speed, wavelet, traces) if keep else None
 
 
-def backward(_: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+def backward(_: Problem, state: DeepwaveState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     speed, wavelet = torch.autograd.grad(
         state.traces, (state.speed, state.wavelet), adjoint_source, retain_graph=True
@@ -68,7 +68,7 @@ def backward(_: Problem, state: State, adjoint_source: Tensor) -> Gradients:
     return Gradients({"vp": speed}, wavelet, None, None)
 
 
-def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+def scatter(problem: Problem, state: DeepwaveState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces (shot, receiver, time) with the model.
 
     All steps are used: this is the transpose of `backward` with an interval of 1.
@@ -95,8 +95,8 @@ def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:
     # Sources and receivers act on cells of the model only: Deepwave allows none in its boundary.
     shape = (problem.like.shape[0] - hidden, *problem.like.shape[1:])
     grid = (problem.spacing, (-hidden,) + (0,) * (ndim - 1), shape, problem.free_surface)
-    sources = _Cells(spread(problem.sources, *grid), shape, speed)
-    receivers = _Cells(spread(problem.receivers, *grid), shape, speed)
+    sources = _TouchedCells(spread(problem.sources, *grid), shape, speed)
+    receivers = _TouchedCells(spread(problem.receivers, *grid), shape, speed)
     scale = -1.0 / float(torch.tensor(problem.spacing).prod())
     traces = deepwave.scalar(
         speed[:, hidden:],
@@ -115,7 +115,7 @@ def _simulate(problem: Problem, speed: Tensor, wavelet: Tensor) -> Tensor:
     return receivers.gather(traces)
 
 
-class _Cells:
+class _TouchedCells:
     """The distinct cells that the points of each shot touch, as Deepwave expects them.
 
     locations: (shot, cell, ndim), padded with ignored locations for shots that touch fewer cells.

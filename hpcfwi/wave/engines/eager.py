@@ -29,7 +29,7 @@ from hpcfwi.wave.problem import (
 
 
 @dataclass(frozen=True)
-class State:
+class EagerState:
     """The differentiable forward pass: its leaves, its output and the energies of the fields."""
 
     v2dt2: Tensor
@@ -68,7 +68,7 @@ def clear() -> None:
     """Do nothing, because there are no buffers."""
 
 
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, EagerState | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     shape = (problem.n_shots, *problem.padded_shape)
     with torch.set_grad_enabled(keep):
@@ -78,7 +78,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return state.traces.detach(), state if keep else None
 
 
-def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+def backward(problem: Problem, state: EagerState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     state.adjoint_energy.zero_()
     v2dt2, wavelet = torch.autograd.grad(
@@ -88,7 +88,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return make_gradients(problem, image, wavelet, state.forward_energy, state.adjoint_energy)
 
 
-def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+def scatter(problem: Problem, state: EagerState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces (shot, receiver, time) with the model."""
     v2dt2 = state.v2dt2.detach()
     with forward_ad.dual_level():
@@ -99,7 +99,7 @@ def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> 
     return found
 
 
-def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
+def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> EagerState:
     ndim = problem.like.ndim
     second = [numerics.second_difference(problem.order, h).tolist() for h in problem.spacing]
     first = [numerics.first_difference(problem.order, h).tolist() for h in problem.spacing]
@@ -146,7 +146,7 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> State:
             p.register_hook(add_adjoint_energy)  # type: ignore[no-untyped-call]
         samples.append(record.sample(p))
     traces = torch.stack(samples, dim=-1)
-    return State(v2dt2, wavelet, traces, forward_energy, adjoint_energy)
+    return EagerState(v2dt2, wavelet, traces, forward_energy, adjoint_energy)
 
 
 def _shifted(f: Tensor, axis: int, radius: int, mirrored: bool) -> list[Tensor]:

@@ -24,7 +24,7 @@ from hpcfwi.wave.history import Kind
 from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Gradients, Problem
 from hpcfwi.wave.staggered import (
-    Points,
+    FieldPoints,
     StaggeredScheme,
     combine,
     discretize,
@@ -35,7 +35,7 @@ HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 
 @dataclass(frozen=True)
-class State:
+class EagerStaggeredState:
     """The differentiable forward pass of each shot: the leaves of its graph, and its traces."""
 
     models: list[Mapping[str, Tensor]]
@@ -50,9 +50,11 @@ def footprint(problem: Problem, steps: int) -> int:
     return fields * steps * cells * problem.like.element_size()
 
 
-def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, State | None]:
+def forward(
+    problem: Problem, wavelet: Tensor, keep: bool
+) -> tuple[Tensor, EagerStaggeredState | None]:
     """Return the traces of all shots, and a state; see `Engine.forward`."""
-    state = State([], [], [])
+    state = EagerStaggeredState([], [], [])
     for shot in range(problem.n_shots):
         model = {
             name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
@@ -67,7 +69,7 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, Stat
     return torch.cat(state.traces).detach(), state if keep else None
 
 
-def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+def backward(problem: Problem, state: EagerStaggeredState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, shot by shot; see `Engine.backward`."""
     each = [
         torch.autograd.grad(
@@ -86,7 +88,9 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return Gradients(model, torch.cat(wavelets), None, None)
 
 
-def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+def scatter(
+    problem: Problem, state: EagerStaggeredState, direction: Mapping[str, Tensor]
+) -> Tensor:
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
     found = []
     with forward_ad.dual_level():
@@ -118,7 +122,7 @@ def simulate(problem: Problem, wavelet: Tensor) -> Tensor:
     fields = dict.fromkeys(system.fields, zeros)
     differences = _Differences(problem, scheme, zeros)
 
-    def at(points: Points) -> Stencil:
+    def at(points: FieldPoints) -> Stencil:
         return Stencil(points.cells, points.weights, zeros)
 
     emitted = [

@@ -1,6 +1,6 @@
 """The part of the engines of first-order equations that surrounds their time loops.
 
-An engine has a class of shots (`Shots`) that computes the recorded fields from rates, factors of
+An engine has a class of `FirstOrderShots`, which compute the recorded fields from rates, factors of
 sources and signals, with the derivative and its transpose. Everything else, from the parameters of
 the model to the rates, and from the recorded fields to the traces, is differentiated by autograd.
 """
@@ -57,7 +57,7 @@ class Derivatives(NamedTuple):
     energies: list[Tensor]
 
 
-class Shots(Protocol):
+class FirstOrderShots(Protocol):
     """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
 
     def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
@@ -78,7 +78,7 @@ class Shots(Protocol):
         """
 
 
-MakeShots = Callable[[Problem, Discrete, bool], Shots]
+MakeShots = Callable[[Problem, Discrete, bool], FirstOrderShots]
 """A function of a problem, its numbers, and True if gradients may be wanted."""
 
 
@@ -115,7 +115,7 @@ class _Recorded(torch.autograd.Function):
     """The recorded fields as a function of the signals, `count` rates and factors of sources."""
 
     @staticmethod
-    def forward(shots: Shots, count: int, *tensors: Tensor) -> Tensor:
+    def forward(shots: FirstOrderShots, count: int, *tensors: Tensor) -> Tensor:
         return shots.simulate(tensors[0], tensors[1 + count :])
 
     @staticmethod
@@ -146,14 +146,14 @@ class _Recorded(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FirstOrderState:
     """The simulated shots, and two graphs: before and after the recorded fields.
 
     model, wavelet: leaves of the graph of `discrete`; recorded: the fields (shot, trace, time), the
     leaf of the graph of `traces`, (shot, receiver, time).
     """
 
-    shots: Shots
+    shots: FirstOrderShots
     discrete: Discrete
     model: Mapping[str, Tensor]
     wavelet: Tensor
@@ -163,7 +163,7 @@ class State:
 
 def forward(
     make: MakeShots, problem: Problem, wavelet: Tensor, keep: bool
-) -> tuple[Tensor, State | None]:
+) -> tuple[Tensor, FirstOrderState | None]:
     """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
     with torch.set_grad_enabled(keep):
         model = {
@@ -176,12 +176,12 @@ def forward(
         found = shots.simulate(discrete.signal, discrete.factors)
         recorded = found.requires_grad_(keep)
         traces = _as_traces(discrete.scheme, recorded)
-    state = State(shots, discrete, model, wavelet, recorded, traces) if keep else None
+    state = FirstOrderState(shots, discrete, model, wavelet, recorded, traces) if keep else None
     return traces.detach(), state
 
 
 @torch.enable_grad()
-def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+def backward(problem: Problem, state: FirstOrderState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, shot by shot; see `Engine.backward`."""
     (arriving,) = torch.autograd.grad(
         state.traces, state.recorded, adjoint_source, retain_graph=True
@@ -224,7 +224,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return Gradients(model, wavelet, *(energies or (None, None)))
 
 
-def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+def scatter(problem: Problem, state: FirstOrderState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
     with forward_ad.dual_level():
         model = {

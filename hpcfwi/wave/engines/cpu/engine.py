@@ -198,7 +198,7 @@ class Sweeps:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class CpuState:
     """The stored histories of the shots, and the number of their steps.
 
     crew, layers: the ranks that simulate the shots, and the layer of each; energies: (shot, row,
@@ -265,7 +265,7 @@ def clear() -> None:
 
 def forward(
     problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
-) -> tuple[Tensor, State | None]:
+) -> tuple[Tensor, CpuState | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state.
 
     crew: the ranks that simulate the shots together, all of which call this. Only rank 0 of the
@@ -285,13 +285,13 @@ def forward(
         energy = energies[k] if len(energies) else no_records(shots[k]).energy
         histories[k].simulate(Records(traces[k], energy), threads)
 
-    state = State(crew, layers, tables, steps, histories, energies)
+    state = CpuState(crew, layers, tables, steps, histories, energies)
     each_shot(simulate, count, tables.grid, one_at_a_time=crew.size > 1)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
     return state.join_points(data, problem.receiver_taps), state if keep else None
 
 
-def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+def backward(problem: Problem, state: CpuState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time).
 
     All ranks of the crew call this. Only rank 0 gets the gradients.
@@ -331,7 +331,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return Gradients({"vp": found[0]}, emitted, *energies)
 
 
-def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+def scatter(problem: Problem, state: CpuState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces (shot, receiver, time) with the model.
 
     All ranks of the crew call this. Only rank 0 gets all traces.

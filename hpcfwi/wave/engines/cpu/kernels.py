@@ -26,7 +26,7 @@ from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Cut, Grid
+from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Cut, GridLayout
 from hpcfwi.wave.numerics import Taps
 
 
@@ -79,7 +79,7 @@ class Cells(NamedTuple):
     n: int
 
 
-class Place(NamedTuple):
+class SlabPlace(NamedTuple):
     """The memory variables and profiles of some rows of cells in a slab.
 
     row: row of the memory variables of the first row; step: number of rows to the memory variables
@@ -406,7 +406,7 @@ class Lines(NamedTuple):
 
 
 def make_lines(
-    taps: Taps, mine: NDArray[np.bool_], grid: Grid, cut: Cut, interior: Box, dtype: np.dtype
+    taps: Taps, mine: NDArray[np.bool_], grid: GridLayout, cut: Cut, interior: Box, dtype: np.dtype
 ) -> list[Lines]:
     """Return the lines of each shot, with all of their rows, also those in other layers.
 

@@ -52,7 +52,7 @@ LANES = 32
 BLOCK = 16
 
 
-class Grid(NamedTuple):
+class GridLayout(NamedTuple):
     """The position of a grid's cells in an array of the layout.
 
     planes, rows, nx: cells along each axis; n: nx, rounded up to a whole number of SIMD loops;
@@ -178,7 +178,7 @@ class Cut(NamedTuple):
     array rows from one depth to the next, and at one depth.
     """
 
-    whole: Grid
+    whole: GridLayout
     front: int
     top: int
     stride: int
@@ -192,7 +192,7 @@ class Tables(NamedTuple):
     the planes (the former again if there is one plane).
     """
 
-    grid: Grid
+    grid: GridLayout
     cut: Cut
     v2dt2: NDArray
     laplacian: Laplacian
@@ -207,12 +207,12 @@ class Tables(NamedTuple):
         return len(self.laplacian.x)
 
 
-def make_grid(shape: tuple[int, ...]) -> Grid:
+def make_grid(shape: tuple[int, ...]) -> GridLayout:
     """Return the layout of a grid of (nz, nx) or (nz, ny, nx) cells."""
     planes, rows, nx = (1, *shape) if len(shape) == 2 else shape
     stride = rows + HALO
     before = HALO * stride if len(shape) == 3 else 0
-    return Grid(planes, rows, nx, -(-nx // LANES) * LANES, stride, before + HALO)
+    return GridLayout(planes, rows, nx, -(-nx // LANES) * LANES, stride, before + HALO)
 
 
 def make_cut(shape: tuple[int, ...], layer: Layer) -> Cut:
@@ -254,7 +254,7 @@ def take_out(arrays: NDArray, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(cells.reshape(*arrays.shape[:-2], *shape))
 
 
-def _cells(arrays: NDArray, grid: Grid) -> NDArray:
+def _cells(arrays: NDArray, grid: GridLayout) -> NDArray:
     """Return a view of arrays (..., row, column) as (..., plane, row, x)."""
     *outer, row, column = arrays.strides
     return as_strided(
@@ -308,7 +308,7 @@ def _make_axis(order: int, stride: int, h: float, dtype: np.dtype) -> Axis:
     return Axis(stride, c0, tuple(c), tuple(numerics.first_difference(order, h).astype(dtype))[1:])
 
 
-def _make_slabs(problem: Problem, layer: Layer, grid: Grid, dtype: np.dtype) -> Slabs:
+def _make_slabs(problem: Problem, layer: Layer, grid: GridLayout, dtype: np.dtype) -> Slabs:
     """Return the slabs of a layer at both ends of each axis across the rows.
 
     A slab that is in another layer has no cells.

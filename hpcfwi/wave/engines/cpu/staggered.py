@@ -91,7 +91,7 @@ def footprint(problem: Problem, steps: int, layers: int = 1) -> int:
     return estimate_staggered_bytes(problem, steps, torch.get_num_threads(), layers)
 
 
-class _Shots:
+class _CpuShots:
     """Shots of a problem: their recorded fields, the derivative of these and its transpose.
 
     The ranks of a crew make this object together, and call its methods together. Only rank 0 gets
@@ -117,7 +117,7 @@ class _Shots:
         self._recorders = [
             make_recorders(scheme, shot, self._dtype, self._tables.cut) for shot in shots
         ]
-        self._kept: list[_Kept] = []
+        self._kept: list[_KeptShot] = []
         self._divide()
 
     def _divide(self) -> None:
@@ -353,7 +353,7 @@ class _Shots:
             make_zeros((count, ring + 1, columns), self._dtype),
         )
 
-    def _keep_samples(self, shot: StaggeredShot, emitters: Emitters) -> _Kept:
+    def _keep_samples(self, shot: StaggeredShot, emitters: Emitters) -> _KeptShot:
         """Return a shot with room for its samples; emitters: those of the whole grid."""
         tables, history = shot.tables, self._problem.history
         steps, interval = shot.signal.shape[0], self._problem.interval
@@ -362,12 +362,12 @@ class _Shots:
         samples = int(tables.stages["n_samples"].sum())
         if samples == 0:
             nothing = NO_TAPE._replace(windows=windows)
-            return _Kept(shot, nothing, Recomputation(Snapshots(), steps, interval))
+            return _KeptShot(shot, nothing, Recomputation(Snapshots(), steps, interval))
         replay = Recomputation(history, steps, interval)
         frame = Frame(whole_of.py_func(tables.grid), NOWHERE)
         store = make_store(self, frame, history.format, tables.rates[0], replay.length * samples)
         tape = StaggeredTape(interval, sampling_offset(interval), 0, store, windows, True)
-        return _Kept(shot, tape, replay)
+        return _KeptShot(shot, tape, replay)
 
     def backpropagate(self, arriving: Tensor) -> Derivatives | None:
         """Return the gradients, given the one with respect to the recorded fields.
@@ -432,7 +432,7 @@ class _Shots:
 NO_TAPE = StaggeredTape(0, 0, 0, NO_STORE, np.zeros((0, 6), np.int64), True)
 
 
-class _Kept(NamedTuple):
+class _KeptShot(NamedTuple):
     """A shot, its samples, and the states from which they are simulated again."""
 
     shot: StaggeredShot
@@ -450,14 +450,14 @@ def _by_time(values: Tensor) -> NDArray:
     return values.detach().transpose(1, 2).contiguous().numpy()
 
 
-simulate = partial(first_order.simulate, _Shots)
+simulate = partial(first_order.simulate, _CpuShots)
 
 
 def forward(
     problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
-) -> tuple[Tensor, first_order.State | None]:
+) -> tuple[Tensor, first_order.FirstOrderState | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state.
 
     crew: as in `engine.forward`.
     """
-    return first_order.forward(partial(_Shots, crew=crew), problem, wavelet, keep)
+    return first_order.forward(partial(_CpuShots, crew=crew), problem, wavelet, keep)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.layout import MARGIN, Cut, Grid, lay_out, make_cut, make_grid
+from hpcfwi.wave.engines.cpu.layout import MARGIN, Cut, GridLayout, lay_out, make_cut, make_grid
 from hpcfwi.wave.engines.cpu.teams import Neighbours
 from hpcfwi.wave.engines.cpu.windows import FieldStore
 from hpcfwi.wave.equation import Derivative, System
 from hpcfwi.wave.layers import HALO, Layer, find_layer
 from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.staggered import Points, StaggeredScheme, group_terms
+from hpcfwi.wave.staggered import FieldPoints, StaggeredScheme, group_terms
 
 
 def _record(*names: str) -> np.dtype[Any]:
@@ -103,7 +103,7 @@ class StaggeredTables(NamedTuple):
     surface; decays: of the memory variables of the medium; share: of these that is added to fields.
     """
 
-    grid: Grid
+    grid: GridLayout
     cut: Cut
     seams: Seams
     weights: tuple[tuple[np.floating, ...], ...]
@@ -208,7 +208,7 @@ class StaggeredGradients(NamedTuple):
 class Entries:
     """The taps of a shot's points that have a weight, in the layout of a layer's sweeps."""
 
-    def __init__(self, points: Points, cut: Cut, shot: int) -> None:
+    def __init__(self, points: FieldPoints, cut: Cut, shot: int) -> None:
         self.point, self.tap = np.nonzero(points.weights[shot])
         self.row, self.column = _locate(points.cells[shot, self.point, self.tap], cut)
 
@@ -414,7 +414,9 @@ def widen_seams(
 class _Slabs:
     """The absorbing slabs of a scheme in a layer of the grid, with its profiles."""
 
-    def __init__(self, scheme: StaggeredScheme, grid: Grid, dtype: np.dtype, layer: Layer) -> None:
+    def __init__(
+        self, scheme: StaggeredScheme, grid: GridLayout, dtype: np.dtype, layer: Layer
+    ) -> None:
         self.scheme, self.grid, self.layer = scheme, grid, layer
         self.rows, self.memory = list[tuple[int, ...]](), 0
         self.a, self.b = (values.astype(dtype) for values in scheme.pad_profiles())
@@ -473,7 +475,7 @@ class _Slabs:
 
 
 def _make_difference(
-    scheme: StaggeredScheme, grid: Grid, derivative: Derivative, slot: int, slabs: _Slabs
+    scheme: StaggeredScheme, grid: GridLayout, derivative: Derivative, slot: int, slabs: _Slabs
 ) -> tuple[int, ...]:
     axis, field = derivative
     between = int(axis not in scheme.system.fields[field].half)
@@ -497,7 +499,7 @@ def _kind_of(used: Sequence[Mapping[Derivative, int]], derivatives: Sequence[Der
 def _list_stage(
     has_surface: bool,
     scheme: StaggeredScheme,
-    grid: Grid,
+    grid: GridLayout,
     number: int,
     wanted: Sequence[int],
     slabs: _Slabs,

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from hpcfwi.wave.engines.cpu.kernels import (
     Cells,
     Lines,
-    Place,
+    SlabPlace,
     absorb,
     absorb_back,
     absorb_side,
@@ -141,7 +141,7 @@ def place_of(slabs, slab, plane, row):
     """Return the memory variables and profiles of some rows in a slab, from a row on."""
     profile = slab.profile + (row if slab.axis == 0 else plane)
     memory = slab.memory + plane * slab.per_plane + row
-    return Place(memory, slab.step, slabs.a, slabs.b, profile, 1 - slab.axis)
+    return SlabPlace(memory, slab.step, slabs.a, slabs.b, profile, 1 - slab.axis)
 
 
 @within_loops

@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.kernels import within_loops
-from hpcfwi.wave.engines.cpu.layout import BLOCK, Grid
+from hpcfwi.wave.engines.cpu.layout import BLOCK, GridLayout
 from hpcfwi.wave.layers import HALO, Crew, Letter
 
 # Number of times that a waiting thread reads the counter before it yields its core.
@@ -69,7 +69,7 @@ def make_threads(size: int) -> ThreadPoolExecutor:
 
 
 def each_shot(
-    work: Callable[[int, int], None], shots: int, grid: Grid, one_at_a_time: bool = False
+    work: Callable[[int, int], None], shots: int, grid: GridLayout, one_at_a_time: bool = False
 ) -> None:
     """Call work(shot, threads) for all shots; the last ones share the threads of the process.
 

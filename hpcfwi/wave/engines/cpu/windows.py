@@ -30,7 +30,7 @@ from hpcfwi.wave.engines.cpu.layout import (
     POOL,
     Box,
     Cut,
-    Grid,
+    GridLayout,
 )
 
 # Number of steps for which a window is valid, and number of cells by which it grows: at least the
@@ -40,7 +40,7 @@ GROWTH = 32
 
 
 @within_loops
-def whole_of(grid: Grid) -> Box:
+def whole_of(grid: GridLayout) -> Box:
     """Return the box of the whole grid."""
     return Box(0, grid.planes, 0, grid.rows, 0, grid.n)
 
@@ -233,7 +233,7 @@ class Frame(NamedTuple):
     inner: Box
 
 
-def rim_of(box: Box, radius: int, grid: Grid) -> Frame:
+def rim_of(box: Box, radius: int, grid: GridLayout) -> Frame:
     """Return the cells around a box that stencils in the box reach."""
     edges = (edge + sign * radius for edge, sign in zip(box, (-1, 1) * 3, strict=True))
     return Frame(clamp.py_func(Box(*edges), whole_of.py_func(grid)), box)

@@ -99,7 +99,7 @@ _POOL = SweepPool()
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class GpuState:
     """A sweep after its forward pass; it returns to the pool when this object is deleted.
 
     crew, layers: the ranks that simulate the shots, and the layer of each.
@@ -165,7 +165,7 @@ def clear() -> None:
 
 def forward(
     problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
-) -> tuple[Tensor, State | None]:
+) -> tuple[Tensor, GpuState | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and the state.
 
     The state is for `backward` and `scatter`; it is None unless `keep` is True. crew: the ranks
@@ -185,14 +185,14 @@ def forward(
         )
     )
     blueprint = _blueprint(problem, layout, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
-    state = State(_POOL.take(blueprint, problem), crew, layers)
+    state = GpuState(_POOL.take(blueprint, problem), crew, layers)
     state.sweep.load(problem, sources, receivers, crew)
     traces = state.sweep.run_forward(wavelet)
     owners = find_layers(problem.receiver_taps, layers)
     return join_points(traces, owners, crew), state if keep else None
 
 
-def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradients:
+def backward(problem: Problem, state: GpuState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     image, wavelet, energies = state.sweep.run_backward(adjoint_source)
     sources = find_layers(problem.source_taps, state.layers)
@@ -206,7 +206,7 @@ def backward(problem: Problem, state: State, adjoint_source: Tensor) -> Gradient
     return make_gradients(problem, image, wavelet, *(energies or (None, None)))
 
 
-def scatter(problem: Problem, state: State, direction: Mapping[str, Tensor]) -> Tensor:
+def scatter(problem: Problem, state: GpuState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     change = square_speed(problem) * relative_change(problem, direction)
     traces = state.sweep.run_scattered(change)

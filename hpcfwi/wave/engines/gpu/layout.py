@@ -506,7 +506,7 @@ def layout_of(problem: Problem, layers: Sequence[Layer] = (), number: int = 0) -
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a `Matrix`.
+    """The sizes of a `TapMatrix`.
 
     points: points of a shot; entries: entries of a point; cells: cells of a shot; shared: entries
     of a cell.
@@ -519,7 +519,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class TapMatrix:
     """A sparse matrix between points and cells, stored by points and by cells.
 
     Of a layer, it has the cells of the points that the layer records, also those in its halo, and
@@ -561,7 +561,7 @@ class _Places:
 
 def spread_out(
     taps: Taps, layout: Layout, scale: float, layers: Sequence[Layer] = (), number: int = 0
-) -> Matrix:
+) -> TapMatrix:
     """Return the matrix of taps with weights times `scale`; repeated cells of a point are merged.
 
     layers, number: of a layer, all layers and its number. The last few matrices are cached, as
@@ -573,7 +573,7 @@ def spread_out(
 @lru_cache(maxsize=REMEMBERED)
 def _spread_out(
     places: _Places, layout: Layout, scale: float, layers: tuple[Layer, ...], number: int
-) -> Matrix:
+) -> TapMatrix:
     taps = places.taps
     index = taps.cells
     if layout.ndim == 2:
@@ -606,7 +606,7 @@ def _spread_out(
     )
     filled = np.full(shots * capacity, -1, np.int32)
     filled[place] = occupied % layout.size
-    return Matrix(
+    return TapMatrix(
         cells.reshape(shots, points, -1),
         weights.reshape(shots, points, -1),
         filled.reshape(shots, capacity),

@@ -78,7 +78,7 @@ def footprint(problem: Problem, steps: int) -> int:
     kind, _ = FORMATS[history.format]
     each = size if kind is None else min(size, kind.itemsize)
     kept = derivatives * samples * each
-    cells = Frame(problem.padded_shape, problem.order // 2).size
+    cells = StaggeredLayout(problem.padded_shape, problem.order // 2).size
     points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
     # Models, rates and their graph, and mixed profiles exist once
     once = 8 * rates + (2 * len(system.find_places()) if system.multiaxial else 0)
@@ -86,7 +86,7 @@ def footprint(problem: Problem, steps: int) -> int:
 
 
 @dataclass(frozen=True)
-class Frame:
+class StaggeredLayout:
     """The layout of a field of one shot: the padded grid with cells around it, as one row.
 
     Differences along z reach twice as far above the grid, because of images above a free surface.
@@ -241,8 +241,8 @@ class _Additions:
         flat[self.cells] = total
 
 
-class _Shots:
-    """Shots of a problem on one device, see `first_order.Shots`."""
+class _GpuShots:
+    """Shots of a problem on one device, see `first_order.FirstOrderShots`."""
 
     def __init__(self, problem: Problem, discrete: Discrete, keep: bool = True) -> None:
         if not is_interpreted():
@@ -250,8 +250,8 @@ class _Shots:
         scheme, like = discrete.scheme, discrete.signal.detach()
         self._problem, self._scheme, self._like = problem, scheme, like
         self._count, self._varying = problem.n_shots, discrete.varying if keep else []
-        self._frame = Frame(problem.padded_shape, problem.order // 2)
-        self._rates = torch.stack([self._frame.lay_out(r.detach()) for r in discrete.rates])
+        self._layout = StaggeredLayout(problem.padded_shape, problem.order // 2)
+        self._rates = torch.stack([self._layout.lay_out(r.detach()) for r in discrete.rates])
         self._stages = [_Stage(scheme, k, self._varying) for k in range(2)]
         self._longest = max(problem.padded_shape)
         self._a, self._b = map(like.new_tensor, scheme.pad_profiles())
@@ -259,9 +259,9 @@ class _Shots:
             # One after the other, because those of a whole grid take much memory
             mixed = (scheme.mixed_profile(*each) for each in scheme.system.find_places())
             each = [(like.new_tensor(p.a), like.new_tensor(p.b)) for p in mixed]
-            self._longest = self._frame.size
+            self._longest = self._layout.size
             self._a, self._b = (
-                self._frame.lay_out(torch.stack(values)) for values in zip(*each, strict=True)
+                self._layout.lay_out(torch.stack(values)) for values in zip(*each, strict=True)
             )
         weights = [staggered_difference(problem.order, h) for h in problem.spacing]
         self._weights = like.new_tensor(np.stack([weights[0], weights[-2], weights[-1]]))
@@ -280,7 +280,7 @@ class _Shots:
         history = self._problem.history if self._samples > 0 else Snapshots()
         self._history = []
         self._replay = Recomputation(history, signal.shape[-1], self._problem.interval)
-        sweep = _Sweep(self, self._sent, self._factors)
+        sweep = _ForwardSweep(self, self._sent, self._factors)
         self._replay.simulate(sweep)
         return sweep.recorded
 
@@ -295,24 +295,24 @@ class _Shots:
         for place, number in enumerate(self._varying):
             direction = rates[number]
             if direction is not None:
-                change[place] = self._frame.lay_out(self._problem.interval * direction.detach())
+                change[place] = self._layout.lay_out(self._problem.interval * direction.detach())
         varied = [
             torch.zeros_like(known) if factor is None else factor.detach()
             for known, factor in zip(self._factors, factors, strict=True)
         ]
-        scattered = _Sweep(self, self._sent, varied, change)
-        again = _Sweep(self, self._sent, self._factors, records=False)
+        scattered = _ForwardSweep(self, self._sent, varied, change)
+        again = _ForwardSweep(self, self._sent, self._factors, records=False)
         self._replay.repeat(again, scattered.follow)
         found = scattered.recorded
         if signal is not None:
-            again = _Sweep(self, signal.detach(), self._factors)
+            again = _ForwardSweep(self, signal.detach(), self._factors)
             again.advance((0, signal.shape[-1]), None)
             found = found + again.recorded
         return found
 
     def backpropagate(self, arriving: Tensor) -> Derivatives:
         """Return the gradients, given the one with respect to the recorded fields."""
-        problem, frame, shots = self._problem, self._frame, self._count
+        problem, layout, shots = self._problem, self._layout, self._count
         fields, memory = self._zeros(self._fields, shots), self._zeros(self._memories, shots)
         most = max(stage.n_differences for stage in self._stages)
         buffers, samples = self._zeros(most, shots), self._zeros(self._samples, shots)
@@ -343,18 +343,18 @@ class _Shots:
                     self._weigh(stage, fields, memory, samples, gradients, buffers, is_sampled)
                     self._scatter(stage, fields, buffers, 0)
                     if problem.free_surface:
-                        self._scatter(stage, fields, buffers, -frame.radius)
+                        self._scatter(stage, fields, buffers, -layout.radius)
                         self._fold(fields, self._stages[1 - k])
                     places, weights = self._heard[k]
                     heard = weights * arriving[..., n, None]
                     additions[k].apply(flat, heard.flatten())
 
-        self._replay.reverse(_Sweep(self, self._sent, self._factors, records=False), follow)
+        self._replay.reverse(_ForwardSweep(self, self._sent, self._factors, records=False), follow)
         rates: list[Tensor | None] = [None] * len(self._rates)
         for place, number in enumerate(self._varying):
-            rates[number] = problem.interval * frame.take_out(gradients[place])
+            rates[number] = problem.interval * layout.take_out(gradients[place])
         return Derivatives(
-            signal, rates, factors, [problem.interval * frame.take_out(e) for e in energies]
+            signal, rates, factors, [problem.interval * layout.take_out(e) for e in energies]
         )
 
     @property
@@ -374,7 +374,7 @@ class _Shots:
         return max(stage.n_samples for stage in self._stages)
 
     def _zeros(self, *counts: int) -> Tensor:
-        return self._like.new_zeros((*counts, self._frame.size))
+        return self._like.new_zeros((*counts, self._layout.size))
 
     def _stores(self, n: int) -> bool:
         interval = self._problem.interval
@@ -390,7 +390,7 @@ class _Shots:
         """Return the places of cells (shot, point, tap) of a field in the flattened fields."""
         number = list(self._scheme.system.fields).index(field)
         shots = number * self._count + np.arange(self._count)
-        places = shots[:, None, None] * self._frame.size + self._frame.locate(cells)
+        places = shots[:, None, None] * self._layout.size + self._layout.locate(cells)
         return torch.as_tensor(places, device=self._like.device)
 
     @cached_property
@@ -454,20 +454,20 @@ class _Shots:
 
     def _lines(self, fields: Tensor, number: int, first: int, last: int) -> Tensor:
         """Return the depths first to last - 1 of a field, as a view (shot, depth, ...)."""
-        top = self._frame.around[0][0]
-        whole = fields[number].view(self._count, *self._frame.full)
+        top = self._layout.around[0][0]
+        whole = fields[number].view(self._count, *self._layout.full)
         return whole[:, top + first : top + last]
 
     def _reflect(self, fields: Tensor, stage: _Stage) -> None:
         """Set the fields of a stage above a free surface to the images of those below it."""
-        h = self._frame.radius
+        h = self._layout.radius
         for number, shift, odd in stage.images:
             below = self._lines(fields, number, 1 - shift, h + 1 - shift).flip(1)
             self._lines(fields, number, -h, 0).copy_(-below if odd else below)
 
     def _fold(self, fields: Tensor, stage: _Stage) -> None:
         """Apply the transpose of `_reflect`."""
-        h = self._frame.radius
+        h = self._layout.radius
         for number, shift, odd in stage.images:
             above = self._lines(fields, number, -h, 0)
             below = self._lines(fields, number, 1 - shift, h + 1 - shift)
@@ -476,16 +476,16 @@ class _Shots:
 
     def _size(self, first: int = 0) -> dict[str, Any]:
         """Return the arguments of kernels that describe the cells from a depth on."""
-        shape, strides = self._problem.padded_shape, self._frame.strides
+        shape, strides = self._problem.padded_shape, self._layout.strides
         return {
-            "origin": self._frame.origin,
+            "origin": self._layout.origin,
             "stride_z": strides[0],
             "stride_y": strides[-2],
             "depths": -first if first else shape[0],
             "rows": 1 if len(shape) == 2 else shape[1],
             "columns": shape[-1],
             "shots": self._count,
-            "size": self._frame.size,
+            "size": self._layout.size,
             "BLOCK": BLOCK,
             "num_warps": WARPS,
             "enable_fp_fusion": False,
@@ -514,7 +514,7 @@ class _Shots:
                 samples, self._rates if change is None else change, longest=self._longest,
                 DIFFERENCES=stage.differences, TARGETS=stage.targets, TERMS=stage.terms,
                 RELAXATIONS=stage.relaxations, SAMPLES=stage.samples, PRODUCTS=stage.products,
-                COUNT=stage.n_samples, RADIUS=self._frame.radius, MIXED=self._is_mixed,
+                COUNT=stage.n_samples, RADIUS=self._layout.radius, MIXED=self._is_mixed,
                 STORE=stores, CHANGE=sampled and change is not None, **self._size(),
             )  # fmt: skip
 
@@ -546,11 +546,11 @@ class _Shots:
         with on_device(self._like.device):
             staggered_kernels.scatter[self._programs(first)](
                 fields, buffers, self._weights, first=first, SOURCES=stage.sources,
-                TERMS=stage.source_terms, RADIUS=self._frame.radius, **self._size(first),
+                TERMS=stage.source_terms, RADIUS=self._layout.radius, **self._size(first),
             )  # fmt: skip
 
 
-class _Sweep:
+class _ForwardSweep:
     """A sweep through the steps of all shots, see `history.ForwardSweeps`.
 
     change: None for the waves of the sources. The scattered field has the changes of the rates,
@@ -559,7 +559,7 @@ class _Sweep:
 
     def __init__(
         self,
-        shots: _Shots,
+        shots: _GpuShots,
         signal: Tensor,
         factors: Sequence[Tensor],
         change: Tensor | None = None,
@@ -635,5 +635,5 @@ class _Sweep:
                 shots._record(flat, self.recorded, 1, n)
 
 
-simulate = partial(first_order.simulate, _Shots)
-forward = partial(first_order.forward, _Shots)
+simulate = partial(first_order.simulate, _GpuShots)
+forward = partial(first_order.forward, _GpuShots)

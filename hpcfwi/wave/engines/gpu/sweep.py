@@ -33,7 +33,7 @@ from hpcfwi.wave.engines.gpu.layout import (
     KEPT,
     UNITS,
     Blueprint,
-    Matrix,
+    TapMatrix,
     lay_out_profiles,
     upload,
     weigh_differences,
@@ -268,7 +268,7 @@ class Sweep:
     def count_bytes(self) -> int:
         return self.blueprint.count_bytes()
 
-    def load(self, problem: Problem, sources: Matrix, receivers: Matrix, crew: Crew) -> None:
+    def load(self, problem: Problem, sources: TapMatrix, receivers: TapMatrix, crew: Crew) -> None:
         """Load the numbers of a problem whose sizes are those of the blueprint.
 
         crew: the ranks with whose layers this one swaps planes.

@@ -11,7 +11,7 @@ import pytest
 from numba import njit, typeof
 
 from hpcfwi.wave.engines.cpu import kernels
-from hpcfwi.wave.engines.cpu.kernels import Cells, Place
+from hpcfwi.wave.engines.cpu.kernels import Cells, SlabPlace
 from hpcfwi.wave.engines.cpu.layout import Axis, Laplacian, Sides
 from tests.ranks import long_form
 
@@ -28,7 +28,7 @@ def make_arguments(name: str, order: int, ndim: int, dtype: type) -> tuple[objec
     laplacian = Laplacian(dtype(1), 2, far, weights, weights)
     axis = Axis(1, dtype(1), weights, weights)
     profile = np.zeros(160, dtype)
-    place, sides = Place(8, 1, profile, profile, 0, 1), Sides(128, profile, profile, axis)
+    place, sides = SlabPlace(8, 1, profile, profile, 0, 1), Sides(128, profile, profile, axis)
     arguments: dict[str, tuple[object, ...]] = {
         "advance": (field, field, field, None, CELLS, laplacian, far),
         "advance_absorbing": (

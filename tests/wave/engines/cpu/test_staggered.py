@@ -225,14 +225,14 @@ def test_windows_do_not_change_traces_and_gradients(
     model = random_medium(equation, shape, water=3)
     survey = random_survey(shape, shots=1, samples=60, order=4)
     inside = traces_and_gradients(equation, model, survey, engine="cpu")
-    made = staggered._Shots._keep_samples
+    made = staggered._CpuShots._keep_samples
 
     def everywhere(self: Any, shot: Any, *others: Any) -> Any:
         kept = made(self, shot, *others)
         kept.tape.windows[:] = whole_of.py_func(shot.tables.grid)
         return kept
 
-    monkeypatch.setattr(staggered._Shots, "_keep_samples", everywhere)
+    monkeypatch.setattr(staggered._CpuShots, "_keep_samples", everywhere)
     whole = traces_and_gradients(equation, model, survey, engine="cpu")
     assert torch.equal(inside[0], whole[0])
     assert all(relative(*pair) < 1e-13 for pair in zip(inside, whole, strict=True))
