@@ -340,7 +340,13 @@ class _GpuShots:
                         if energies:
                             energies[0] += samples[: stage.n_samples].square().sum(0)
                             energies[1] += fields[stage.fields].square().sum(0)
-                    self._weigh(stage, fields, memory, samples, gradients, buffers, is_sampled)
+                    self._launch(
+                        "weigh", fields, self._rates, memory, self._a, self._b, self._constants,
+                        samples, gradients, buffers, longest=self._longest,
+                        DIFFERENCES=stage.differences, TERMS=stage.weights,
+                        RELAXATIONS=stage.relaxed_fields, PRODUCTS=stage.products_of_fields,
+                        MIXED=self._is_mixed, SAMPLED=is_sampled,
+                    )  # fmt: skip
                     self._scatter(stage, fields, buffers, 0)
                     if problem.free_surface:
                         self._scatter(stage, fields, buffers, -layout.radius)
@@ -474,80 +480,27 @@ class _GpuShots:
             below.add_(above.flip(1), alpha=-1 if odd else 1)
             above.zero_()
 
-    def _size(self, first: int = 0) -> dict[str, Any]:
-        """Return the arguments of kernels that describe the cells from a depth on."""
-        shape, strides = self._problem.padded_shape, self._layout.strides
-        return {
-            "origin": self._layout.origin,
-            "stride_z": strides[0],
-            "stride_y": strides[-2],
-            "depths": -first if first else shape[0],
-            "rows": 1 if len(shape) == 2 else shape[1],
-            "columns": shape[-1],
-            "shots": self._count,
-            "size": self._layout.size,
-            "BLOCK": BLOCK,
-            "num_warps": WARPS,
-            "enable_fp_fusion": False,
-        }
-
-    def _programs(self, first: int = 0) -> tuple[int, int]:
-        shape = self._problem.padded_shape
-        cells = (-first if first else shape[0]) * prod(shape[1:])
-        return -(-cells // BLOCK), self._count
-
-    def _advance(
-        self,
-        stage: _Stage,
-        fields: Tensor,
-        memory: Tensor,
-        samples: Tensor,
-        change: Tensor | None,
-        stores: bool,
-        sampled: bool,
-    ) -> None:
+    def _launch(self, name: str, *arrays: Tensor, depths: int = 0, **arguments: Any) -> None:
+        """Launch a kernel for the cells of so many depths, by default those of the grid."""
         from hpcfwi.wave.engines.gpu import staggered_kernels
 
+        shape, layout = self._problem.padded_shape, self._layout
+        depths = depths or shape[0]
+        programs = -(-depths * prod(shape[1:]) // BLOCK), self._count
         with on_device(self._like.device):
-            staggered_kernels.advance[self._programs()](
-                fields, self._rates, memory, self._a, self._b, self._weights, self._constants,
-                samples, self._rates if change is None else change, longest=self._longest,
-                DIFFERENCES=stage.differences, TARGETS=stage.targets, TERMS=stage.terms,
-                RELAXATIONS=stage.relaxations, SAMPLES=stage.samples, PRODUCTS=stage.products,
-                COUNT=stage.n_samples, RADIUS=self._layout.radius, MIXED=self._is_mixed,
-                STORE=stores, CHANGE=sampled and change is not None, **self._size(),
-            )  # fmt: skip
-
-    def _weigh(
-        self,
-        stage: _Stage,
-        fields: Tensor,
-        memory: Tensor,
-        samples: Tensor,
-        gradients: Tensor,
-        buffers: Tensor,
-        sampled: bool,
-    ) -> None:
-        from hpcfwi.wave.engines.gpu import staggered_kernels
-
-        with on_device(self._like.device):
-            staggered_kernels.weigh[self._programs()](
-                fields, self._rates, memory, self._a, self._b, self._constants, samples, gradients,
-                buffers, longest=self._longest, DIFFERENCES=stage.differences,
-                TERMS=stage.weights, RELAXATIONS=stage.relaxed_fields,
-                PRODUCTS=stage.products_of_fields, MIXED=self._is_mixed, SAMPLED=sampled,
-                **self._size(),
+            getattr(staggered_kernels, name)[programs](
+                *arrays, origin=layout.origin, stride_z=layout.strides[0],
+                stride_y=layout.strides[-2], depths=depths,
+                rows=1 if len(shape) == 2 else shape[1], columns=shape[-1], shots=self._count,
+                size=layout.size, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False, **arguments,
             )  # fmt: skip
 
     def _scatter(self, stage: _Stage, fields: Tensor, buffers: Tensor, first: int) -> None:
         """Apply the transposed differences of a stage, in the grid or above it from a depth on."""
-        from hpcfwi.wave.engines.gpu import staggered_kernels
-
-        with on_device(self._like.device):
-            staggered_kernels.scatter[self._programs(first)](
-                fields, buffers, self._weights, first=first, SOURCES=stage.sources,
-                TERMS=stage.source_terms, RADIUS=self._layout.radius, **self._size(first),
-            )  # fmt: skip
+        self._launch(
+            "scatter", fields, buffers, self._weights, first=first, depths=-first,
+            SOURCES=stage.sources, TERMS=stage.source_terms, RADIUS=self._layout.radius,
+        )  # fmt: skip
 
 
 class _ForwardSweep:
@@ -623,7 +576,15 @@ class _ForwardSweep:
                 sampled = shots._stores(n) and bool(stage.samples)
                 if sampled and change is not None:
                     shots._load(n, k, samples)
-                shots._advance(stage, fields, memory, samples, change, sampled and stores, sampled)
+                shots._launch(
+                    "advance", fields, shots._rates, memory, shots._a, shots._b, shots._weights,
+                    shots._constants, samples, shots._rates if change is None else change,
+                    longest=shots._longest, DIFFERENCES=stage.differences, TARGETS=stage.targets,
+                    TERMS=stage.terms, RELAXATIONS=stage.relaxations, SAMPLES=stage.samples,
+                    PRODUCTS=stage.products, COUNT=stage.n_samples, RADIUS=shots._layout.radius,
+                    MIXED=shots._is_mixed, STORE=sampled and stores,
+                    CHANGE=sampled and change is not None,
+                )  # fmt: skip
                 if sampled and stores:
                     shots._store(k, samples)
                 for number, additions in self._emissions[k]:
