@@ -222,17 +222,17 @@ def _blueprint(
     keep: bool = True,
 ) -> Blueprint:
     return Blueprint(
-        layout,
-        problem.like.device,
-        problem.like.dtype,
-        problem.free_surface and layout.first == 0,
-        problem.n_shots,
-        steps,
-        sources,
-        receivers,
-        problem.history,
-        keep,
-        problem.illuminate,
+        layout=layout,
+        device=problem.like.device,
+        dtype=problem.like.dtype,
+        free_surface=problem.free_surface and layout.first == 0,
+        shots=problem.n_shots,
+        steps=steps,
+        sources=sources,
+        receivers=receivers,
+        history=problem.history,
+        keeps=keep,
+        illuminates=problem.illuminate,
     )
 
 

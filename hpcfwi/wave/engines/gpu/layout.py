@@ -287,7 +287,8 @@ MOST_CELLS = 2**31 - 2**16
 # Number of cached matrices of points: the sources and receivers of two batches.
 REMEMBERED = 4
 
-Axes = tuple[int, int, int]
+# Numbers of cells, or places, along the axes z, y, x.
+Axes = tuple[int, ...]
 # For each axis, the first cell of a box, and the one after the last.
 Box = list[tuple[int, int]]
 
@@ -296,7 +297,7 @@ Box = list[tuple[int, int]]
 class Layout:
     """The memory layout of the padded grid of one shot, or of a layer of it.
 
-    Axes are z, y, x; a 2-D grid is one cell wide in y. shape: cells of the grid; before, after:
+    A 2-D grid is one cell wide in y. shape: cells of the grid; before, after:
     cells of its slabs; radius: half the order. Of a layer, first: its first plane in the whole
     grid; halo: number of planes before and after it that its neighbours compute.
     """
@@ -341,15 +342,13 @@ class Layout:
     @property
     def interior(self) -> tuple[Axes, Axes]:
         """The cells that no absorbing term reaches: the first one, and the one after the last."""
-        lo, hi = numerics.interior(self.shape, self.before, self.after, self.radius)
-        return _three(lo), _three(hi)
+        return numerics.interior(self.shape, self.before, self.after, self.radius)
 
     def interior_tiles(self, tile: Axes) -> Axes:
         """Return the number of tiles along each axis; they begin at cache lines along x."""
         (lo, hi) = self.interior
         begin = (*lo[:2], lo[2] // ALIGNMENT * ALIGNMENT)
-        counts = (max(0, -(-(e - b) // n)) for b, e, n in zip(begin, hi, tile, strict=True))
-        return _three(tuple(counts))
+        return tuple(max(0, -(-(e - b) // n)) for b, e, n in zip(begin, hi, tile, strict=True))
 
     @property
     def absorbs(self) -> bool:
@@ -363,7 +362,7 @@ class Layout:
             shape = [self.shape[0], self.shape[1], _round_up(self.shape[2], ALIGNMENT)]
             width = self.before[axis] + self.after[axis]
             shape[axis] = width + 4 * self.radius if width else 0
-            shapes.append((shape[0], shape[1], shape[2]))
+            shapes.append(tuple(shape))
         return shapes
 
     @property
@@ -487,13 +486,7 @@ def layout_of(problem: Problem, layers: Sequence[Layer] = (), number: int = 0) -
     if problem.like.ndim == 2:
         shape, before, after = ((v[0], w, v[1]) for v, w in ((shape, 1), (before, 0), (after, 0)))
     layout = Layout(
-        _three(shape),
-        _three(before),
-        _three(after),
-        problem.order // 2,
-        problem.like.ndim,
-        first,
-        halo,
+        shape, before, after, problem.order // 2, problem.like.ndim, first=first, halo=halo
     )
     if max(layout.size, layout.memory_size) >= MOST_CELLS:
         raise ValueError(
@@ -636,8 +629,3 @@ def _power(n: int) -> int:
 
 def _round_up(n: int, step: int) -> int:
     return -(-n // step) * step
-
-
-def _three(values: tuple[int, ...]) -> Axes:
-    z, y, x = values
-    return z, y, x
