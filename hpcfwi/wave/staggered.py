@@ -354,36 +354,24 @@ def _strain_points(
     return found
 
 
-def combine(found: Sequence[Tensor], scheme: StaggeredScheme) -> Tensor:
-    """Return traces (shot, receiver, time) at the times of the samples.
-
-    found: for each recording, the sums of fields that its traces have read.
-    """
-    each = [
-        at_samples(one, when, recording, scheme.dt)
-        for one, when, recording in zip(
-            found, scheme.reading_stages, scheme.recordings, strict=True
-        )
-    ]
-    traces = each[0]
-    for one, recording in zip(each[1:], scheme.recordings[1:], strict=True):
-        mask = torch.from_numpy(recording.traces)[..., None].to(one.device)
-        traces = torch.where(mask, one, traces)
-    return traces
-
-
-def at_samples(found: Tensor, when: int, recording: Recording, dt: float) -> Tensor:
-    """Return traces at the times of the samples, from those read before stage `when` of each step.
+def combine(recorded: Tensor, scheme: StaggeredScheme) -> Tensor:
+    """Return traces (shot, receiver, time) at the times of the samples, given the recorded fields.
 
     Fields of the first stage are read half a step after the sample. Their integral up to a sample
     needs nothing else; otherwise the mean of the values before and after the sample is taken.
     """
-    if recording.integrate:
-        return dt * (found.cumsum(dim=-1) - found)
-    if when == 0:
-        return found
-    earlier = torch.cat([torch.zeros_like(found[..., :1]), found[..., :-1]], dim=-1)
-    return 0.5 * (found + earlier)
+    traces = recorded
+    for when, recording in zip(scheme.reading_stages, scheme.recordings, strict=True):
+        if recording.integrate:
+            found = scheme.dt * (recorded.cumsum(dim=-1) - recorded)
+        elif when == 0:
+            found = recorded
+        else:
+            before = torch.zeros_like(recorded[..., :1])
+            found = 0.5 * (recorded + torch.cat([before, recorded[..., :-1]], dim=-1))
+        mask = torch.from_numpy(recording.traces)[..., None].to(recorded.device)
+        traces = found if recording.traces.all() else torch.where(mask, found, traces)
+    return traces
 
 
 def sample_signal(signal: Signal, wavelet: Tensor, dt: float) -> Tensor:

@@ -129,15 +129,15 @@ def simulate(problem: Problem, wavelet: Tensor) -> Tensor:
         (emission, at(emission.points), sample_signal(emission.signal, wavelet, problem.dt))
         for emission in scheme.emissions
     ]
-    recorded = [
+    recorders = [
         {name: at(points) for name, points in recording.points.items()}
         for recording in scheme.recordings
     ]
     read_in, relaxations = scheme.reading_stages, scheme.relaxations
-    samples: list[list[Tensor]] = [[] for _ in recorded]
+    samples: list[list[Tensor]] = [[] for _ in recorders]
     for n in range(wavelet.shape[-1]):
         for number, stage in enumerate(system.stages):
-            for stencils, when, found in zip(recorded, read_in, samples, strict=True):
+            for stencils, when, found in zip(recorders, read_in, samples, strict=True):
                 if when == number:
                     values = [each.sample(fields[name]) for name, each in stencils.items()]
                     found.append(torch.stack(values).sum(dim=0))
@@ -157,7 +157,9 @@ def simulate(problem: Problem, wavelet: Tensor) -> Tensor:
                 if emission.field in stage:
                     added = stencil.spread(signal[..., n])
                     fields[emission.field] = fields[emission.field] + emission.strength * added
-    return combine([torch.stack(found, dim=-1) for found in samples], scheme)
+    # Each trace is recorded once, and is 0 in the other recordings
+    recorded = torch.stack([torch.stack(found, dim=-1) for found in samples]).sum(dim=0)
+    return combine(recorded, scheme)
 
 
 class _Differences:

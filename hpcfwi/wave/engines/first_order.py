@@ -103,12 +103,7 @@ def simulate(make: MakeShots, problem: Problem, wavelet: Tensor) -> Tensor:
     tensors = (discrete.signal, *discrete.rates, *discrete.factors)
     count = len(discrete.rates)
     recorded: Tensor = _Recorded.apply(shots, count, *tensors)  # type: ignore[no-untyped-call]
-    return _as_traces(discrete.scheme, recorded)
-
-
-def _as_traces(scheme: StaggeredScheme, recorded: Tensor) -> Tensor:
-    """Return traces (shot, receiver, time), given the fields that they have recorded."""
-    return combine([recorded] * len(scheme.recordings), scheme)
+    return combine(recorded, discrete.scheme)
 
 
 class _Recorded(torch.autograd.Function):
@@ -175,7 +170,7 @@ def forward(
         shots = make(problem, discrete, keep)
         found = shots.simulate(discrete.signal, discrete.factors)
         recorded = found.requires_grad_(keep)
-        traces = _as_traces(discrete.scheme, recorded)
+        traces = combine(recorded, discrete.scheme)
     state = FirstOrderState(shots, discrete, model, wavelet, recorded, traces) if keep else None
     return traces.detach(), state
 
@@ -237,4 +232,4 @@ def scatter(problem: Problem, state: FirstOrderState, direction: Mapping[str, Te
             for some in (discrete.rates, discrete.factors)
         )
     recorded = state.shots.scatter(None, rates, factors)
-    return _as_traces(discrete.scheme, recorded)
+    return combine(recorded, discrete.scheme)
