@@ -85,7 +85,11 @@ class Fit:
     @property
     def ratio(self) -> float:
         """The ratio of the size of the residual to that of the observed data, within their band."""
-        return find_ratio(*self.amplitudes)
+        observed, residual = self.amplitudes
+        within = observed > WITHIN * observed.max(initial=0.0)
+        if not within.any():
+            return float("nan")
+        return float(np.sqrt(np.sum(residual[within] ** 2) / np.sum(observed[within] ** 2)))
 
     @property
     def close(self) -> float:
@@ -172,14 +176,6 @@ def find_power(traces: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((np.abs(np.fft.rfft(traces[good])) ** 2).sum(axis=0))
 
 
-def find_ratio(observed: NDArray[np.float64], residual: NDArray[np.float64]) -> float:
-    """Return the ratio of the size of the residual to that of observed data, within their band."""
-    within = observed > WITHIN * observed.max(initial=0.0)
-    if not within.any():
-        return float("nan")
-    return float(np.sqrt(np.sum(residual[within] ** 2) / np.sum(observed[within] ** 2)))
-
-
 def describe_fit(fit: Fit) -> str:
     """Return the description of a fit, as a clause without a full stop."""
     scaled = " with all traces scaled to the same norm, as the misfit ignores amplitudes"
@@ -206,9 +202,9 @@ def judge_fit(fit: Fit) -> str | None:
     return None
 
 
-def choose_shots(n_shots: int, most: int) -> NDArray[np.int64]:
-    """Return the numbers of at most so many shots, spread over a survey."""
-    return np.linspace(0, n_shots - 1, min(most, n_shots)).round().astype(np.int64)
+def choose_shots(n_shots: int) -> NDArray[np.int64]:
+    """Return the numbers of at most `SHOTS` shots, spread over a survey."""
+    return np.linspace(0, n_shots - 1, min(SHOTS, n_shots)).round().astype(np.int64)
 
 
 def choose_views(shots: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -314,7 +310,7 @@ def balance(
 
 def balance_recorded(experiment: Experiment, reader: GatherReader, context: Context) -> Experiment:
     """Return the result of `balance` for some shots that are spread over the survey; collective."""
-    mine = choose_shots(experiment.survey.n_shots, SHOTS)[context.rank :: context.size]
+    mine = choose_shots(experiment.survey.n_shots)[context.rank :: context.size]
     return balance(experiment, mine, partial(read_observed, experiment, reader, mine), context)
 
 

@@ -29,7 +29,7 @@ from hpcfwi.inversion.layers import describe_layers
 from hpcfwi.inversion.loop import find_optimizer_cost
 from hpcfwi.inversion.memory import MemoryOverhead, estimate_given, estimate_optimizer, find_shares
 from hpcfwi.inversion.objective import PRODUCT
-from hpcfwi.inversion.shot_qc import SHOTS, choose_shots
+from hpcfwi.inversion.shot_qc import choose_shots
 from hpcfwi.inversion.stages import Choose, Draws
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.operators.simulator import MemoryPlan, MemoryShare, plan_memory
@@ -153,7 +153,7 @@ def count_work(experiment: Experiment) -> Work:
     """Count the work of all epochs of a stage, and of the fit at its end."""
     section = experiment.config.inversion
     least, likely = (_count(experiment, which) for which in (0, 1))
-    ending = choose_shots(experiment.survey.n_shots, SHOTS).size
+    ending = choose_shots(experiment.survey.n_shots).size
     return Work(section.optimizer.name, least, likely, ending)
 
 

@@ -13,6 +13,7 @@ import platform
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +79,18 @@ def mend_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     Lines that agree with the records, except for the numbers of their shots, are not changed. Lines
     after them are removed, and missing ones are written. Raises `WriteFailure`.
     """
-    kept, is_whole = _read_agreeing(path, records)
-    if is_whole and len(kept) == len(records):
+    try:
+        with open(path, "rb", opener=open_own) as file:
+            lines = file.readlines()
+    except (OSError, InputError):  # the file is missing, or a link
+        lines = []
+    pairs = zip(lines, records, strict=False)
+    kept = [line for line, _ in takewhile(lambda pair: _agrees(*pair), pairs)]
+    if len(kept) == len(lines) == len(records):
         return
     with written_whole(path) as file:
         file.writelines(kept)
         file.writelines(map(_line, records[len(kept) :]))
-
-
-def _read_agreeing(path: Path, records: Sequence[Mapping[str, Any]]) -> tuple[list[bytes], bool]:
-    """Return the file's first lines that agree with the records, and True if it has no others."""
-    kept: list[bytes] = []
-    try:
-        with open(path, "rb", opener=open_own) as file:
-            for record, line in zip(records, file, strict=False):
-                if not _agrees(line, record):
-                    return kept, False
-                kept.append(line)
-            return kept, len(kept) < len(records) or not file.read(1)
-    except (OSError, InputError):  # the file is missing, or a link
-        return [], False
 
 
 def _agrees(line: bytes, record: Mapping[str, Any]) -> bool:

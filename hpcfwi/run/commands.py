@@ -34,7 +34,7 @@ from hpcfwi.operators.shots import Shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.watch import StopRequest
 from hpcfwi.plan.checks import check_data
-from hpcfwi.plan.comparison import DataComparison, compare_data
+from hpcfwi.plan.comparison import compare_data
 from hpcfwi.plan.estimate import describe_machine, seconds_since_start
 from hpcfwi.plan.plan import (
     BUDGET,
@@ -99,18 +99,13 @@ def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
             for one in compared:
                 figure = draw_comparison(one, directory)
                 if not quiet:
-                    _write_comparison(one, figure)
+                    lines = [*one.describe(), f"figure: {figure}"]
+                    head = f"{one.label}:\n" if one.label else ""
+                    sys.stdout.write(head + "".join(f"  {line}\n" for line in lines))
+                    sys.stdout.flush()
 
         context.from_root(tell)
     refuse(findings)
-
-
-def _write_comparison(one: DataComparison, figure: Path) -> None:
-    """Write a comparison in lines, under its label."""
-    lines = [*one.describe(), f"figure: {figure}"]
-    head = [f"{one.label}:"] if one.label else []
-    sys.stdout.write("".join(f"{line}\n" for line in [*head, *(f"  {line}" for line in lines)]))
-    sys.stdout.flush()
 
 
 def plan_job(

@@ -288,8 +288,13 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
             draw_survey(draw, directory, survey, reader, given)
         positions = {"sources": survey.sources, "receivers": survey.receiver_positions()}
 
+    ends = [*accumulate(config.inversion.epochs for _, config in stages)]
+
     def make_blanks(epoch: int) -> list[EpochPicture]:
-        """Return pictures without what changes, for each parameter that an epoch changes."""
+        """Return pictures without what changes, for each parameter that an epoch changes.
+
+        Those of the last stage also belong to later epochs.
+        """
         return [
             EpochPicture(
                 epoch,
@@ -300,7 +305,7 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
                 **positions,
                 **cast(Any, dict.fromkeys(CHANGING, initial[name])),
             )
-            for name in _find_changing(stages, epoch)
+            for name in stages[min(bisect_left(ends, epoch), len(ends) - 1)][1].inversion.changing
         ]
 
     if given.inversion.linear and exists(directory.image):
@@ -321,24 +326,18 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
     if truth is not None:
         errors = {name: rms_difference(initial[name], truth[name], ~whole) for name in inverted}
     comparable = are_comparable([config for _, config in stages])
-    last, ends = 0, dict[int, tuple[str, NDArray[np.bool_]]]()
-    for number, (_, config) in enumerate(stages):
-        last, suffix = last + config.inversion.epochs, directory.suffix(number, len(stages))
-        ends[last] = suffix, masks[number]
+    suffixes = [directory.suffix(number, len(stages)) for number in range(len(stages))]
+    for number, suffix in enumerate(suffixes):
         if exists(directory.fit(number)):
             draw_fit(draw, *read_fit(directory.fit(number)), suffix)
     for file in sorted(directory.epochs.glob("epoch_*.h5")):
         pictures = read_pictures(file, make_blanks)
-        end, kept = ends.get(pictures[0].epoch, (None, None))
-        pictures = [replace(picture, kept=kept) for picture in pictures]
+        end = None
+        if pictures[0].epoch in ends:
+            stage = ends.index(pictures[0].epoch)
+            end = suffixes[stage]
+            pictures = [replace(picture, kept=masks[stage]) for picture in pictures]
         draw_epoch_figures(draw, pictures, history, errors, end, comparable)
-
-
-def _find_changing(stages: Sequence[tuple[str, Config]], epoch: int) -> tuple[str, ...]:
-    """Return the parameters that an epoch changes; those of the last stage for later epochs."""
-    ends = accumulate(config.inversion.epochs for _, config in stages)
-    stage = bisect_left([*ends], epoch)
-    return stages[min(stage, len(stages) - 1)][1].inversion.changing
 
 
 # Titles of figures, in the order of the page, by the beginning of the file name; of several epochs

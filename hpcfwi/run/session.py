@@ -39,7 +39,6 @@ from hpcfwi.inversion.memory import (
 )
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.shot_qc import (
-    SHOTS,
     Fit,
     ShotFit,
     View,
@@ -516,7 +515,7 @@ def _find_fit(
     else:
         peak = context.from_root(lambda: Spectrum.of(found, survey.dt).peak)
     frequency = max(peak, 1.0 / (survey.dt * survey.n_samples))
-    shots = choose_shots(survey.n_shots, SHOTS)
+    shots = choose_shots(survey.n_shots)
     shown = choose_views(shots, SHOWN)
     mine = shots[context.rank :: context.size]
     normalized = not knows_amplitudes(config.inversion.misfit.bind())
