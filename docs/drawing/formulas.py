@@ -74,7 +74,7 @@ def line_source() -> Figure:
         theta = np.linspace(0.0, 4.0, 4001)
         a = (np.pi * frequency * (t[:, None] - offset / speed * np.cosh(theta) - delay)) ** 2
         line = integrate.simpson((1.0 - 2.0 * a) * np.exp(-a), x=theta, axis=1) / (2.0 * np.pi)
-        made = correct_point_source(point[None], ricker(frequency, n, dt, delay), dt, speed)[0]
+        made = correct_point_source(point[None], delay, dt, speed)[0]
         off = np.linalg.norm(made - line) / np.linalg.norm(line)
         for wave, text, colour, dashes in (
             (point * np.abs(line).max() / np.abs(point).max(), "point, scaled", GREY, "-"),

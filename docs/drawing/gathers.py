@@ -93,7 +93,7 @@ def _condition(
     if section.band is not None:
         band = Band(*section.band, survey.n_samples, survey.dt)
         traces, survey = band.filter(traces), band.survey(survey, band.filter(survey.wavelet))
-    given = Conditioning(section, WATER).apply(traces, survey)
+    given = Conditioning(section).apply(traces, survey)
     near, far = section.offsets or (0.0, np.inf)
     heard = Aperture(None, far, near).trace_mask(survey.sources, survey.receivers)
     met = given.weigh(torch.from_numpy(given.observed)).numpy()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import Finding, InputError, quote
-from hpcfwi.inversion.conditioning import NOTHING, Band, find_peak
+from hpcfwi.inversion.conditioning import NOTHING, Band
 from hpcfwi.inversion.experiment import Experiment, equation_of
 from hpcfwi.inversion.parameters import SMALLEST_SPREAD, Parametrization
 from hpcfwi.model import PARAMETERS, Grid
@@ -378,6 +378,7 @@ def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
     if where:
         yield from _check_free_surface(experiment, torch.device("cpu"), where)
     yield from _check_band(experiment.config, survey, where)
+    yield from _check_correction(experiment, where)
     yield from _check_offsets(experiment.config, survey, where)
     yield from _check_weights(experiment.config, survey, where)
     yield from _check_wavelet(section, survey, where)
@@ -487,8 +488,6 @@ def _find_difference(experiment: Experiment) -> str | None:
         return "data.weight depends on offset or amplitude, which differ between shots"
     if data.edit is not None:
         return "data.edit leaves out different traces for each shot"
-    if data.correct is not None and len({find_peak(w) for w in np.atleast_2d(survey.wavelet)}) > 1:
-        return "data.correct depends on the peak times of the wavelets, which differ between shots"
     return None
 
 
@@ -521,6 +520,20 @@ def _check_band(config: Config, survey: Survey, where: str) -> Iterator[Finding]
             "Give a band of the wavelet, in Hz, or a wavelet with energy in this band.",
         )
         return
+
+
+def _check_correction(experiment: Experiment, where: str) -> Iterator[Finding]:
+    """Yield an error if point sources are corrected although the waves are those of the data."""
+    data, key = experiment.config.data, f"{where}data.correct"
+    found = f'found "{data.correct}", but '
+    if data.correct is None:
+        return
+    if experiment.initial.grid.ndim == 3:
+        found += "the model has three dimensions, in which sources are points"
+        yield _error(key, found, "Leave out the key.")
+    elif experiment.is_synthetic:
+        found += "the observed data are simulated in two dimensions, in which sources are lines"
+        yield _error(key, found, "Leave out the key, which is for field data.")
 
 
 def _check_wavelet(section: InversionSection, survey: Survey, where: str) -> Iterator[Finding]:

@@ -1,11 +1,11 @@
 """Conditioning of traces before they are compared: bands, line sources, picks, mutes and weights.
 
-The wavelet and the observed traces are filtered in the same way, so that simulated traces need no
-filter. The response of a zero-phase filter begins before the signal, so that records of a band
-begin and end `lead` seconds earlier. Traces of point sources are converted to those of line sources
-for a 2-D earth. These two operations are applied to observed traces only. All other factors
-multiply both observed and simulated traces, so that the transpose is the same multiplication. The
-observed traces determine which traces count.
+Two operations are applied to observed traces only, when they are read: traces of point sources are
+converted to those of line sources for a 2-D earth, and then they are filtered. The wavelet is
+filtered in the same way, so that simulated traces need no filter. The response of a zero-phase
+filter begins before the signal, so that records of a band begin and end `lead` seconds earlier. All
+other factors multiply both observed and simulated traces, so that the transpose is the same
+multiplication. The observed traces determine which traces count.
 
 A file of picks has a header, which names its columns, and a row for each pick, with commas or
 blanks between the numbers. Columns are `shot`, `receiver`, `time`, the first two counted from 0 as
@@ -16,7 +16,7 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -116,7 +116,7 @@ class Band:
 
 
 def correct_point_source(
-    traces: NDArray[np.floating], wavelet: NDArray[np.floating], dt: float, speed: float
+    traces: NDArray[np.floating], origin: float, dt: float, speed: float
 ) -> NDArray[np.float32]:
     """Return traces (receiver, time) with the phase and the amplitude of waves in two dimensions.
 
@@ -126,22 +126,16 @@ def correct_point_source(
     single-trace transformation; Auer et al. 2013). It is correct for every arrival that has
     travelled at c; for others, only the phase is correct. Each trace is transformed separately.
 
-    wavelet: (time,), or (source, time) of several wavelets with the same peak time, from which
-    travel times are counted; dt: s; speed: c, m/s.
+    origin: from which travel times are counted, s after the first sample; dt: s; speed: c, m/s.
     """
     n = traces.shape[-1]
-    travelled = np.maximum(np.arange(n) - find_peak(wavelet), 0) * dt
+    travelled = np.maximum(np.arange(n) * dt - origin, 0.0)
     # Without the padding, the end of the signal would return at its beginning.
     spectra = half_integral(n, dt) * np.fft.rfft(traces.astype(np.float64), 2 * n)
     halfway = np.fft.irfft(spectra, 2 * n)[..., :n]
     # The integral is 0 before the first sample that is not
     halfway[np.logical_and.accumulate(traces == 0.0, axis=-1)] = 0.0
     return (halfway * speed * np.sqrt(2.0 * np.pi * travelled)).astype(np.float32)
-
-
-def find_peak(wavelet: NDArray[np.floating]) -> int:
-    """Return the sample of the peak of a wavelet (time,), or of the strongest of several."""
-    return int(np.abs(wavelet).reshape(-1, wavelet.shape[-1]).max(axis=0).argmax())
 
 
 def half_integral(n: int, dt: float) -> NDArray[np.complex128]:
@@ -153,6 +147,30 @@ def half_integral(n: int, dt: float) -> NDArray[np.complex128]:
     k = np.arange(1, n + 1)
     sine, cosine = scipy.special.fresnel(np.sqrt(2.0 * k))
     return 2.0 * np.sqrt(n * dt / np.pi) * np.append(1.0, (cosine - 1j * sine) / np.sqrt(2.0 * k))
+
+
+# Returns the traces (receiver, time) of a shot to compare, from those in the file and its number.
+Preprocess = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
+
+
+def find_preprocessing(
+    section: DataSection, survey: Survey, band: Band | None, speed: float
+) -> Preprocess | None:
+    """Return a function that corrects and filters recorded traces, None if they stay as is.
+
+    survey: in the band; speed: at the sources, m/s.
+    """
+    if section.correct is None:
+        return None if band is None else lambda recorded, _: band.filter(recorded)
+    lead, dt = (0.0, survey.dt) if band is None else (band.lead, band.dt)
+    peaks = survey.dt * np.abs(survey.wavelet).argmax(axis=-1) - lead
+    origins = np.broadcast_to(peaks, survey.n_shots)
+
+    def preprocess(recorded: NDArray[np.float32], shot: int) -> NDArray[np.float32]:
+        corrected = correct_point_source(recorded, origins[shot], dt, speed)
+        return corrected if band is None else band.filter(corrected)
+
+    return preprocess
 
 
 # Largest distance (m) between a position in the file and the one in the survey.
@@ -403,24 +421,17 @@ class Conditioned:
 class Conditioning:
     """The treatment of traces that the section [data] describes.
 
-    speed: at the sources, for `correct_point_source`, m/s; picks: for mutes, by the names of their
-    files; gains: factors of the traces of each of the survey's components, in their order, see
-    `find_gains`; empty if all are 1.
+    picks: for mutes, by the names of their files; gains: factors of the traces of each of the
+    survey's components, in their order, see `find_gains`; empty if all are 1.
     """
 
     section: DataSection
-    speed: float
     picks: Mapping[str, Picks] = field(default_factory=dict)
     gains: tuple[float, ...] = ()
 
     def apply(self, observed: NDArray[np.float32], survey: Survey) -> Conditioned:
         """Condition the traces (shot, receiver, time) of a survey with receivers for each shot."""
-        section = self.section
-        if section.correct is not None:
-            pairs = zip(observed, survey.wavelet, strict=True)
-            corrected = [correct_point_source(o, w, survey.dt, self.speed) for o, w in pairs]
-            observed = np.stack(corrected)
-        factors = None
+        section, factors = self.section, None
         if section.shapes_traces:
             times = survey.axis.times(survey.n_samples)
             # For encoded shots, any source will do: `checks` refuses keys that depend on offsets.
@@ -487,7 +498,7 @@ def find_gains(
     )
 
 
-NO_CONDITIONING = Conditioning(DataSection(), 0.0)
+NO_CONDITIONING = Conditioning(DataSection())
 
 
 def find_alike(

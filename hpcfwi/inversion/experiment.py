@@ -25,7 +25,13 @@ from hpcfwi.config.sections import HistorySection, WaveSection
 from hpcfwi.config.survey import Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError, StepFailure, quote
-from hpcfwi.inversion.conditioning import Band, Conditioning, Picks
+from hpcfwi.inversion.conditioning import (
+    Band,
+    Conditioning,
+    Picks,
+    Preprocess,
+    find_preprocessing,
+)
 from hpcfwi.inversion.parameters import POWERS, Known, Limits, Medium, Unknowns
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
@@ -395,9 +401,13 @@ class Experiment:
 
     def conditioning(self) -> Conditioning:
         """Return the conditioning of traces before they are compared."""
-        grid = self.initial.grid
-        speeds = self.initial.p_velocity[grid.cells_of(self.survey.sources)]
-        return Conditioning(self.config.data, float(np.median(speeds)), self.picks, self.gains)
+        return Conditioning(self.config.data, self.picks, self.gains)
+
+    def preprocessing(self) -> Preprocess | None:
+        """Return a function that corrects and filters recorded traces, None if they stay as is."""
+        cells = self.initial.grid.cells_of(self.survey.sources)
+        speed = float(np.median(self.initial.p_velocity[cells]))
+        return find_preprocessing(self.config.data, self.survey, self.band, speed)
 
     def fastest(self) -> float:
         """Return the speed of the fastest waves in any model of the experiment, m/s."""

@@ -270,15 +270,18 @@ def choose_drawn(views: Sequence[View]) -> list[tuple[str, View]]:
 def read_observed(
     experiment: Experiment, reader: GatherReader, shots: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return the observed traces of some shots (shot, receiver, time) in the experiment's band."""
-    return limit(experiment, reader.read(shots))
+    """Return the preprocessed traces (shot, receiver, time) of some shots."""
+    return preprocess(experiment, shots, reader.read(shots))
 
 
-def limit(experiment: Experiment, recorded: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return recorded traces (shot, receiver, time) in the experiment's band, shot by shot."""
-    if experiment.band is None or not len(recorded):
+def preprocess(
+    experiment: Experiment, shots: NDArray[np.int64], recorded: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return recorded traces (shot, receiver, time), corrected and in the band, shot by shot."""
+    prepare = experiment.preprocessing()
+    if prepare is None or not shots.size:
         return recorded
-    return np.stack([experiment.band.filter(gather) for gather in recorded])
+    return np.stack([prepare(gather, shot) for gather, shot in zip(recorded, shots, strict=True)])
 
 
 def balance(

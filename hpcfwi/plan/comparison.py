@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import Finding
+from hpcfwi.inversion.conditioning import Band
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.shot_qc import View, balance, limit, see_shots
+from hpcfwi.inversion.shot_qc import View, balance, preprocess, see_shots
 from hpcfwi.inversion.stages import Stage
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
@@ -467,7 +468,7 @@ def _compare(
         conventions = _find_conventions(whole)
     left = 1.0
     if recorded is not None and experiment.band is not None:
-        left = _find_left(recorded, traces(), context)
+        left = _find_left(recorded, experiment.band, context)
     period = _find_period(survey)
     wavelets = experiment.config.inversion.wavelet.bind()()
     estimate = wavelets if isinstance(wavelets, Estimate) else None
@@ -492,7 +493,7 @@ def _observe(
 ) -> NDArray[np.float32]:
     """Return observed traces of some shots, read or simulated, in the experiment's band."""
     if recorded is not None:
-        return limit(experiment, recorded)
+        return preprocess(experiment, shots, recorded)
     assert experiment.true is not None, "data that are simulated"
     return np.concatenate([_simulate(experiment, experiment.true, s, context) for s in shots])
 
@@ -510,19 +511,18 @@ def _simulate(
     return traces.numpy()
 
 
-def _find_left(
-    recorded: NDArray[np.float32], limited: NDArray[np.float32], context: Context
-) -> float:
+def _find_left(recorded: NDArray[np.float32], band: Band, context: Context) -> float:
     """Return the share of the amplitude of traces (shot, receiver, time) in a band; collective.
 
-    recorded, limited: the traces before and after they are limited to the band. Only finite values
-    count; the share is 1 for traces that are zero.
+    Only finite traces count; the share is 1 for traces that are zero.
     """
-    finite = np.isfinite(recorded).all(axis=-1)
-    # Records that are limited to a band have fewer samples.
-    power = [
-        float(np.square(traces[finite], dtype=np.float64).sum()) / traces.shape[-1]
-        for traces in (recorded, limited)
-    ]
+    power = np.zeros(2)
+    for gather in recorded:
+        finite = gather[np.isfinite(gather).all(axis=-1)]
+        # Records that are limited to a band have fewer samples.
+        power += [
+            float(np.square(traces, dtype=np.float64).sum()) / traces.shape[-1]
+            for traces in (finite, band.filter(finite))
+        ]
     whole, part = np.sum(context.all_gather(power), axis=0)
     return float(np.sqrt(part / whole)) if whole else 1.0

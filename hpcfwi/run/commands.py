@@ -28,6 +28,7 @@ from hpcfwi.inversion import resolution
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.memory import estimate_overhead, estimate_resolution
 from hpcfwi.inversion.preparation import load_onto, prepare
+from hpcfwi.inversion.shot_qc import read_observed
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import Model
 from hpcfwi.operators.shots import Shots
@@ -263,8 +264,8 @@ class Opened:
     def observed(self) -> Tensor:
         """Return the observed traces (shot, receiver, time), in the form of the data of `shots`.
 
-        They are limited to the band of the stage, and traces that do not count are zero. Every rank
-        gets all of them. Collective.
+        They are corrected for point sources if the input says so, and limited to the band of the
+        stage; traces that do not count are zero. Every rank gets all of them. Collective.
 
         Raises
         ------
@@ -272,11 +273,9 @@ class Opened:
             If the data are not simulated yet, or were made from another model or survey.
         """
         self.context.from_root(self._check_there)
-        survey, band = self.experiment.survey, self.experiment.band
+        survey = self.experiment.survey
         with open_observed(self.whole, self.context) as reader:
-            traces = reader.read(np.arange(survey.n_shots))
-        if band is not None:
-            traces = np.stack([band.filter(gather) for gather in traces])
+            traces = read_observed(self.experiment, reader, np.arange(survey.n_shots))
         counts = self.experiment.aperture.within_offsets(survey.sources, survey.receivers)
         traces *= np.broadcast_to(counts, survey.shape[:2])[..., None]
         return torch.from_numpy(traces).to(self.context.device)

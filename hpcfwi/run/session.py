@@ -206,12 +206,12 @@ def _run_stage(
     experiment, context = stage.experiment, recorder.context
     earlier = recorder.stages[recorder.state.stage]
     state = recorder.state = _enter(stage, earlier, recorder.state, engine, context)
-    band, whole = experiment.band, recorder.stages[-1].last
+    whole = recorder.stages[-1].last
     with (
         # This comes first, because ranks also wait for each other when they close a file
         Watch(context, stop, recorder.save),
         open_observed(recorder.experiment, context) as reader,
-        Prefetcher(reader, band.filter if band else None, context.threads) as prefetcher,
+        Prefetcher(reader, experiment.preprocessing(), context.threads) as prefetcher,
         Progress(whole, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
     ):
         recorder.progress = shown

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hpcfwi.storage.gathers import GatherReader
 
 Traces = Callable[[], NDArray[np.float32]]
-Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+Prepare = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 
 
 class Prefetcher(AbstractContextManager["Prefetcher"]):
@@ -28,8 +28,8 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
     If reading calls an MPI library that does not allow calls from a second thread, traces are read
     only when they are needed.
 
-    prepare: a function that is applied to the traces of each shot when they are read, in `threads`
-    threads.
+    prepare: a function that is applied to the traces and the number of each shot when they are
+    read, in `threads` threads.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         traces = self._reader.read(shots)
         if self._prepare is None or not shots.size:
             return traces
-        return np.stack(list(self._workers.map(self._prepare, traces)))
+        return np.stack(list(self._workers.map(self._prepare, traces, shots)))
 
     def close(self) -> None:
         """Wait for the thread to end; the reader stays open."""

@@ -72,7 +72,7 @@ def test_gains_give_components_equal_energies_times_their_weights(weights):
     plain = NO_CONDITIONING.apply(traces, survey)
     names = survey.components.names
     gains = find_gains(measure_energies(plain, survey)[0], names, weights)
-    balanced = Conditioning(DataSection(), 0.0, gains=gains).apply(traces, survey)
+    balanced = Conditioning(DataSection(), gains=gains).apply(traces, survey)
     _, weighed = balanced.pair_traces(torch.from_numpy(traces))
     energies = [
         float(weighed[0, survey.components.kinds == k].double().square().sum()) for k in (0, 1)
@@ -84,7 +84,7 @@ def test_gains_give_components_equal_energies_times_their_weights(weights):
 def test_component_with_weight_0_does_not_count():
     traces, survey = of_components()
     gains = find_gains(np.ones(2), survey.components.names, {"pressure": 0.0})
-    counts = Conditioning(DataSection(), 0.0, gains=gains).apply(traces, survey).counts
+    counts = Conditioning(DataSection(), gains=gains).apply(traces, survey).counts
     np.testing.assert_array_equal(counts[0], survey.components.kinds == 1)
 
 
@@ -95,7 +95,7 @@ def test_silent_component_has_a_finite_gain():
 def test_traces_are_edited_and_weighted_among_those_of_their_component():
     traces, survey = of_components()
     section = DataSection(edit=Edit(), weight={"amplitude": -1.0})
-    given = Conditioning(section, 0.0).apply(traces, survey)
+    given = Conditioning(section).apply(traces, survey)
     assert given.counts.all()
     for kind in (0, 1):
         some = survey.components.kinds == kind
@@ -204,7 +204,7 @@ def evaluate(experiment, vp, observed, data, history=None):
         least_squares,
         context,
         Chunks(1, context),
-        conditioning=Conditioning(limits["data"], 1500.0),
+        conditioning=Conditioning(limits["data"]),
     )
     batch = batch_of(SHOTS, experiment.survey.select(SHOTS), observed)
     return objective.evaluate(Model(simulator.grid, {"vp": vp}), batch)

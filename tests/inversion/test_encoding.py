@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import stages
-from hpcfwi.inversion.checks import check_stage
-from hpcfwi.inversion.conditioning import correct_point_source
 from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import AlikeShots, evaluate_shots
 from hpcfwi.inversion.preparation import prepare
@@ -26,7 +24,6 @@ from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic
 from hpcfwi.wave.simulation import set_up
-from tests.inversion.examples import N_SHOTS as N_SOURCES
 from tests.inversion.examples import write_input
 
 N_SHOTS, SHAPE = 6, (6, 3, 40)
@@ -136,7 +133,6 @@ def test_data_of_encoded_shot_match_its_simulation():
 CONDITIONED = {
     "data.gain": 1.5,
     "data.mute": {"after": 0.5, "taper": 0.05},
-    "data.correct": "line-source",
 }
 
 
@@ -153,10 +149,7 @@ def test_conditioning_of_encoded_shots_equals_conditioning_before_sum(tmp_path):
     vp = torch.tensor(experiment.initial["vp"], requires_grad=True)
     shots = (torch.tensor(survey.wavelet), survey.sources, survey.receivers)
     first, second = acoustic(vp, 20.0, survey.dt, *shots, **simulator.method.options)
-    one, other = (
-        torch.from_numpy(correct_point_source(o, w, survey.dt, conditioning.speed))
-        for o, w in zip(observed, wavelets, strict=True)
-    )
+    one, other = torch.from_numpy(observed)
     times = survey.dt * torch.arange(survey.n_samples)
     fade = 0.5 - 0.5 * torch.cos(np.pi * ((0.5 - times) / 0.05).clamp(0.0, 1.0))
     residual = times**1.5 * fade * ((first - second) - (one - other))
@@ -195,21 +188,6 @@ def test_conditioning_that_depends_on_the_shot_is_refused(tmp_path, changes, pro
     path = write_input(tmp_path, {"inversion.encoding": "signs", **changes})
     with pytest.raises(InputError, match=f"inversion.encoding: .*{problem}.* without an encoding"):
         prepare(load_config(path), Context.alone())
-
-
-def test_correction_refuses_encoded_wavelets_with_different_peak_times(tmp_path):
-    path = write_input(tmp_path, {"inversion.encoding": "signs", **CONDITIONED})
-    experiment = prepare(load_config(path), Context.alone())
-    wavelet = np.tile(experiment.survey.wavelet, (N_SOURCES, 1))
-    scaled = np.linspace(-1.0, 2.5, N_SOURCES, dtype=np.float32)[:, None] * wavelet
-    assert not [*check_stage(with_wavelet(experiment, scaled), "")]
-    wavelet[3] = np.roll(wavelet[3], 5)
-    (finding,) = check_stage(with_wavelet(experiment, wavelet), "")
-    assert "data.correct depends on the peak times" in finding.found
-
-
-def with_wavelet(experiment, wavelet):
-    return replace(experiment, survey=replace(experiment.survey, wavelet=wavelet))
 
 
 @pytest.mark.parametrize("holds", [True, False])
