@@ -88,7 +88,7 @@ def write_given(folder: Path, data: np.ndarray | None = None, receivers: int = N
 
 
 def write_given_with(folder: Path, **changes: Any) -> None:
-    """The same with a Ricker wavelet of 8 Hz, then another dt, or positions times a factor."""
+    """Write given data with a Ricker wavelet of 8 Hz, and another dt or scaled positions."""
     write_given(folder)
     with h5py.File(folder / "given.h5", "a") as file:
         file["wavelet"][:] = RICKER
@@ -98,7 +98,7 @@ def write_given_with(folder: Path, **changes: Any) -> None:
 
 
 def write_given_wavelet(folder: Path, wavelet: np.ndarray) -> None:
-    """The same with a wavelet of all shots, or of each."""
+    """Write given data with one wavelet for all shots, or one for each."""
     write_given_with(folder)
     with h5py.File(folder / "given.h5", "a") as file:
         del file["wavelet"]

@@ -142,7 +142,7 @@ def test_autograd_gets_the_gradients_summed_over_shots() -> None:
 
 
 def test_history_is_freed_with_the_autograd_graph() -> None:
-    """As torch frees what it has saved: after a backward pass, although its result is alive."""
+    """The history is freed after a backward pass even while the result is alive."""
 
     def count_simulations() -> int:
         gc.collect()

@@ -34,7 +34,7 @@ SPACINGS = {2: (8.0, 11.0), 3: (8.0, 11.0, 9.0)}
 
 
 class Board:
-    """What the threads of `in_layers` share, which stand for the ranks of a crew."""
+    """Memory and values that the threads of `in_layers` share, which stand for ranks of a crew."""
 
     def __init__(self, size: int) -> None:
         self.memory = np.zeros(2**24, np.uint8)
