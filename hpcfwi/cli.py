@@ -210,10 +210,10 @@ def hpcfwi(
 @app.command()
 def dataset(
     name: Annotated[str, typer.Argument(help=f"{', '.join(DATASETS)}.")],
-    to: Annotated[Path, typer.Option(help="Where to write the model file.")] = Path(),
+    to: Annotated[Path, typer.Option(help="Directory of the model file.")] = Path(),
     quiet: Quiet = False,
 ) -> int:
-    """Write a published model as a model file, together with its licence."""
+    """Write a known model to a model file, with its licence beside it."""
 
     def work(context: Context) -> None:
         from hpcfwi.datasets.library import export_dataset
@@ -238,7 +238,7 @@ def forward(
         typer.Option(help="With --to: simulate in this model file instead of that of [model]."),
     ] = None,
 ) -> int:
-    """Simulate observed data and write them to the run directory or to a file.
+    """Simulate observed data, in the run directory or in a file.
 
     With --to, this also works at the positions of survey.file; that file is not changed.
     """
@@ -255,7 +255,10 @@ def forward(
 
 @_command
 def run(job: Job, restarts: Restarts = 0, launch: Launch = "") -> int:
-    """Invert, from the last checkpoint if there is one; simulate missing observed data first.
+    """Invert the observed data, or continue an inversion.
+
+    An inversion continues from its last checkpoint. Observed data that are missing are simulated
+    first, if the input describes their survey.
 
     --restarts is for a command that is not started by a launcher: it starts the ranks itself with
     the command of --launch, or one process without it.
@@ -274,7 +277,11 @@ def run(job: Job, restarts: Restarts = 0, launch: Launch = "") -> int:
 
 @_command
 def migrate(job: Job) -> int:
-    """Image reflectors in the initial model, as set in [migration]; continues like run."""
+    """Compute an image of the reflectors in a smooth, known model.
+
+    The section [migration] describes the image. The same command continues an interrupted
+    migration.
+    """
     return job.run(migrates=True)
 
 
@@ -299,7 +306,10 @@ def resolve(
         int | None, typer.Option(help="Stage of the input, counted from 1; default: the last.")
     ] = None,
 ) -> int:
-    """Compute the resolution of an inversion: point spread functions or a checkerboard test."""
+    """Compute what an inversion can resolve.
+
+    The result is point spread functions, or the response to a checkerboard.
+    """
 
     def work(context: Context) -> None:
         from hpcfwi.run.commands import resolve_job
@@ -324,7 +334,9 @@ def status(
     restarts: Restarts = 0,  # noqa: ARG001
     launch: Launch = "",  # noqa: ARG001
 ) -> int:
-    """Show the progress of a run; exit with 0 only if all its epochs are done and on disk.
+    """Show the progress of a run.
+
+    The exit code is 0 only if all epochs are done and the model is on disk.
 
     The command takes the options of `run`, so that a script can use the same arguments; --device,
     --restarts and --launch have no effect.
@@ -344,7 +356,11 @@ def plan(
     migrate: Migrate = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not measure times.")] = False,
 ) -> int:
-    """Check an input without running it: stability, dispersion, memory, time; suggest changes."""
+    """Predict the memory, time and problems of a run.
+
+    The command checks the input, the grid and its dispersion, and writes no file. Errors and
+    warnings name a remedy.
+    """
 
     def work(context: Context) -> None:
         from hpcfwi.run.commands import plan_job
@@ -356,7 +372,10 @@ def plan(
 
 @_command
 def check(job: Job, migrate: Migrate = False) -> int:
-    """Compare the observed data with data of the starting model, in text and check.png."""
+    """Compare the observed data with those of the starting model.
+
+    The comparison is printed, and drawn as check.png in the run directory.
+    """
 
     def work(context: Context) -> None:
         from hpcfwi.run.commands import check_job
@@ -375,7 +394,7 @@ def show(
     pdf: Annotated[bool, typer.Option("--pdf", help="Also write each figure as PDF.")] = False,
     quiet: Quiet = False,
 ) -> int:
-    """Redraw the figures of a run."""
+    """Draw the figures of a run again, from the files of its directory."""
 
     def work(context: Context) -> None:
         from hpcfwi.run.drawing import show as draw_again
@@ -393,10 +412,13 @@ def show(
 
 @app.command()
 def bench(
-    output: Annotated[Path, typer.Option(help="Where to write bench.json.")] = Path("runs/bench"),
+    output: Annotated[Path, typer.Option(help="Directory of bench.json.")] = Path("runs/bench"),
     quiet: Quiet = False,
 ) -> int:
-    """Measure the speed of engines, histories, ranks and file reading; about two minutes."""
+    """Measure this machine, in about two minutes.
+
+    The command measures engines, histories, ranks and the reading of files.
+    """
 
     def work(context: Context) -> None:
         from hpcfwi.bench.run import run_bench, show_numbers

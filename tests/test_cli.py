@@ -23,6 +23,12 @@ def test_help_does_not_replace_colons_by_emoji(command, hpcfwi, capsys):
     assert not emoji
 
 
+def test_list_of_commands_describes_each_in_a_whole_sentence(hpcfwi, capsys):
+    assert hpcfwi("--help") == 0
+    commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert [line for line in commands if not line.endswith(".") or line.endswith("...")] == []
+
+
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
 def test_hpcfwi_without_a_command_shows_its_help(words, hpcfwi, capsys):
     assert hpcfwi(*words) == 0

@@ -195,14 +195,17 @@ class Request:
 
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="FROM", help="The file to read; for SEG-Y data one or more."),
+        typer.Argument(metavar="FROM", help="The file to read; several for SEG-Y data in parts."),
     ]
     target: Annotated[
         Path,
-        typer.Argument(metavar="TO", help="The file to write. Suffixes give the kinds of files."),
+        typer.Argument(
+            metavar="TO",
+            help="The file to write. The ends of the names give the kinds of the files.",
+        ),
     ]
     wavelet: Annotated[
-        Path | None, typer.Option(help="Wavelet of SEG-Y data: .npy, text, or a gathers file.")
+        Path | None, typer.Option(help="File with the wavelet of SEG-Y data: .npy, text or .h5.")
     ] = None
     dt: Annotated[float | None, typer.Option(help="Sampling interval, s.")] = None
     parts: Annotated[
@@ -239,8 +242,8 @@ class Request:
     axes: Annotated[
         Literal["zx", "zyx"] | None,
         typer.Option(
-            help="Axes of positions: zx, along a line, or zyx; by default that which the "
-            "positions are on."
+            help="Axes of positions: zx, along a line, or zyx, in an area; by default, zx if all "
+            "points lie near a line."
         ),
     ] = None
     line: Annotated[
@@ -256,9 +259,9 @@ class Request:
     ] = 0.0
     depths: Annotated[
         Literal["positive-elevation"] | None,
-        typer.Option(help="Fields of elevations hold depths."),
+        typer.Option(help="The fields of elevations hold depths."),
     ] = None
-    model: Annotated[bool, typer.Option("--model", help="SEG-Y holds a model.")] = False
+    model: Annotated[bool, typer.Option("--model", help="The SEG-Y file holds a model.")] = False
     parameter: Annotated[
         str | None,
         typer.Option(
@@ -288,16 +291,18 @@ class Request:
     order: Annotated[
         str | None,
         typer.Option(
-            metavar="AXES", parser=_order, help="The axes of an array file, the slowest first: xz."
+            metavar="AXES",
+            parser=_order,
+            help="Axes of an array file, the slowest first, such as xz; by default zx or zyx.",
         ),
     ] = None
-    variable: Annotated[str | None, typer.Option(help="The name of a model in a .mat file.")] = None
+    variable: Annotated[str | None, typer.Option(help="Name of the array in a .mat file.")] = None
     scale: Annotated[
-        float, typer.Option(metavar="NUMBER", parser=_size, help="Factor of a model's values.")
+        float, typer.Option(metavar="NUMBER", parser=_size, help="Factor of the values of a model.")
     ] = 1.0
     quantity: Annotated[
         Literal["velocity", "slowness", "slowness-squared"],
-        typer.Option(help="Quantity of the values, which are converted to velocities."),
+        typer.Option(help="Quantity in the file, which is converted to a velocity."),
     ] = "velocity"
     reciprocity: Annotated[
         bool, typer.Option("--reciprocity", help="Exchange sources and receivers.")
