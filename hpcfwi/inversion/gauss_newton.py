@@ -172,11 +172,10 @@ class LinearConjugateGradients:
     there. If epochs have the same shots, nothing else is simulated. Otherwise, each epoch begins
     with the gradient of its shots, and the direction is only good if the shots are similar.
 
-    The first step is along the preconditioned gradient, which is reverse-time migration. Its
-    product shows the differences between depths that the preconditioner treats alike, so that later
-    steps have additional weights (`weigh_depths`). Directions are restarted with the second step,
-    because conjugate gradients that do not begin along the gradient do not terminate at the minimum
-    (Crowder and Wolfe 1972).
+    The first step is along the preconditioned gradient, which is reverse-time migration. With
+    `balance`, its product determines weights of depths for the later steps. Directions are then
+    restarted with the second step, because conjugate gradients that do not begin along the gradient
+    do not terminate at the minimum (Crowder and Wolfe 1972).
     """
 
     def __init__(
