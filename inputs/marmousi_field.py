@@ -1,13 +1,15 @@
-"""Makes the data of marmousi_field.toml: Marmousi2 as a crew at sea might have recorded it.
+"""Make the data of marmousi_field.toml, in two minutes on two cores.
 
     python inputs/marmousi_field.py [SEED]
 
-`hpcfwi forward` simulates a line of 171 shots over 341 receivers on the sea floor, for 6 s. Its
-traces go through a causal high-pass, so that next to nothing is left below 3 Hz, and get noise of
-the same band, 10 dB below the signal in the whole line. They come as SEG-Y, and `hpcfwi convert`
-makes gathers of it again, with a wavelet that is only a guess. All files are in
-runs/marmousi_field/data; the true model takes part in nothing but the errors that the inversion
-tells. Two minutes on two cores, and 1.5 GB.
+1. `hpcfwi forward` simulates a line of 171 shots and 341 receivers on the sea floor, for 6 s.
+2. A causal high-pass filter removes almost everything below 3 Hz from the traces. Noise of the
+   same band is added, 10 dB below the signal of the whole line.
+3. The traces are written as SEG-Y, and `hpcfwi convert` makes gathers from them, with a wavelet
+   that is only a guess.
+
+All files are in runs/marmousi_field/data, and take 1.5 GB. The true model is used only for the
+model errors that the inversion prints.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ LINE = {
     "survey.duration": 6.0,
 }
 DT = 0.004  # s
-LOWEST, HIGHEST = 3.5, 15.0  # Hz, half of the power is left
+LOWEST, HIGHEST = 3.5, 15.0  # Hz, where filters leave half of the power
 NOISE = 0.1  # power of the noise over that of the signal: 10 dB
 
 HIGH_PASS = scipy.signal.butter(8, LOWEST, "high", fs=1.0 / DT, output="sos")
@@ -41,13 +43,13 @@ LOW_PASS = scipy.signal.butter(4, HIGHEST, "low", fs=1.0 / DT, output="sos")
 
 
 def main(seed: int = 1) -> None:
-    """Write line.sgy and observed.h5, with the noise of a seed."""
+    """Write line.sgy and observed.h5, with noise from this seed."""
     settings = [word for key, value in LINE.items() for word in ("--set", f"{key}={value}")]
     hpcfwi("forward", ROOT / "inputs" / "marmousi.toml", *settings, "--output", FOLDER / "clean")
     shutil.copyfile(FOLDER / "clean" / "observed.h5", FOLDER / "recorded.h5")
     with h5py.File(FOLDER / "recorded.h5", "a") as file:
         record(file["data"], seed)
-        # By which hpcfwi knows what it has simulated itself
+        # hpcfwi would take the file for data that it has simulated itself
         del file.attrs["fingerprint"], file["digests"]
     hpcfwi("convert", FOLDER / "recorded.h5", FOLDER / "line.sgy")
     np.save(FOLDER / "guess.npy", ricker(6.0, 1500, DT, 0.25))
@@ -69,13 +71,13 @@ def record(data: h5py.Dataset, seed: int) -> None:
 
 
 def make_noise(size: tuple[int, ...], seed: int, shot: int) -> NDArray[np.float64]:
-    """Gaussian noise of the band of the signal, of a shot."""
+    """Return Gaussian noise of a shot (receiver, time), in the band of the signal."""
     white = np.random.default_rng([seed, shot]).standard_normal(size)
     return np.asarray(scipy.signal.sosfilt(LOW_PASS, scipy.signal.sosfilt(HIGH_PASS, white)))
 
 
 def hpcfwi(*words: object) -> None:
-    """Give a command."""
+    """Run a command of hpcfwi."""
     subprocess.run([sys.executable, "-m", "hpcfwi", *map(str, words)], check=True)
 
 
