@@ -21,9 +21,22 @@ __version__ = "0.1.0"
 
 
 def launch(gpus: bool = True, share_gpus: bool = False) -> "AbstractContextManager[Context]":
-    """Return a context manager that makes this process a rank of the job.
+    """Return a context manager that makes this process a rank of the job and gives its `Context`.
 
-    See `parallel.launch.launched`. Use it as `with hpcfwi.launch() as context`.
+    The process may run alone, or under mpirun, srun or torchrun. An error of one of several ranks
+    is printed once and ends all of them.
+
+    Parameters
+    ----------
+    gpus
+        If True, ranks compute on GPUs if there are any.
+    share_gpus
+        If True, several ranks may share a GPU, to try a program out.
+
+    Examples
+    --------
+    >>> with hpcfwi.launch() as context:  # doctest: +SKIP
+    ...     print(context.rank, context.size)
     """
     # Imported here, because a program that only reads the version need not wait for torch
     from hpcfwi.parallel.launch import launched
@@ -36,7 +49,12 @@ def open_input(
 ) -> "Opened":
     """Open an input file for a program: its shots as an operator, its models and its data.
 
-    See `run.commands.open_input`. Use it as `hpcfwi.open_input("survey.toml", context).shots`.
+    The arguments and errors are those of `run.commands.open_input`.
+
+    Examples
+    --------
+    >>> job = hpcfwi.open_input("survey.toml", context)  # doctest: +SKIP
+    >>> image = job.shots.linearize(job.model).adjoint(job.observed())  # doctest: +SKIP
     """
     from hpcfwi.run import commands
 

@@ -48,16 +48,29 @@ class Alike:
 class Shots(Stack):
     """The simulations of a survey's shots: a model -> traces (shot, receiver, time).
 
-    survey: positions in m; grid: of the models; aperture: part of the model and of the receivers of
-    each shot; method: parameters of `wave.Method`, by name (order, boundary, engine, history, ...).
-    By default, the boundary is tuned to the survey, so that the bits of a shot do not depend on
-    other shots. By default, `max_velocity` is that of each model; if it is given, gradients do not
-    depend on the fastest cell. Traces that do not count (`Survey.mask`, aperture) are zero. The
-    number of shots at a time and their history depend on the memory, as in an inversion; memory:
-    bytes for them on each rank, by default the free memory less the bytes for other things at the
-    same time (`reserved`).
+    The number of shots at a time and their history depend on the memory, as in an inversion. Traces
+    that do not count (`Survey.mask`, aperture) are zero. Applying it raises ValueError if survey,
+    grid, method and model do not match.
 
-    Applying it raises ValueError if survey, grid, method and model do not match.
+    Parameters
+    ----------
+    survey
+        Sources, receivers, wavelets and the time axis.
+    grid
+        The grid of the models.
+    aperture
+        The part of the model and of the receivers that each shot has; by default all.
+    memory
+        Bytes for the simulations of a rank; by default the free memory less `reserved`.
+    reserved
+        Bytes that other things of a rank take at the same time.
+    context, gather, reduce
+        As in `Stack`.
+    **method
+        Parameters of `wave.Method`, by name: `order`, `boundary`, `engine`, `history` and so on. By
+        default, the boundary is tuned to the frequencies of the survey, so that the bits of a shot
+        do not depend on other shots, and to the largest velocity of each model. If `max_velocity`
+        is given, gradients do not depend on the fastest cell.
     """
 
     def __init__(

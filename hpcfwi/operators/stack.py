@@ -562,9 +562,17 @@ def half_squares(output: Tensor, observed: Tensor) -> Tensor:
 class Fidelity:
     """The sum or mean of distances between a stack's outputs and observed data.
 
-    observed: data in the form of the outputs of the stack; distance: of one member. The stack's
-    `reduce` selects the sum or the mean. Methods are collective, and results have the same bits on
-    any number of ranks.
+    Methods are collective, and results have the same bits on any number of ranks.
+
+    Parameters
+    ----------
+    stack
+        The operators. Its `reduce` selects the sum or the mean.
+    observed
+        Data in the form of the outputs of the stack.
+    distance
+        A differentiable function of a member's output and its observed data that returns a number;
+        by default half the sum of the squared differences.
     """
 
     def __init__(self, stack: Stack, observed: Any, distance: Distance = half_squares) -> None:
@@ -620,12 +628,31 @@ def distribute(
 ) -> Any:
     """Distribute operators over ranks: methods are collective, and every rank gets the results.
 
-    thing: a stack (`Shots`, `Born`, ...), a list of operators, a `Fidelity`, or, with `count`, a
-    factory (number, device, shared) -> operator, which each rank calls for its own members only.
-    Any other function is a map of images. ways: for a map `patch`, `overlap`, `batch`, `strategy`
-    and `axes`, see `Tiles`; otherwise `gather` and `reduce`, see `Stack`.
+    Parameters
+    ----------
+    thing
+        A stack (`Shots`, `Born`, ...), a list of operators, a `Fidelity`, or, with `count`, a
+        function (number, device, shared) -> operator, which each rank calls for its own members
+        only. Without `count`, a function is a map of images.
+    context
+        The ranks, from `hpcfwi.launch`.
+    count
+        The number of operators that the function makes.
+    shared
+        The last argument of the function.
+    **ways
+        For a map `patch`, `overlap`, `batch`, `strategy` and `axes`, see `Tiles`; otherwise
+        `gather` and `reduce`, see `Stack`.
 
-    Raises TypeError for other objects.
+    Returns
+    -------
+    Stack, Fidelity or Tiles
+        The distributed operators, fidelity or map.
+
+    Raises
+    ------
+    TypeError
+        If `thing` is none of these.
     """
     if isinstance(thing, Stack | Fidelity):
         return thing.on(context, **ways)

@@ -94,16 +94,27 @@ class Overlap(Tiling):
 class Tiles:
     """A map of images that is applied tile by tile, with the whole result on every rank.
 
-    function: images -> images of the same size, (..., y, x), or with axes=3 (..., z, y, x); the
-    first of the axes before these counts the images. batch: number of tiles at a time, which are
-    concatenated along that axis; None for all tiles of a rank. strategy: "overlap" for `Overlap`,
-    "basic" for the same without an overlap, or a `Tiling`. Other arguments of a call are passed to
-    the function; tensors with a row for each image are repeated for each tile. Calls are collective
-    and have no gradient.
+    Calls are collective and have no gradient. Other arguments of a call are passed to the function;
+    tensors with a row for each image are repeated for each tile. Results have the same bits on any
+    number of ranks if the result of an image does not depend on other images in a batch, as with
+    batch=1. A rank holds the windows of its tiles and the kept parts of all tiles, which are little
+    more than the image.
 
-    Results have the same bits on any number of ranks if the result of an image does not depend on
-    other images in a batch, as with batch=1. A rank holds the windows of its tiles and the kept
-    parts of all tiles, which are little more than the image.
+    Parameters
+    ----------
+    function
+        images -> images of the same size, (..., y, x), or with axes=3 (..., z, y, x). The first of
+        the axes before these counts the images.
+    context
+        The ranks.
+    patch, overlap
+        Points of a tile along each axis, and points that its window has beyond it, see `Overlap`.
+    batch
+        Number of tiles in a call of the function; by default all tiles of a rank.
+    strategy
+        "overlap" for `Overlap`, "basic" for the same without an overlap, or a `Tiling`.
+    axes
+        Number of axes of an image, 2 or 3.
     """
 
     def __init__(

@@ -416,12 +416,9 @@ def end_launch(error: InputError) -> int:
 
 @contextmanager
 def launched(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
-    """Make this process one of the job's ranks: alone, under mpirun, srun or torchrun; collective.
+    """Make this process one of the job's ranks, see `hpcfwi.launch`; collective.
 
-    gpus: True if ranks compute on GPUs if there are any; share_gpus: True if several ranks may
-    share a GPU, which is for tests on a machine with few of them. An error of one of several ranks
-    is printed once and ends all of them, so that no rank waits for ever; an error of a single rank
-    is raised again.
+    An error of a single rank is raised again.
     """
     try:
         context = launch(gpus, share_gpus)

@@ -98,6 +98,8 @@ def acoustic(
         a source lies on the free surface, or a gradient with respect to positions is requested.
     MemoryError
         If no history fits into the available memory, or into the given one.
+    NotImplementedError
+        If a second derivative with respect to `vp` or `wavelet` is requested.
 
     Warns
     -----
@@ -382,11 +384,19 @@ def _as_given(gradient: Tensor, ndim: int) -> Tensor:
 
 
 class Acoustic(torch.nn.Module):
-    """Traces of shots in a model that is its parameter `vp`.
+    """A module that simulates shots in a model, which is its parameter `vp`.
 
-    vp: (nz, nx) or (nz, ny, nx), m/s; spacing: of its grid, m; dt: of wavelets and traces, s;
-    options: those of `acoustic`, by their names. Give `max_velocity` and `boundary_frequency` if
-    parts of a batch must be simulated alike.
+    Parameters
+    ----------
+    vp
+        (nz, nx) or (nz, ny, nx), m/s.
+    spacing
+        Grid spacing, m: one for all axes or one for each.
+    dt
+        Sampling of wavelets and traces, s.
+    **options
+        The keyword arguments of `acoustic`. Without `max_velocity` and `boundary_frequency`, the
+        boundary of each part of a batch is tuned to that part.
     """
 
     def __init__(
@@ -417,8 +427,16 @@ class Acoustic(torch.nn.Module):
 def share_of_mean(total: Tensor, shots: int, ranks: int) -> Tensor:
     """Return the loss of a rank under DistributedDataParallel, for the mean over all shots.
 
-    total: the sum of this rank's misfits; shots: number of shots of all ranks together. The wrapper
-    averages gradients over ranks, as if all had equal numbers of shots.
+    The wrapper averages gradients over ranks, as if all had equal numbers of shots.
+
+    Parameters
+    ----------
+    total
+        The sum of this rank's misfits.
+    shots
+        Number of shots of all ranks together.
+    ranks
+        Number of ranks.
     """
     return total * (ranks / shots)
 

@@ -70,23 +70,26 @@ class _Formatted(Sampling):
 
 
 class Snapshots(_Formatted):
-    """Keep u of the sampled steps. Raises ValueError for an unknown format."""
+    """A history that stores the sampled steps in the forward simulation.
+
+    format: of the stored numbers. Raises ValueError for an unknown one.
+    """
 
 
 class Boundary(_Formatted):
-    """Keep the perimeter of the field of every step, and rebuild the interior backwards in time.
+    """A history that stores the perimeter of every step, and rebuilds the field backwards in time.
 
-    Absorbing cells cannot be rebuilt: of these, u of the sampled steps is kept. Raises ValueError
-    for an unknown format.
+    Absorbing cells cannot be rebuilt: their sampled steps are stored. format: of the stored
+    numbers. Raises ValueError for an unknown one.
     """
 
 
 @dataclass(frozen=True)
 class Recompute(Sampling):
-    """Keep `states` whole states of a shot's simulation, and simulate again from the nearest one.
+    """A history that stores a few whole states of a shot, and simulates again from the nearest one.
 
-    The choice of states is optimal (binomial checkpointing). Raises ValueError if states is below
-    1.
+    states: their number. The choice of their steps is optimal (binomial checkpointing). Raises
+    ValueError if states is below 1.
     """
 
     format: ClassVar[Format] = "full"
