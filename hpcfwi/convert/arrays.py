@@ -73,7 +73,7 @@ def convert_model(request: Request) -> None:
         if request.parameter is not None or is_scaled:
             raise InputError(
                 str(request.source),
-                "it holds the image of a migration, which is no parameter of a model",
+                "it holds the image of a migration, which is not a parameter of a model",
                 "Leave out --parameter, --quantity and --scale.",
             )
         model, _ = read_image(request.source)
@@ -119,12 +119,14 @@ def _join(model: Model, path: Path) -> tuple[Model, dict[str, Any]]:
     """
     if not model.arrays.keys() <= PARAMETERS.keys():
         raise InputError(
-            str(path), "an image is no model", "Write it as .sgy, .vti, .npy or raw floats."
+            str(path), "an image is not a model", "Write it as .sgy, .vti, .npy or raw floats."
         )
     if not is_there(path):
         return model, {}
     if read_attribute(path, "format") != MODEL_FORMAT:
-        raise InputError(str(path), "it exists, and is no model file", "Choose another name.")
+        raise InputError(
+            str(path), "this file exists already, and is not a model file", "Choose another name."
+        )
     names = _find_arrays(path)
     with open_alone(path) as file:
         others = sorted(set(file) - set(names))
@@ -132,7 +134,9 @@ def _join(model: Model, path: Path) -> tuple[Model, dict[str, Any]]:
     if others or not names:
         raise InputError(
             f"{path}, /{others[0]}" if others else str(path),
-            "this is no parameter, and would be lost" if others else "it has no parameter",
+            "this array is not a parameter, and would be lost"
+            if others
+            else "it has no parameter of a model",
             "Choose another name.",
         )
     there = read_model(path, names)
@@ -313,7 +317,7 @@ def _make_model(array: NDArray[np.float64], grid: Grid, request: Request) -> Mod
             f"{100.0 * negative:.0f} % of the values are below 0, the others above: "
             "they look like traces, expected a model",
             "If the file is SEG-Y, leave out --model; write an array of traces as gathers with "
-            'h5py, as in "Your own data" of the README.',
+            'h5py, as in "Files from Python" of docs/formats.md.',
         )
     check_values(array, where, parameter, "Give --scale")
     return Model(grid, {parameter.name: np.ascontiguousarray(array, dtype=np.float32)})

@@ -421,6 +421,6 @@ def _read_checked(path: Path) -> list[tuple[str, list[str], list[str]]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             str(path),
-            f"what was found of the data cannot be read ({error})",
-            "Remove the file: the page is made without, and `hpcfwi check` writes it again.",
+            f"the findings about the data cannot be read ({error})",
+            "Remove the file: the page is then made without them. `hpcfwi check` writes it again.",
         ) from error

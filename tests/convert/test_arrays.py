@@ -90,7 +90,7 @@ def test_file_with_more_than_parameters_is_refused_and_attributes_are_kept(
     with h5py.File(tmp_path / "all.h5", "r+") as file:
         file["water"] = np.zeros(3)
     before = (tmp_path / "all.h5").read_bytes()
-    assert "all.h5, /water: this is no parameter" in refuse("vs.npy", "all.h5", *options)
+    assert "all.h5, /water: this array is not a parameter" in refuse("vs.npy", "all.h5", *options)
     assert (tmp_path / "all.h5").read_bytes() == before
     with h5py.File(tmp_path / "all.h5", "r+") as file:
         del file["water"]
@@ -146,7 +146,7 @@ def test_image_of_a_migration_is_exported(convert, tmp_path, refuse):
     assert 'Name="image"' in (tmp_path / "image.vti").read_text(errors="replace")
     for options in (("--parameter", "vs"), ("--scale", "1000"), ("--quantity", "slowness")):
         assert "Leave out --parameter" in refuse("image.h5", "c.npy", *options)
-    assert "an image is no model" in refuse("image.h5", "b.h5")
+    assert "an image is not a model" in refuse("image.h5", "b.h5")
 
 
 @pytest.mark.parametrize("ndim", [2, 3])
@@ -237,7 +237,7 @@ REFUSED = {
     "traces in .npy": (
         lambda path: np.save(path.with_suffix(".npy"), np.sin(np.arange(120.0)).reshape(4, 5, 6)),
         ("--spacing", "10"),
-        r"they look like traces, expected a model",
+        r"they look like traces, expected a model.*\"Files from Python\" of docs/formats.md",
     ),
     "the other byte order": (
         lambda path: VP.astype(">f4").tofile(path.with_suffix(".bin")),
