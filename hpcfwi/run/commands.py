@@ -419,9 +419,9 @@ def _resolve(
         perturbation = resolution.perturb_points(places, speed, free)
         what = f"{np.count_nonzero(perturbation)} points, {size:.4g} m apart"
     log.info(
-        "Resolution in the %s for %s: %d shots, wavelength %.0f m at %.3g Hz",
-        label,
+        "Resolution for %s (%s): %d shots, wavelength %.0f m at %.3g Hz",
         what,
+        label,
         experiment.survey.n_shots,
         wavelength,
         experiment.survey.spectrum.peak,
