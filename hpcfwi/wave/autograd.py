@@ -501,8 +501,9 @@ def propagate(
         "auto", "cpu", "gpu" or "eager", and for "acoustic" its other engines. The engine "eager" is
         plain PyTorch and keeps all steps for the gradient: it is for small models.
     history
-        "auto", "snapshots", or an object such as `hpcfwi.wave.history.Snapshots(interval=1)`, which
-        gives the exact gradient of the discrete scheme; for "acoustic" see there.
+        "auto", "snapshots", with the engines "cpu" and "gpu" also "recompute", or an object such as
+        `hpcfwi.wave.history.Snapshots(interval=1)`, which gives the exact gradient of the discrete
+        scheme; for "acoustic" see there.
 
     Returns
     -------
