@@ -1,9 +1,8 @@
-"""Draws what the pages on methods show, into docs/images: `python docs/draw.py [NAME ...]`.
+"""Draw the figures of the pages on methods into docs/images: `python docs/draw.py [NAME ...]`.
 
-A figure is a function in `drawing`, and its name that of the image. What needs an inversion runs
-`hpcfwi run inputs/small.toml` with other keys, in build/figures, where later calls find it; these
-together take some fifteen minutes on a core. `networks`, `field` and `elastic` draw runs that are
-there.
+Each figure is a function in `drawing` with the name of its image. Figures of inversions run
+`hpcfwi run inputs/small.toml` with other keys, once, in build/figures. All these runs together take
+about fifteen minutes on a core. `networks`, `field` and `elastic` draw existing runs.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ FIGURES: tuple[Callable[[], Figure], ...] = (
 
 
 def main(names: list[str]) -> None:
-    """Draw the figures of these names, all where there is none."""
+    """Draw the figures of these names, or all if there are none."""
     for make in FIGURES:
         if not names or make.__name__ in names:
             path = IMAGES / f"{make.__name__}.png"
             style.save(make(), path)
-            # Every clone loads them
+            # Images are downloaded with every clone.
             Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
 
 

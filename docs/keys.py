@@ -1,4 +1,4 @@
-"""Writes docs/input.md, every key of an input file, from `hpcfwi.config`: `python docs/keys.py`."""
+"""Write docs/input.md, the list of all keys, from `hpcfwi.config`: `python docs/keys.py`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PAGE = Path(__file__).with_name("input.md")
 
 HEAD = """# The input file
 
-Made by `docs/keys.py` from the sections in `hpcfwi/config/`, which are what to change.
+`docs/keys.py` makes this page from the sections in `hpcfwi/config/`: do not edit it here.
 
 An input file is written in TOML. Unknown keys, numbers in quotes and nan are errors. Paths of files
 are relative to the input file. `--set section.key=value` changes any key; a path in such a change
 is relative to the current directory."""
 
-# Limits from here on only catch typing errors, and are not on the page.
+# Larger limits only catch typing errors, and are not on the page.
 FAR = 1e9
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
@@ -34,7 +34,7 @@ SIGNS = {Gt: ("gt", ">"), Ge: ("ge", "≥"), Lt: ("lt", "<"), Le: ("le", "≤")}
 
 
 def make_page() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     parts = [HEAD]
     for name, field in Config.model_fields.items():
         parts += _describe([name], sections(field)[0])
@@ -42,12 +42,12 @@ def make_page() -> str:
 
 
 def sections(field: FieldInfo) -> list[type[Section]]:
-    """The tables that a key may have as its value."""
+    """Return the kinds of tables that a key may have as its value."""
     return [kind for kind in _walk(field.annotation) if inspect.isclass(kind) and _is_table(kind)]
 
 
 def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
-    """A section's heading, its words and its keys; then the tables among these, once each."""
+    """Yield the heading, description and keys of a section, and then its tables, once each."""
     level = 2 + names[0].count(".")
     yield f"{'#' * level} {', '.join(f'`{_bracket(name)}`' for name in names)}"
     yield _markdown(section.__doc__)
@@ -64,14 +64,14 @@ def _describe(names: list[str], section: type[Section]) -> Iterator[str]:
 
 
 def _bracket(name: str) -> str:
-    """As TOML has the heading of a table, or of each of several."""
+    """Return the heading of a table, or of each of several, as in TOML."""
     field = Config.model_fields.get(name)
     several = field is not None and get_origin(field.annotation) is tuple
     return f"[[{name}]]" if several else f"[{name}]"
 
 
 def _describe_choice(level: int, choice: type[Choice]) -> Iterator[str]:
-    """The keys that all methods have; then each by its name, its words and its keys."""
+    """Yield the keys that all methods have, and then the description and keys of each method."""
     own = choice.own_keys()
     if own:
         yield _list_keys(choice, own)
@@ -103,7 +103,7 @@ def _row(key: str, field: FieldInfo, words: str | None) -> str:
 
 
 def _value(kind: Any, metadata: Any = ()) -> str:
-    """What may be written, in words."""
+    """Return a description of the values that a key may have."""
     arguments = get_args(kind)
     if get_origin(kind) is Annotated:
         return _value(arguments[0], arguments[1:])
@@ -145,7 +145,7 @@ def _metadata(field: FieldInfo) -> list[Any]:
 
 
 def _flat(metadata: Any) -> Iterator[Any]:
-    """Metadata, with what a Field() among it stands for."""
+    """Yield metadata, with those of each Field() in its place."""
     for item in metadata:
         yield from item.metadata if isinstance(item, FieldInfo) else (item,)
 
@@ -155,7 +155,7 @@ def _is_table(kind: Any) -> bool:
 
 
 def _markdown(words: str | None) -> str:
-    """A docstring, in which pages that are named become links."""
+    """Return a docstring in which the names of pages are links."""
     text = inspect.cleandoc(words or "")
     return re.sub(r"docs/([\w/-]+\.md)", r"[\1](\1)", text)
 

@@ -1,7 +1,9 @@
-"""Writes requirements/lock.txt: the versions in this environment of all that hpcfwi needs to run.
+"""Write requirements/lock.txt, the installed versions of the packages that hpcfwi needs to run.
 
-`python requirements/lock.py`, in an environment in which all tests have passed. What may be
-installed is said by the open ranges in setup.cfg; this is one choice of it, for pip as constraints:
+    python requirements/lock.py
+
+Run it in an environment in which all tests have passed. setup.cfg has open ranges of versions; the
+file is one choice from these, which pip takes as constraints:
 `PIP_CONSTRAINT=$PWD/requirements/lock.txt make setup`.
 """
 
@@ -26,16 +28,16 @@ HEAD = """\
 
 
 def read_ranges() -> list[Requirement]:
-    """What setup.cfg asks for, without the extras."""
+    """Return the requirements in setup.cfg, without the extras."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     return [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
 
 
 def find_versions(needed: Iterable[Requirement]) -> dict[str, str]:
-    """The versions that are installed here, by name, of packages and of all that these need.
+    """Return the installed versions of packages and of all that these need, by name.
 
-    Without what says how torch was built (2.13.0+cpu), which differs from node to node.
+    They are without the local part of a version (2.13.0+cpu), which differs from node to node.
     """
     found: dict[str, str] = {}
     left, seen = list(needed), set()

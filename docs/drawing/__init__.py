@@ -1,1 +1,1 @@
-"""The figures of the pages on methods, a function each: docs/draw.py lists and saves them."""
+"""The figures of the pages on methods, one function each, which docs/draw.py lists and saves."""

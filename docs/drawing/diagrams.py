@@ -1,4 +1,4 @@
-"""The figure of what is told in boxes and arrows, not computed: ways to split the work."""
+"""A diagram of boxes and arrows: ways to split the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": style.TEX
 
 
 def splitting() -> Figure:
-    """What each of two ranks has, and what goes between them, for four ways to split the work."""
+    """Draw the parts of ranks and their messages, for four ways to split the work."""
     figure = style.new_figure(9.0, 4.4)
     panels = figure.subplots(2, 2)
     shots, domain, pipeline, server = panels.flat
@@ -61,7 +61,7 @@ def splitting() -> Figure:
         server.add_patch(Rectangle((left, 2.4), 2.05, 0.8, color=style.LIGHT))
         _arrow(server, "", (left + 1.0, 2.3), (5.0 + 0.2 * (left - 4.0), 1.4), "<->")
     server.text(5.0, 3.6, "an epoch: gradients up, the model down", **CENTRED)
-    style.title(server, "a server of parameters")
+    style.title(server, "a parameter server")
     return figure
 
 

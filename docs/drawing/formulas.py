@@ -1,4 +1,4 @@
-"""Figures of formulas that hpcfwi computes with: misfits, and waves of a point and of a line.
+"""Figures of formulas: misfits, and waves of a point and of a line.
 
 They need no survey, no model and no run.
 """
@@ -17,28 +17,28 @@ from hpcfwi.registry import MISFITS, find
 from hpcfwi.report import style
 from hpcfwi.wave.numerics import ricker
 
-# Of the steepest slope of a misfit over shifts, below which it points nowhere
+# Share of the steepest slope of a misfit below which its slope is drawn as zero
 LEVEL = 0.01
 
 
 def misfit_over_shifts(name: str, shifts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A misfit of two Ricker arrivals of the same size, of which one is later by so many periods.
+    """Return a misfit of two Ricker arrivals of the same size, divided by its largest value.
 
-    Over the largest of them.
+    shifts: the delays of the second arrival, in periods.
     """
     frequency, dt, samples = 10.0, 0.002, 1000
     middle = 0.5 * samples * dt
     times = middle + shifts / frequency
     simulated = np.stack([ricker(frequency, samples, dt, time) for time in times])
     observed = np.broadcast_to(ricker(frequency, samples, dt, middle), simulated.shape)
-    # Each a shot of its own
+    # One shot for each shift
     traces = (torch.from_numpy(array[:, None].copy()) for array in (simulated, observed))
     found = find(MISFITS[name])(*traces, dt)[0].numpy()
     return np.asarray(found / found.max())
 
 
 def misfits() -> Figure:
-    """Each misfit over the time by which an arrival is off."""
+    """Draw each misfit over the delay of an arrival."""
     columns = 4
     rows = -(-len(MISFITS) // columns)
     figure = style.new_figure(8.0, 1.9 * rows)
@@ -46,7 +46,7 @@ def misfits() -> Figure:
     shifts = np.linspace(-2.5, 2.5, 501)
     for axes, name in zip(panels.flat, MISFITS, strict=False):
         values = misfit_over_shifts(name, shifts)
-        # Away from no shift it should grow
+        # The misfit should grow with the distance from zero shift.
         growth = np.gradient(values, shifts) * np.sign(shifts)
         least = LEVEL * np.abs(growth).max()
         axes.axvspan(-0.5, 0.5, color=style.LIGHT, alpha=0.3, linewidth=0)
@@ -58,19 +58,19 @@ def misfits() -> Figure:
             axes.plot(shifts, np.where(which, values, np.nan), color=colour, linewidth=1.8)
         style.title(axes, name)
         style.label(axes, "", "")
-    label_ends(panels, "periods late", "misfit / largest")
+    label_ends(panels, "delay (periods)", "misfit / largest")
     return figure
 
 
 def line_source() -> Figure:
-    """Waves of a point, what `correct` makes of them, and those of a line."""
+    """Draw waves of a point, the same after `correct`, and waves of a line."""
     speed, dt, n, delay, frequency = 2000.0, 0.002, 900, 0.2, 10.0
     t = dt * np.arange(n)
     figure = style.new_figure(8.0, 2.4)
     panels = figure.subplots(1, 3, sharey=True)
     for axes, offset in zip(panels, (400.0, 1200.0, 2400.0), strict=True):
         point = ricker(frequency, n, dt, delay + offset / speed) / (4.0 * np.pi * offset)
-        # s(t - r / c cosh theta) / (2 pi), over all theta >= 0
+        # The integral of s(t - r / c cosh theta) / (2 pi) over theta >= 0
         theta = np.linspace(0.0, 4.0, 4001)
         a = (np.pi * frequency * (t[:, None] - offset / speed * np.cosh(theta) - delay)) ** 2
         line = integrate.simpson((1.0 - 2.0 * a) * np.exp(-a), x=theta, axis=1) / (2.0 * np.pi)
@@ -89,7 +89,7 @@ def line_source() -> Figure:
                 label=text,
             )
         axes.set_xlim(-0.1, 0.2)
-        style.title(axes, f"{offset / speed * frequency:.0f} wavelengths: {off:.0%} off")
+        style.title(axes, f"{offset / speed * frequency:.0f} wavelengths, error {off:.0%}")
         style.label(axes, "", "")
     label_ends(panels[None], "time after arrival (s)", "amplitude")
     panels[0].legend(fontsize=style.SMALL, frameon=False)

@@ -1,6 +1,6 @@
-"""The figure of a single gather, and what keys of [data] make of it.
+"""The figure of a gather after each key of [data].
 
-It is simulated, and made bad here. What inversions make of data is in `inversions`.
+The gather is simulated; noise and bad traces are added here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOUD, DEAD = 14, 33  # traces of a gather that are made bad
 
 
 def conditioning() -> Figure:
-    """A gather with noise and two bad traces, and what is compared of it for keys of [data]."""
+    """Draw a gather with noise and two bad traces, as recorded and after each key of [data]."""
     asked = (
         "",
         "edit = {}",
@@ -66,11 +66,11 @@ def conditioning() -> Figure:
 
 
 def _bad_gather() -> tuple[Survey, NDArray[np.float32]]:
-    """The traces (1, receiver, time) of a shot at the end of the line, and its survey."""
+    """Return a shot at the end of the line: its survey and traces (1, receiver, time)."""
     with GatherReader(clean_data(), Context.alone()) as reader:
         shot = np.array([0])
         survey, traces = reader.survey.select(shot), reader.read(shot)
-    # Few enough for the image to be small
+    # Few traces and samples keep the image small.
     near, times = slice(0, 108, 2), slice(None, None, 6)
     survey = replace(
         survey,
@@ -89,7 +89,10 @@ def _bad_gather() -> tuple[Survey, NDArray[np.float32]]:
 def _condition(
     traces: NDArray[np.float32], survey: Survey, section: DataSection
 ) -> tuple[NDArray[np.float32], Survey]:
-    """The traces (receiver, time) of a gather as a misfit meets them, NaN where it does not."""
+    """Return the traces (receiver, time) that a misfit compares, NaN where none counts.
+
+    The survey is that of these traces.
+    """
     if section.band is not None:
         band = Band(*section.band, survey.n_samples, survey.dt)
         traces, survey = band.filter(traces), band.survey(survey, band.filter(survey.wavelet))

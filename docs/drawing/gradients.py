@@ -1,7 +1,4 @@
-"""The figure of a single gradient, and what preconditioners make of it.
-
-What models come of it is in `inversions`.
-"""
+"""The figure of a gradient after each preconditioner."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from hpcfwi.report.panels import clip_limit
 
 
 def preconditioners() -> Figure:
-    """The first gradient of an inversion, as it is and after each preconditioner."""
+    """Draw the first gradient of an inversion, as it is and after each preconditioner."""
     run = invert("gradient", {"epochs": "1", "sampling": '"all"'})
     experiment = prepare(load_config(run), Context.alone())
     grid, survey = experiment.initial.grid, experiment.survey

@@ -1,7 +1,7 @@
-"""Figures of what inversions find: how models and misfits change over epochs, and how models end.
+"""Figures of inversions: models and misfits over epochs, and final models.
 
-The keys are here, and `runs` has what inverts with them; `networks`, `field` and `elastic` draw
-runs that must be there. What is drawn of a gradient before any update is in `gradients`.
+The keys of each run are here; `runs` runs them. `networks`, `field` and `elastic` draw existing
+runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcfwi.survey import find_amplitudes, find_frequencies
 from hpcfwi.wave.numerics import ricker
 
 NOISE = 0.5  # root mean square, over that of all traces
-# What is true, what is wrong, what is found
+# Lines of the true wavelet, of the wrong guess, and of three estimates
 WAVELET_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": GREY, "linewidth": 3.0},
     {"color": style.MARK, "linewidth": 1.4, "linestyle": ":"},
@@ -47,7 +47,7 @@ STEPS = {
 
 
 def optimizers() -> Figure:
-    """What optimisers find with so many simulations, all shots in each epoch."""
+    """Draw misfits and model errors of each optimizer, with all shots in each epoch."""
     runs = {
         name: invert(name, {"epochs": str(epochs), "sampling": '"all"', "optimizer": optimizer})
         for name, (optimizer, epochs) in {**STEPS, **SEARCHES}.items()
@@ -60,7 +60,7 @@ def optimizers() -> Figure:
 
 
 def encoding() -> Figure:
-    """What encoded shots find with so many simulations, beside shots one by one."""
+    """Draw model errors with encoded shots, and with shots one by one."""
     encoded = {
         "epochs": "160",
         "batch": "1",
@@ -76,7 +76,7 @@ def encoding() -> Figure:
 
 
 def batches() -> Figure:
-    """What batches that grow find with so many simulations, beside batches that do not."""
+    """Draw model errors with batches that grow, and with batches that do not."""
     asked = {"1": 360, "4": 90, "24": 15, "[1, 8]": 80}
     runs = {
         f"batch = {batch}": invert(
@@ -89,14 +89,14 @@ def batches() -> Figure:
 
 
 def _compare_errors(runs: Mapping[str, Path]) -> Figure:
-    """A figure of model errors alone."""
+    """Return a figure of model errors alone."""
     figure = style.new_figure(6.0, 3.0)
     draw_errors(figure.subplots(), runs)
     return figure
 
 
 def priors() -> Figure:
-    """What encoded shots find with a denoiser between updates, and without one."""
+    """Draw models of encoded shots, without a denoiser between updates and with each."""
     asked = {"no prior": None, "nlm, 0.005": ("nlm", 0.005), "tv, 0.002": ("tv", 0.002)}
     keys = {
         "epochs": "160",
@@ -128,7 +128,7 @@ def priors() -> Figure:
 
 
 def wavelet() -> Figure:
-    """Wavelets that were found from a wrong one, and the models that came of them."""
+    """Draw wavelets that were estimated from a wrong one, and the errors of their models."""
     guess = record("guess", put_guess)
     ways = {
         "known": None,
@@ -169,7 +169,7 @@ def wavelet() -> Figure:
             label=text,
             **WAVELET_LOOKS[place],
         )
-    errors.set_ylim(50.0, 200.0)  # what believes in the guess leaves it
+    errors.set_ylim(50.0, 200.0)  # the errors with the guess as known wavelet are larger
     errors.grid(color="0.9")
     style.title(errors, "Model error (m/s)")
     style.label(errors, "simulations", "")
@@ -184,13 +184,13 @@ def wavelet() -> Figure:
 
 
 def put_guess(file: h5py.File) -> None:
-    """A Ricker of another frequency, delay, size and sign in place of the wavelet."""
+    """Replace the wavelet by a Ricker of another frequency, delay, size and sign."""
     n, dt = file["wavelet"].size, float(file.attrs["dt"])
     file["wavelet"][...] = -0.3 * ricker(3.6, n, dt, 0.49)
 
 
 def regularizers() -> Figure:
-    """Models of noisy data, without a regulariser and with each, and the true one."""
+    """Draw models of noisy data, without a regularizer and with each, and the true one."""
     noisy = record("noisy", add_noise)
     asked = {
         "without": {},
@@ -224,14 +224,14 @@ def regularizers() -> Figure:
 
 
 def add_noise(file: h5py.File) -> None:
-    """White noise, to all traces alike."""
+    """Add white noise of the same size to all traces."""
     data = file["data"][...]
     noise = np.random.default_rng(0).standard_normal(data.shape)
     file["data"][...] = data + NOISE * data.std() * noise
 
 
 def networks() -> Figure:
-    """Models that a network made, and the same recipe with values on the grid, from a line."""
+    """Draw models of Marmousi2 from a linear start, by a network and by values on the grid."""
     runs = {
         "a network of sines": ROOT / "runs" / "marmousi_network",
         "values on the grid": ROOT / "runs" / "marmousi_network_grid",
@@ -246,7 +246,7 @@ def networks() -> Figure:
 
 
 def field() -> Figure:
-    """Models of the field case: at the start, after some stages, at the end, and the true one."""
+    """Draw models of the field case: the start, after some stages, the end, and the true one."""
     run = ROOT / "runs" / "marmousi_field" / "run"
     if not (run / "model.h5").exists():
         sys.exit(f"No {run}: see docs/field.md for the commands, which take half an hour.")
@@ -261,7 +261,7 @@ def field() -> Figure:
 
 
 def elastic() -> Figure:
-    """P and S velocities of an elastic and of an acoustic inversion, and the true ones."""
+    """Draw P and S velocities of an elastic and of an acoustic inversion, and the true ones."""
     run, acoustic = (ROOT / "runs" / f"marmousi_{name}" for name in ("elastic", "elastic_acoustic"))
     if not all((each / "model.h5").exists() for each in (run, acoustic)):
         sys.exit(f"No {run} or {acoustic}: see docs/elastic.md for the commands (twenty minutes).")
@@ -299,7 +299,7 @@ BELOW = slice(round(450.0 / 25.0) + 1, None)  # the sea floor
 
 
 def _draw_marmousi(models: Mapping[str, NDArray[np.float32]], true: NDArray[np.float32]) -> Figure:
-    """Models of Marmousi2, with how far they are from the true one, and that."""
+    """Draw models of Marmousi2 with their errors, and the true one."""
     shown = {
         f"{text}: {np.sqrt(np.square((array - true)[BELOW]).mean()):.0f} m/s off": array
         for text, array in models.items()

@@ -1,4 +1,4 @@
-"""What panels of several figures have in common: a colour, labels, curves over the epochs of runs.
+"""Common parts of several figures: a colour, labels, and curves over the epochs of runs.
 
 Sizes and colours of all figures of hpcfwi are in `hpcfwi.report.style`.
 """
@@ -19,7 +19,7 @@ GREY = "0.7"
 
 
 def label_ends(panels: NDArray[np.object_], x: str, y: str) -> None:
-    """Label the axes of panels that share them: below the lowest, and on the left."""
+    """Label the axes of panels that share them, at the lowest and the leftmost panels."""
     for axes in panels[-1]:
         axes.set_xlabel(x, fontsize=style.TEXT)
     for axes in panels[:, 0]:
@@ -27,7 +27,7 @@ def label_ends(panels: NDArray[np.object_], x: str, y: str) -> None:
 
 
 def draw_errors(axes: Axes, runs: Mapping[str, Path]) -> None:
-    """Of the model after each epoch, with the names of the runs."""
+    """Draw the model errors after each epoch, with the names of the runs."""
     for name, run in runs.items():
         history = read_metrics(run / "metrics.jsonl")
         simulations = [entry["simulations"] for entry in history]
@@ -39,7 +39,7 @@ def draw_errors(axes: Axes, runs: Mapping[str, Path]) -> None:
 
 
 def draw_misfits(axes: Axes, runs: Mapping[str, Path]) -> None:
-    """Of the model that each epoch begins with."""
+    """Draw the misfits of the models at the beginning of each epoch."""
     for name, run in runs.items():
         history = read_metrics(run / "metrics.jsonl")
         simulations = [0, *(entry["simulations"] for entry in history[:-1])]
@@ -50,7 +50,7 @@ def draw_misfits(axes: Axes, runs: Mapping[str, Path]) -> None:
 
 
 def _draw_line(axes: Axes, x: list[int], y: list[float], name: str) -> None:
-    # Some marks, where there are many
+    # At most some twenty marks on a curve
     every = max(1, len(y) // 20)
     axes.plot(x, y, "o-", label=name, markersize=3, markevery=every)
     axes.grid(color="0.9")

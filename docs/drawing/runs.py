@@ -1,7 +1,6 @@
-"""Runs that figures are made from: inputs/small.toml with other keys or other data.
+"""The runs of figures: inputs/small.toml with other keys or other data.
 
-They stay in build/figures, where later calls find them. Which keys and which data is each figure's
-own, and nothing is drawn here.
+They are in build/figures, where later calls find them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ INPUT, RUNS = ROOT / "inputs/small.toml", ROOT / "build/figures"
 
 
 def invert(name: str, changes: Mapping[str, str], source: Path = INPUT) -> Path:
-    """The run directory of an input with other keys of [inversion], run where it has not been."""
+    """Return the run directory of an input with other keys of [inversion], after the run."""
     run = RUNS / name
     settings = [f"inversion.{key}={value}" for key, value in changes.items()]
     settings += ["output.every=1000", "wave.engine=cpu"]
@@ -35,7 +34,7 @@ def invert(name: str, changes: Mapping[str, str], source: Path = INPUT) -> Path:
 
 
 def clean_data() -> Path:
-    """The gathers of the input, simulated where they have not been."""
+    """Return the gathers of the input, which are simulated if they are missing."""
     run = RUNS / "clean"
     if not (run / "observed.h5").exists():
         command = [sys.executable, "-m", "hpcfwi", "forward", str(INPUT), "--output", str(run)]
@@ -44,13 +43,13 @@ def clean_data() -> Path:
 
 
 def record(name: str, change: Callable[[h5py.File], None]) -> Path:
-    """The input with gathers of its own, which are the simulated ones after a change."""
+    """Return an input whose gathers are the simulated ones after a change."""
     gathers, source = RUNS / f"{name}.h5", RUNS / f"{name}.toml"
     if not source.exists():
         shutil.copyfile(clean_data(), gathers)
         with h5py.File(gathers, "a") as file:
             change(file)
-            # By which hpcfwi knows what it has simulated itself
+            # hpcfwi would take the file for data that it has simulated itself
             del file.attrs["fingerprint"], file["digests"]
         tables = tomllib.loads(INPUT.read_text(encoding="utf-8"))
         tables["survey"] = {"file": gathers.name}
@@ -59,6 +58,6 @@ def record(name: str, change: Callable[[h5py.File], None]) -> Path:
 
 
 def read_array(path: Path, name: str) -> NDArray[np.float32]:
-    """An array of a file that a run has left."""
+    """Return an array of a file of a run."""
     with h5py.File(path) as file:
         return np.asarray(file[name][...])
