@@ -42,7 +42,7 @@ attempt() {
 
 # The same for a command that must succeed: exit if it fails.
 step() {
-    attempt "$@" || give_up "The end of $log says why:"$'\n'"$(tail -n 15 "$log")"
+    attempt "$@" || give_up "The end of $log:"$'\n'"$(tail -n 15 "$log")"
 }
 
 as_root() {
@@ -67,11 +67,11 @@ system_packages() {
     done
     ((${#missing[@]})) || return 0
     if [[ ${SYSTEM_PACKAGES:-yes} == no ]] || ! as_root true 2> /dev/null; then
-        say "Not installed, and not to be installed by this account: ${missing[*]};" \
-            "going on with what is here and the package index."
+        say "Not installed: ${missing[*]}. This account does not install system packages;" \
+            "continuing with the package index."
     else
         attempt "Installing ${missing[*]}" refresh_and_install \
-            || say "apt-get could not (see $log); going on with what is here."
+            || say "apt-get failed (see $log); continuing with the package index."
     fi
 }
 
@@ -130,13 +130,14 @@ message_passing() {
         attempt "Building mpi4py against $system_mpicc" \
             pip_install --force-reinstall --no-cache-dir --no-deps --no-binary=mpi4py mpi4py \
             && two_ranks_meet && return
-        say "Two processes do not meet through $system_mpicc's MPI (see $log): taking another." \
-            "Where this machine forbids mpirun: rm -r .venv, and TRY_MPIRUN=no make setup."
+        say "Two processes cannot communicate through the MPI of $system_mpicc (see $log):" \
+            "another MPI is installed in .venv." \
+            "If this machine forbids mpirun: rm -r .venv, and TRY_MPIRUN=no make setup."
     fi
-    step "Installing MPICH from the package index, as no usable MPI is here" pip_install mpich
+    step "Installing MPICH from the package index, because no usable MPI was found" pip_install mpich
     two_ranks_meet \
-        || give_up "Two MPI processes cannot find each other with" \
-                   "$(command -v "${MPIRUN%% *}"); the end of $log says why."
+        || give_up "Two processes cannot communicate through the MPI of" \
+                   "$(command -v "${MPIRUN%% *}"); the end of $log has the reason."
 }
 
 # Python code that prevents imports from starting MPI, because the set-up is not a rank.
@@ -157,10 +158,10 @@ parallel_files() {
     h5py_is_parallel && return
     local hdf5=${HDF5_DIR:-$(compgen -G '/usr/lib/*/hdf5/openmpi' || true)}
     if [[ -z $hdf5 || -z $system_mpicc ]]; then
-        say "No parallel HDF5 is here: h5py will be the serial one, and rank 0 will write the files."
+        say "No parallel HDF5 was found: h5py is serial, and rank 0 will write all files."
     else
         attempt "Building h5py for parallel HDF5 (one to three minutes)" build_h5py "$hdf5" \
-            || say "Going on with the serial h5py; $log says why."
+            || say "Continuing with the serial h5py; $log has the reason."
     fi
 }
 
@@ -170,7 +171,7 @@ system_packages
 system_mpicc=$(command -v mpicc || true)
 virtual_environment
 export PATH=$PWD/.venv/bin:$PATH
-step "Installing the tools to build with" \
+step "Installing build tools" \
     pip_install numpy mpi4py cython pkgconfig packaging 'setuptools>=77' wheel
 message_passing
 parallel_files
