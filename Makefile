@@ -31,7 +31,7 @@ TESTS = $(SLOW_TESTS) $(wildcard tests/test_*.py) $(filter-out $(SLOW_TESTS:=%),
 SIDE_BY_SIDE := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 11
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: .venv/.complete ## install everything into .venv, and MPI and parallel HDF5 with apt if allowed
 
