@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import logging
 import os
 import pwd
@@ -85,6 +86,16 @@ def read_patiently(read: Callable[[], T]) -> T:
             f"it cannot be read ({error.reason})",
             "Check its permissions and its file system, and run the same command again.",
         ) from error
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of the contents of a file; raises the `InputError` of `read_patiently`."""
+
+    def digest() -> str:
+        with reading(path), path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return read_patiently(digest)
 
 
 @contextmanager

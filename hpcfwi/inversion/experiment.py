@@ -461,6 +461,13 @@ class Experiment:
         """A digest of the observed data in the file of the input; "" if they are simulated."""
         return "" if self.is_synthetic else digest_data(self.observed)
 
+    @property
+    def other_files(self) -> list[Path]:
+        """The files of the input besides the observed data and those of the initial model."""
+        known, true = self.known, self.config.model.true
+        by_name = (known.surfaces, known.priors, known.masks, known.weights, self.picks)
+        return [*map(Path, chain(*by_name)), *([] if true is None else [Path(true)])]
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of everything that synthetic observed data depend on."""

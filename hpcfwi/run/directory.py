@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -33,8 +33,16 @@ from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
 from hpcfwi.model import PARAMETERS, Model
 from hpcfwi.storage.checkpoint import latest_epoch
-from hpcfwi.storage.models import read_attribute, read_model
-from hpcfwi.system import check_link, check_own, is_there, open_own, unfinished, written_whole
+from hpcfwi.storage.models import read_attribute, read_model, write_model
+from hpcfwi.system import (
+    check_link,
+    check_own,
+    digest_file,
+    is_there,
+    open_own,
+    unfinished,
+    written_whole,
+)
 
 log = logging.getLogger("hpcfwi")
 
@@ -149,13 +157,24 @@ class RunDirectory:
             f"in stage {number} {text}" for number, text in enumerate(changes, start=1) if text
         )
 
-    def check_start(self, initial: Model, data: str) -> None:
-        """Raise `InputError` if the run has begun with another initial model or with other data.
+    def write_start(self, initial: Model, data: str, others: Iterable[Path]) -> None:
+        """Write the initial model with digests of the files of the run, for `check_start`.
 
-        data: digest of the observed data. The file of the initial model has the former values.
+        data: digest of the observed data; others: other files that the run has read. Raises
+        `WriteFailure`.
+        """
+        digests = {str(path): digest_file(path) for path in others}
+        write_model(self.initial, initial, {"data": data, **digests})
+
+    def check_start(self, initial: Model, data: str, others: Iterable[Path]) -> None:
+        """Raise `InputError` if the run has begun with another initial model or with other files.
+
+        The arguments are those of `write_start`. Files that the run has not read before may have
+        any contents.
         """
         try:
             before, digest = read_model(self.initial), read_attribute(self.initial, "data")
+            known = {path: read_attribute(self.initial, str(path)) for path in others}
         except InputError:
             return  # It is missing or damaged, and will be written again.
         if digest not in (None, data):
@@ -164,6 +183,13 @@ class RunDirectory:
                 f"the observed data differ from those of the run when {self.initial} was written",
                 "Restore the file, or choose another directory with --output.",
             )
+        for path, digest in known.items():
+            if digest not in (None, digest_file(path)):
+                raise InputError(
+                    str(path),
+                    f"this file has changed since {self.initial} was written",
+                    "Restore the file, or choose another directory with --output.",
+                )
         for name, array in initial.arrays.items():
             if name not in before.arrays or before[name].shape != array.shape:
                 continue

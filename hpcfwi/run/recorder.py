@@ -102,12 +102,9 @@ class Recorder:
                 return
             if self.experiment.true is not None:
                 write_model(self.directory.true, self.experiment.true)
-            write_model(
-                self.directory.initial,
-                self.experiment.initial,
-                {"data": self.experiment.data_digest},
-            )
-            experiments = [self.experiment, *(stage.experiment for stage in self.stages)]
+            whole = self.experiment
+            self.directory.write_start(whole.initial, whole.data_digest, whole.other_files)
+            experiments = [whole, *(stage.experiment for stage in self.stages)]
             records.keep_masks(self.directory, experiments)
         survey, config = self.experiment.survey, self.experiment.config
         drawing.draw_survey(self.painter.submit, self.directory, survey, reader, config)

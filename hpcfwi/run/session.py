@@ -326,7 +326,11 @@ def restore(
                 f"Give {done} or more.",
             )
         )
-    context.from_root(lambda: directory.check_start(experiment.initial, experiment.data_digest))
+    context.from_root(
+        lambda: directory.check_start(
+            experiment.initial, experiment.data_digest, experiment.other_files
+        )
+    )
     log.info("Continuing from the checkpoint of epoch %d", state.epoch)
     return state
 

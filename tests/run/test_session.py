@@ -482,3 +482,46 @@ def test_changed_observed_data_are_refused_when_a_run_continues(hpcfwi, tmp_path
     with h5py.File(tmp_path / "data.h5", "r+") as file:
         file["data"][-1] *= -1.0
     assert hpcfwi("run", path, *more) == 0
+
+
+LINES = (f"{shot} 0 {{0}}\n{shot} {N_RECEIVERS - 1} {{0}}\n" for shot in range(N_SHOTS))
+PICKS = f"shot receiver time\n{''.join(LINES)}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "old", "new"),
+    [
+        ({"inversion.fixed_above": None, "inversion.fixed.file": "file"}, "0 60\n", "0 80\n"),
+        (
+            {"data.mute": {"picks": "file", "delay": -1.0}},
+            PICKS.format(0.1),
+            PICKS.format(0.2),
+        ),
+    ],
+    ids=["surface", "picks"],
+)
+def test_changed_other_file_is_refused_when_a_run_continues(
+    hpcfwi, tmp_path, capfd, changes, old, new
+):
+    path, file = write_input(tmp_path, {**changes, "inversion.epochs": 2}), tmp_path / "file"
+    more = ("--set", "inversion.epochs=3")
+    file.write_text(old)
+    assert hpcfwi("run", path) == 0
+    file.write_text(new)
+    assert hpcfwi("run", path, *more) == 2
+    assert f"{file}: this file has changed since {tmp_path}" in capfd.readouterr().err
+    file.write_text(old)
+    assert hpcfwi("run", path, *more) == 0
+
+
+def test_changed_true_model_of_recorded_data_is_refused_when_a_run_continues(
+    hpcfwi, tmp_path, capfd
+):
+    assert hpcfwi("forward", write_input(tmp_path), "--to", tmp_path / "data.h5") == 0
+    write_model(tmp_path / "known.h5", true_model())
+    given = {"survey": {"file": "data.h5"}, "model.true": "known.h5", "inversion.epochs": 2}
+    path = write_input(tmp_path, given)
+    assert hpcfwi("run", path) == 0
+    write_model(tmp_path / "known.h5", true_model() * 1.1)
+    assert hpcfwi("run", path, "--set", "inversion.epochs=3") == 2
+    assert "known.h5: this file has changed since" in capfd.readouterr().err
