@@ -391,7 +391,14 @@ def _check_amplitudes(
         consequence, remedy = OTHER_AMPLITUDES[linear]
         found = f"observed amplitudes are {c.ratio:.2g} times the simulated ones: {consequence}"
         yield warn(found, remedy)
-    if c.sign < 0 and c.alike >= UNLIKE and convention is None:
+    same, opposite = (", ".join(n for n, sign in c.signs.items() if sign == s) for s in (1, -1))
+    if opposite and same:
+        yield warn(
+            f"observed arrivals of {opposite} have the opposite sign of the simulated ones, but "
+            f"those of {same} have the same",
+            f"Multiply the traces of {opposite} by -1 (/data in the file).",
+        )
+    elif opposite and convention is None:
         yield warn(
             "observed arrivals have the opposite sign of the simulated ones",
             "Multiply the data or the wavelet by -1.",

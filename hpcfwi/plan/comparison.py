@@ -108,9 +108,10 @@ class Comparison:
     traces: number of traces with a first arrival in the simulated data; muted: number of these that
     are muted there in the observed data; alike: share of the others whose observed arrival is
     similar; ratio, noise, lag (s): medians of the quantities of `Arrivals`, noise NaN for muted
-    data, lag of the third of the traces with the smallest offsets; sign: as in `Arrivals`; skipped:
-    share of the traces with similar arrivals whose lag is more than half a period; bands: this
-    share by offset; offsets (m), lags (s): those of the traces with similar arrivals.
+    data, lag of the third of the traces with the smallest offsets; sign: as in `Arrivals`; signs:
+    by component, 0 also where most arrivals are not similar; skipped: share of the traces with
+    similar arrivals whose lag is more than half a period; bands: this share by offset; offsets (m),
+    lags (s): those of the traces with similar arrivals.
 
     correlation: normalized correlation of whole traces; fitted: the same after the wavelet was
     fitted to other traces, see `arrivals.predict`, NaN for a single trace; is_same: True if
@@ -132,6 +133,7 @@ class Comparison:
     noise: float
     lag: float
     sign: int
+    signs: Mapping[str, int]
     skipped: float
     bands: tuple[OffsetBand, ...]
     offsets: NDArray[np.float64]
@@ -187,6 +189,9 @@ class Comparison:
             f"{SIGNS[self.sign]}, noise before them "
             + (f"{100 * self.noise:.1f} %" if self.noise == self.noise else "muted")
         )
+        if len(self.signs) > 1:
+            told = [f"{name} {SIGNS[sign]}" for name, sign in self.signs.items()]
+            yield f"the sign of {', of '.join(told)}"
         yield (
             f"near arrivals {1000 * abs(self.lag):.0f} ms "
             f"{'late' if self.lag >= 0.0 else 'early'}; "
@@ -218,7 +223,8 @@ def compare(
 ) -> Comparison:
     """Compare some shots; axis, period, left, conventions: as in `Comparison`.
 
-    Of several components, the pressure or else the first one is compared.
+    Of several components, the pressure or else the first one is compared. Of the others, only the
+    signs are.
 
     heads: for each shot, the ends of mutes (receiver,) in the recorded data, see `find_heads`; None
     for data that hpcfwi simulated.
@@ -231,13 +237,17 @@ def compare(
     if estimate is not None:
         together = [[view] for view in views] if estimate.per == "shot" else [list(views)]
         views = [fitted for some in together for fitted in _fit(some, estimate.furthest)]
-    drawn, component = tuple(views), _find_component(views)
-    views = [view.select(component) for view in views]
-    observed, simulated = join(views)
+    drawn, (component, *others) = tuple(views), _list_components(views)
+    signs = {}
+    for name in (*others, component):
+        views = [view.select(name) for view in drawn]
+        observed, simulated = join(views)
+        found = find_arrivals(observed, simulated, axis.dt, period)
+        head = _join_heads(views, heads)[found.places]
+        muted = head > axis.start + found.onset + PEAK * period
+        similar = not muted.all() and np.median(found.likeness[~muted]) >= ALIKE
+        signs[name] = found.sign if similar else 0
     offsets = np.abs(np.concatenate([view.offsets for view in views]))
-    found = find_arrivals(observed, simulated, axis.dt, period)
-    head = _join_heads(views, heads)[found.places]
-    muted = head > axis.start + found.onset + PEAK * period
     # A muted trace begins with zeros, not with noise.
     recorded = found.noise[np.isneginf(head)]
     far, alike = offsets[found.places], (found.likeness >= ALIKE) & ~muted
@@ -258,6 +268,7 @@ def compare(
         noise=_median(recorded) if recorded.size or not head.size else float("nan"),
         lag=_median(found.lag[near]),
         sign=found.sign,
+        signs=signs,
         skipped=float(skips[alike].mean()) if alike.any() else 0.0,
         bands=tuple(_in_bands(far[alike], skips[alike])),
         offsets=far[alike],
@@ -272,14 +283,14 @@ def compare(
     )
 
 
-def _find_component(views: Sequence[View]) -> str:
-    """Return "pressure", or the first component that has traces if there is no pressure."""
-    found = [
+def _list_components(views: Sequence[View]) -> list[str]:
+    """Return the components that have traces, the pressure first; the pressure if none has."""
+    found = dict.fromkeys(
         view.components.names[kind]
         for view in views
         for kind in np.unique(view.components.of_traces((1, view.offsets.size)))
-    ]
-    return "pressure" if "pressure" in found or not found else found[0]
+    )
+    return sorted(found, key=lambda name: name != "pressure") or ["pressure"]
 
 
 def _join_heads(

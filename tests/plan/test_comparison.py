@@ -9,7 +9,7 @@ from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.plan import checks
 from hpcfwi.plan.arrivals import Scan, Tally, find_heads
 from hpcfwi.plan.comparison import View, compare, list_conventions
-from hpcfwi.survey import TimeAxis
+from hpcfwi.survey import Components, TimeAxis
 from hpcfwi.wave.numerics import ricker
 
 DT, N, PERIOD = 0.004, 800, 0.1
@@ -59,6 +59,21 @@ def test_difference_of_all_traces_is_reported_once(observed, words):
     (found,) = findings(observed.astype(np.float32))
     assert found.severity == "warning"
     assert words in found.found
+
+
+@pytest.mark.parametrize("flipped", [0, 1])
+def test_component_with_the_opposite_sign_of_the_others_is_named(flipped):
+    names, kinds = ("vz", "pressure"), np.arange(61, dtype=np.int8) % 2
+    observed = np.where(kinds[:, None] == flipped, -1.0, 1.0) * gather(0.01)
+    view = View(
+        3, OFFSETS, observed.astype(np.float32), gather(), components=Components(names, kinds)
+    )
+    compared = compare([view], None, AXIS, PERIOD)
+    (found,) = check_comparison(compared)
+    assert f"arrivals of {names[flipped]} have the opposite sign" in found.found
+    assert f"those of {names[1 - flipped]} have the same" in found.found
+    assert f"the traces of {names[flipped]} by -1" in found.remedy
+    assert f"{names[flipped]} is the opposite" in " ".join(compared.describe())
 
 
 @pytest.mark.parametrize("keys", [{}, {"per": "shot"}, {"furthest": 1000.0}])
