@@ -413,12 +413,22 @@ def _check_amplitudes(
 
 def _check_times(c: Comparison, warn: Warn, linear: bool, mutes: bool) -> Iterator[Finding]:
     if c.compared and c.alike < UNLIKE:
-        yield warn(
-            f"the first arrivals of the starting model are found in only {100 * c.alike:.0f} % of "
-            f"the {'other ' * bool(c.muted)}traces: the traces are noise, are other data, or have "
-            "another wavelet",
+        arrivals, causes = "first arrivals", "the traces are noise, are other data, or have"
+        remedy = (
             "Look at the figure of hpcfwi check: compare geometry, time axis and wavelet, or give "
-            "data.offsets.",
+            "data.offsets."
+        )
+        if mutes:
+            arrivals = "first arrivals after data.mute"
+            causes = "the model does not explain these waves, or the data are noise or have"
+            remedy = (
+                "Repeat hpcfwi check without data.mute: direct waves show whether geometry, time "
+                "axis and wavelet are right."
+            )
+        yield warn(
+            f"the {arrivals} of the starting model are found in only {100 * c.alike:.0f} % of "
+            f"the {'other ' * bool(c.muted)}traces: {causes} another wavelet",
+            remedy,
         )
     if abs(c.lag) > LATE * c.period and c.alike >= UNLIKE:
         yield warn(

@@ -125,6 +125,15 @@ def test_noise_is_reported_as_noise_without_a_sign():
     assert "sign" not in message
 
 
+def test_other_waves_after_a_mute_of_the_input_do_not_blame_the_wavelet_alone():
+    noise = np.random.default_rng(0).normal(size=(61, N)).astype(np.float32)
+    compared = compare([View(3, OFFSETS, noise, gather())], None, AXIS, PERIOD)
+    for mutes in (False, True):
+        found = " ".join(map(str, check_comparison(compared, mutes=mutes)))
+        assert ("the model does not explain these waves" in found) is mutes
+        assert ("Repeat hpcfwi check without data.mute" in found) is mutes
+
+
 @pytest.mark.parametrize(
     ("observed", "simulated", "scan", "words"),
     [
