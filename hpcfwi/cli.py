@@ -448,6 +448,11 @@ def _refuse(error: typer.TyperException, context: Context) -> None:
         asked = getattr(error, "ctx", None)
         command = "hpcfwi" if asked is None else asked.command_path
         found = error.format_message().rstrip(".").replace("Value error, ", "")
+        if asked is not None and found.startswith("Missing argument"):
+            # A single word is taken for TO, although it may be FROM
+            arguments = [p for p in asked.command.params if p.param_type_name == "argument"]
+            if len(arguments) > 1:
+                found = f"Missing argument: expected {' and '.join(p.metavar for p in arguments)}"
         raise InputError("command line", found, f"See {command} --help.")
 
     context.from_root(refuse)

@@ -58,6 +58,12 @@ def test_wrong_command_line_is_refused_with_a_hint_to_help(words, helpful, hpcfw
     assert "Value error" not in message
 
 
+@pytest.mark.parametrize("words", [(), ("one.sgy",)])
+def test_conversion_of_fewer_than_two_files_names_both_arguments(words, hpcfwi, capsys):
+    assert hpcfwi("convert", *words) == 2
+    assert "Missing argument: expected FROM and TO. See" in capsys.readouterr().err
+
+
 def test_signal_within_an_import_stops_the_program_after_the_import(tmp_path, monkeypatch):
     module = "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nis_whole = True\n"
     (tmp_path / "interrupted.py").write_text(module)
