@@ -8,6 +8,10 @@ import sys
 def main() -> None:
     """Run the command, with the current directory left out of the path of imports."""
     _leave_out_current_directory()
+    import signal
+
+    # Signals wait for the command line, which handles them; before, they would kill the program
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
     from hpcfwi.cli import main as run_command
 
     run_command()

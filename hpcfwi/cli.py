@@ -125,9 +125,11 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Torch's messages about sockets are not for users; it reads this variable when it is imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    for number in numbers:
         signal.signal(number, _stop_early)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # `__main__` has blocked them
         code = app(prog_name="hpcfwi", standalone_mode=False)
     except Stopped:  # it came before the ranks started; later, a rank reports it
         code = 3

@@ -29,6 +29,20 @@ def call(folder, *arguments, python=("-m", "hpcfwi"), **env):
     )
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_signal_before_the_command_line_is_imported_stops_the_program(name, tmp_path):
+    early = (
+        "import os, signal, sys\n"
+        "class Early:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'hpcfwi.cli':\n"
+        f"            os.kill(os.getpid(), signal.{name})\n"
+        "sys.meta_path.insert(0, Early())\n"
+    )
+    done = call(tmp_path, "--version", python=("-P", "-c", early + SCRIPT), PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
 @pytest.fixture
 def planted(tmp_path):
     """A directory with modules that write the file `mark` when they are imported."""
