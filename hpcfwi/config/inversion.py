@@ -268,7 +268,10 @@ class InversionSection(Section):
     which.
     """
     tied: Tied | None = None
-    """Parameters that follow the P velocity; by default none."""
+    """Parameters that follow the P velocity; by default none.
+
+    `tied = {}` in a stage means none, in place of those of `[inversion]`.
+    """
     misfit: Misfit = Misfit(name="least-squares")
     """The misfit and its keys."""
     wavelet: SourceWavelet = SourceWavelet(name="known")
@@ -501,11 +504,15 @@ class StageSection(Section):
         """Return the tables of an input with the changes of this stage.
 
         If the stage has `parameters`, it inherits limits, scales and ties of these parameters only.
+        With `tied = {}` it inherits no ties, and no limits of tied parameters.
         """
         changes = {name: getattr(self, name) for name in SECTIONS}
         if self.spacing is not None:
             changes["wave"] = {"spacing": self.spacing, **changes["wave"]}
-        inherited = _select(tables["inversion"], self.inversion.get("parameters"))
+        inherited = tables["inversion"]
+        if self.inversion.get("tied") == {}:
+            inherited = _select({**inherited, "tied": {}}, inherited["parameters"])
+        inherited = _select(inherited, self.inversion.get("parameters"))
         return _merge({**tables, "inversion": inherited, "stage": []}, changes)
 
 

@@ -91,6 +91,19 @@ def test_parameter_of_a_stage_that_the_equation_lacks_is_refused(tmp_path):
 ELASTIC = {"wave.equation": "elastic", "inversion.parameters": ["vp", "vs"]}
 
 
+def test_stage_with_an_empty_table_ties_no_parameters(tmp_path):
+    changes = {
+        **ELASTIC,
+        "inversion.tied": {"rho": "gardner"},
+        "inversion.bounds": {"vp": [1400.0, 5000.0], "rho": [1000.0, 3000.0]},
+        "stage": [{}, {"inversion": {"tied": {}}}, {}],
+    }
+    first, second, third = load_config(write_input(tmp_path, changes)).stages()
+    assert first[1].inversion.changing == third[1].inversion.changing == ("vp", "vs", "rho")
+    assert second[1].inversion.changing == ("vp", "vs")
+    assert second[1].inversion.bounds_by_name.keys() == {"vp"}
+
+
 @pytest.mark.parametrize(
     ("changes", "where", "words"),
     [
