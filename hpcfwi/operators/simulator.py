@@ -227,6 +227,15 @@ class Simulator:
         """Return a model of tensors on the grid of the waves."""
         return model if self.coarsening is None else self.coarsening.restrict(model)
 
+    def medium(self, model: Model) -> Model:
+        """Return the model whose waves are simulated for a model of `restrict`.
+
+        It is the background if traces are linearized, because the model then may have any values.
+        """
+        if self.background is None:
+            return model
+        return self.background.map(lambda array, like: array.to(like.device), model)
+
     def transpose(self, gradient: Model) -> Model:
         """Return the gradient with respect to a model, given that on the grid of the waves."""
         return gradient if self.coarsening is None else self.coarsening.transpose(gradient)
@@ -247,10 +256,10 @@ class Simulator:
 
         window: the common window of the shots, None for the whole model and all receivers.
         """
-        if self.background is None:
-            return Simulation(self.set_up(model, survey, window, illuminate), keep)
-        background = self.background.map(lambda array, like: array.to(like.device), model)
+        background = self.medium(model)
         task = self.set_up(background, survey, window, illuminate)
+        if self.background is None:
+            return Simulation(task, keep)
         inside = (slice(None),) if window is None else window.slices
         change = background.map(lambda array, given: (given - array)[inside], model).arrays
         return LinearSimulation(task, keep, change)
@@ -431,7 +440,8 @@ def set_up_largest(
     costs: of the shots, see `Simulator.costs`. Raises ValueError as `Simulator.set_up` does.
     """
     largest = int(np.argmax(costs))
-    shot, seen = survey.select(np.array([largest])), simulator.restrict(model)
+    shot = survey.select(np.array([largest]))
+    seen = simulator.medium(simulator.restrict(model))
     (window,) = simulator.aperture.find_windows(simulator.grid, shot)
     return simulator.set_up(seen, shot, window)
 

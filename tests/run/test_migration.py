@@ -85,6 +85,25 @@ def test_status_names_the_image(hpcfwi, whole, capsys):
     assert f"the result is {whole / 'image.h5'}" in capsys.readouterr().out
 
 
+def test_migration_continues_and_draws_its_fit_where_the_changed_model_is_no_medium(
+    hpcfwi, tmp_path
+):
+    """Traces are linear in the change of the model, so that it may exceed the model itself."""
+    path = write_input(tmp_path, {**KEYS, "migration": {"iterations": 1}})
+    run = tmp_path / "run"
+    assert hpcfwi("forward", path, "--to", tmp_path / "loud.h5") == 0
+    with h5py.File(tmp_path / "loud.h5", "a") as file:
+        file["data"][...] *= 1e4
+    loud = write_input(tmp_path, {**KEYS, "survey": {"file": "loud.h5"}})
+    once, twice = (("--set", f"migration.iterations={count}") for count in (1, 2))
+    assert hpcfwi("migrate", loud, *once) == 0
+    with h5py.File(run / "model.h5") as file:
+        assert file["vp"][...].min() < 0.0
+    assert hpcfwi("migrate", loud, *twice) == 0
+    assert len(metrics(run)) == 2
+    assert "is not drawn" not in (run / "log.txt").read_text()
+
+
 def test_image_is_zero_where_the_model_is_fixed(whole):
     grid = read_model(whole / "initial.h5").grid
     with h5py.File(whole / "image.h5") as file:
