@@ -38,7 +38,7 @@ from hpcfwi.plan.arrivals import (
 )
 from hpcfwi.storage.background import Traces
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.survey import Survey, TimeAxis, spread_shots
+from hpcfwi.survey import EXPLOSIVE, Survey, TimeAxis, spread_shots
 
 # First arrivals with at least this correlation count as the same.
 ALIKE = 0.5
@@ -476,7 +476,7 @@ def _compare(
     if recorded is not None and not whole.is_synthetic:
         found = find_heads(recorded, whole.survey.axis)
         heads = dict(chain(*context.all_gather([*zip(mine.tolist(), found, strict=True)])))
-        conventions = _find_conventions(whole)
+        conventions = find_conventions(whole)
     left = 1.0
     if recorded is not None and experiment.band is not None:
         left = _find_left(recorded, experiment.band, context)
@@ -488,9 +488,15 @@ def _compare(
     )
 
 
-def _find_conventions(whole: Experiment) -> tuple[Convention, ...]:
-    """Return the conventions of other codes for the grid of the model."""
+def find_conventions(whole: Experiment) -> tuple[Convention, ...]:
+    """Return the conventions of other codes for the grid of the model.
+
+    There are none for forces, moment tensors and other components than the pressure, because the
+    codes are those of the scalar wave equation.
+    """
     initial, survey = whole.initial, whole.survey
+    if "pressure" not in survey.components.names or survey.source_kinds.keys() != EXPLOSIVE.keys():
+        return ()
     sources = survey.sources.reshape(-1, initial.grid.ndim)
     speed = float(np.median(initial.p_velocity[initial.grid.cells_of(sources)]))
     return list_conventions(float(np.prod(initial.grid.spacing)), speed, survey.dt)
