@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import Finding, say_count
 from hpcfwi.inversion.conditioning import NOTHING
-from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.experiment import Experiment, find_attenuation
 from hpcfwi.inversion.shot_qc import knows_amplitudes
 from hpcfwi.plan.arrivals import Scan, Tally
 from hpcfwi.plan.comparison import Comparison, Convention, DataComparison
 from hpcfwi.plan.estimate import Memory, Sharing, discretize, find_slowest
+from hpcfwi.wave.equation import Attenuation
 from hpcfwi.wave.numerics import carried_frequency
 
 # The grid resolves waves whose relative error of phase velocity is at most this.
@@ -28,6 +29,8 @@ VELOCITY_ERROR = 0.02
 LOST_ENERGY = 0.02
 # Largest share of cells that may be too slow for the peak frequency of the wavelet.
 SLOW_CELLS = 0.5
+# Largest share of the wavelet's energy at frequencies at which quality factors are not constant.
+OUT_OF_BAND = 0.1
 # Largest first or last sample of a wavelet, relative to its peak.
 CUT = 1e-2
 
@@ -37,6 +40,7 @@ def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
     return [
         *_check_frequencies(experiment, dt),
         *_check_wavelet(experiment),
+        *_check_attenuation(experiment),
         *check_water(experiment),
         *_check_duration(experiment),
     ]
@@ -85,6 +89,24 @@ def _check_wavelet(experiment: Experiment) -> Iterator[Finding]:
                 "jump emits waves of all frequencies",
                 remedy,
             )
+
+
+def _check_attenuation(experiment: Experiment) -> Iterator[Finding]:
+    """Check that quality factors are constant at the frequencies of the wavelet."""
+    if "qp" not in experiment.equation.parameters:
+        return
+    spectrum, wave = experiment.survey.spectrum, experiment.config.wave
+    low, high = (find_attenuation(wave) or Attenuation()).band
+    outside = 1.0 - spectrum.energy_above(low) + spectrum.energy_above(high)
+    if outside > OUT_OF_BAND:
+        first, last = (spectrum.frequency_below(share) for share in (0.01, 0.99))
+        yield Finding(
+            "warning",
+            "wave.attenuation.band",
+            f"{100 * outside:.0f} % of the wavelet's energy is outside {low:g} to {high:g} Hz, "
+            "where the waves lose less energy than the quality factors say",
+            f"Give a band that includes {first:.2g} to {last:.2g} Hz.",
+        )
 
 
 def check_water(experiment: Experiment) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave.numerics import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
-from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SHOTS, true_model, write_input
 
 # Without findings: sources and receivers are below the fixed cells, and waves have time to return.
 SOUND = {
@@ -118,6 +118,21 @@ def test_unresolved_waves_in_few_cells_are_a_warning(rows, severity, tmp_path):
     )
     (spacing,) = [finding for finding in found if finding.where == "model.spacing"]
     assert spacing.severity == severity
+
+
+def test_wavelet_outside_the_band_of_constant_quality_factors_is_reported(tmp_path):
+    model = true_model()
+    arrays = {"rho": 2000.0, "qp": 50.0}
+    filled = {name: np.full(model.grid.shape, value, "f4") for name, value in arrays.items()}
+    write_model(tmp_path / "true.h5", Model(model.grid, {**model.arrays, **filled}))
+    changes = {"wave.equation": "viscoacoustic"}
+    assert findings_of(tmp_path, changes) == []
+    for band in ([0.1, 2.0], [30.0, 60.0]):
+        (found,) = findings_of(tmp_path, {**changes, "wave.attenuation": {"band": band}})
+        assert (found.severity, found.where) == ("warning", "wave.attenuation.band")
+    *_, low, _, high, _ = found.remedy.split()
+    wide = {"wave.attenuation": {"band": [float(low), float(high)]}}
+    assert findings_of(tmp_path, {**changes, **wide}) == []
 
 
 def test_recommended_spacing_removes_the_finding(tmp_path):
