@@ -322,25 +322,36 @@ def run_epochs(
     Raises `InversionFailure` on all ranks if no shot gives finite results, a step leads to an
     impossible model, replicas differ, or memory runs out.
     """
-    journal, signal = parts.journal, None
+    signal = None
     parts.optimizer.restore(state.optimizer)
     while state.epoch < stage.last and signal is None:
-        epoch, started = state.epoch + 1, time.monotonic()
-        context.heartbeat.begin(f"epoch {epoch}")
-        batch = parts.sampler.take(epoch)
-        evaluate = EpochEvaluator(parts.objective, stage, batch, state, journal.figures_due(epoch))
-        evaluate.renew_wavelet(epoch)
-        model, evaluation = parts.optimizer.step(evaluate.model, evaluate, stage.progress(epoch))
-        _compare_replicas(model, epoch, context)
-        seconds = time.monotonic() - started
-        timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
-        whole = Model(model.grid, {**state.model.arrays, **model.arrays})
-        score, entry = journal.measure(epoch, batch, whole, evaluation, timings)
-        optimizer, carried = parts.optimizer.state(), evaluate.carry_over(model)
-        state = state.after(whole, optimizer, evaluation, score, entry, *carried)
-        signal = stop.agree_to_stop()
-        journal.keep(state, evaluation, last=signal is not None or epoch == stage.last)
+        state, signal = _run_epoch(state, stage, parts, stop, context)
     return signal
+
+
+def _run_epoch(
+    state: State, stage: Stage, parts: Inversion, stop: StopRequest, context: Context
+) -> tuple[State, str | None]:
+    """Run an epoch; return the state after it and the name of a signal, if there was one.
+
+    The evaluation of the epoch is released before the next one takes memory for its waves.
+    """
+    journal, epoch, started = parts.journal, state.epoch + 1, time.monotonic()
+    context.heartbeat.begin(f"epoch {epoch}")
+    batch = parts.sampler.take(epoch)
+    evaluate = EpochEvaluator(parts.objective, stage, batch, state, journal.figures_due(epoch))
+    evaluate.renew_wavelet(epoch)
+    model, evaluation = parts.optimizer.step(evaluate.model, evaluate, stage.progress(epoch))
+    _compare_replicas(model, epoch, context)
+    seconds = time.monotonic() - started
+    timings = measure_timings(evaluate.times, evaluate.simulations, seconds, context)
+    whole = Model(model.grid, {**state.model.arrays, **model.arrays})
+    score, entry = journal.measure(epoch, batch, whole, evaluation, timings)
+    optimizer, carried = parts.optimizer.state(), evaluate.carry_over(model)
+    state = state.after(whole, optimizer, evaluation, score, entry, *carried)
+    signal = stop.agree_to_stop()
+    journal.keep(state, evaluation, last=signal is not None or epoch == stage.last)
+    return state, signal
 
 
 def _compare_replicas(model: Model, epoch: int, context: Context) -> None:

@@ -80,10 +80,20 @@ def run_job(
         # There is one request for the whole job; a signal between two requests would be lost.
         with StopRequest(context) as stop, ExitStack() as held:
             job = _Job(path, config, context, quiet, stop, held)
-            experiment, stages, state = retry_after_death(context, partial(job.begin, inverts))
-            if state is not None:
+            experiment, stages = retry_after_death(context, partial(job.begin, inverts))
+            if inverts:
                 directory, become_root = job.directory, job.become_root
-                invert(experiment, stages, directory, state, context, stop, quiet, become_root)
+                # The state is not named here, because its memory is freed after the first epoch
+                invert(
+                    experiment,
+                    stages,
+                    directory,
+                    job.take_state(),
+                    context,
+                    stop,
+                    quiet,
+                    become_root,
+                )
 
     run_in_crews(load, context, work)
 
@@ -101,7 +111,8 @@ def watch_preparation(context: Context, stop: StopRequest, continues: str) -> Wa
 class _Job:
     """A job on this rank, and its run directory, which rank 0 claims until the job ends.
 
-    held: open resources of this rank; has_claimed: True if this rank has claimed the directory.
+    held: open resources of this rank; has_claimed: True if this rank has claimed the directory;
+    state: that from which the inversion continues, None without an inversion.
     """
 
     path: Path
@@ -111,15 +122,13 @@ class _Job:
     stop: StopRequest
     held: ExitStack
     has_claimed: bool = False
+    state: State | None = None
 
     def __post_init__(self) -> None:
         self.directory = RunDirectory(Path(self.config.output.directory))
 
-    def begin(self, inverts: bool) -> tuple[Experiment, list[Stage], State | None]:
-        """Prepare everything before the first epoch, including the observed data; collective.
-
-        The returned state is that from which the inversion continues, None without an inversion.
-        """
+    def begin(self, inverts: bool) -> tuple[Experiment, list[Stage]]:
+        """Prepare everything before the first epoch, including the observed data; collective."""
         path, config, context, directory = self.path, self.config, self.context, self.directory
         self.held.close()  # resources of an attempt that a death has ended
         self.has_claimed = False
@@ -145,16 +154,24 @@ class _Job:
             self.open_log()
             _introduce(f"Input {path}, run directory {directory.path}", experiment, context)
             state = restore(experiment, stages, directory, context) if stages else None
-            if state is None or state.epoch == 0:
+            is_new = state is None or state.epoch == 0
+            self.state = state
+            if is_new:
                 experiments = [stage.experiment for stage in stages] or [experiment]
                 context.from_root(partial(look_before_simulating, experiments, context.device))
             context.from_root(lambda: directory.begin(config))
             _prepare_engine(experiment, context)
         simulate_observed(experiment, context, self.stop, self.quiet)
-        if state is not None and state.epoch == 0:
+        if stages and is_new:
             with watch_preparation(context, self.stop, "the beginning"):
                 look_before_inverting(experiment, stages, directory, context)
-        return experiment, stages, state
+        return experiment, stages
+
+    def take_state(self) -> State:
+        """Return the state, to which the job then no longer refers."""
+        state, self.state = self.state, None
+        assert state is not None, "restored by `begin`"
+        return state
 
     def claim(self) -> None:
         """Claim the directory on rank 0; raises the errors of `RunDirectory.claim`."""

@@ -96,7 +96,7 @@ def invert(
     Raises `Stopped` on all ranks after a signal, with a checkpoint on disk, `InputError` if memory
     is not sufficient from the beginning, and the errors of `run_epochs`.
     """
-    epochs = stages[-1].last
+    epochs, done = stages[-1].last, state.epoch
 
     def claim_directory() -> None:
         context.from_root(become_root)
@@ -109,6 +109,8 @@ def invert(
         BackgroundWriter(behind=not context.fault_tolerant) as writer,
     ):
         recorder = Recorder(experiment, stages, directory, context, state, painter, writer)
+        # The recorder replaces it by later states
+        del state
 
         def return_to_last_epoch() -> None:
             claim_directory()
@@ -121,7 +123,7 @@ def invert(
         # Without fault tolerance this only calls the function.
         survive = partial(retry_after_death, context, rejoin=return_to_last_epoch)
         signal = None
-        if state.epoch >= epochs:
+        if done >= epochs:
             survive(partial(context.from_root, recorder.mend))
         for stage in stages:
             if recorder.state.epoch < stage.last and signal is None:
@@ -129,10 +131,10 @@ def invert(
                 signal = survive(partial(_run_stage, *begun, recorder, stop, quiet))
             if recorder.state.epoch == stage.last and signal is None:
                 signal = survive(partial(look_at_end, stage, recorder, stop))
-    if state.epoch >= epochs:
-        if state.epoch > epochs:
+    if done >= epochs:
+        if done > epochs:
             log.warning("Only %d epochs are requested: the run stays as it is", epochs)
-        log.info("All %d epochs are done already: %s", state.epoch, directory.path)
+        log.info("All %d epochs are done already: %s", done, directory.path)
         return
     if recorder.state.epoch < epochs:
         context.raise_on_all_ranks(
@@ -205,14 +207,14 @@ def _run_stage(
     """
     experiment, context = stage.experiment, recorder.context
     earlier = recorder.stages[recorder.state.stage]
-    state = recorder.state = _enter(stage, earlier, recorder.state, engine, context)
+    recorder.state = _enter(stage, earlier, recorder.state, engine, context)
     whole = recorder.stages[-1].last
     with (
         # This comes first, because ranks also wait for each other when they close a file
         Watch(context, stop, recorder.save),
         open_observed(recorder.experiment, context) as reader,
         Prefetcher(reader, experiment.preprocessing(), context.threads) as prefetcher,
-        Progress(whole, done=state.epoch, enabled=context.is_root, quiet=quiet) as shown,
+        Progress(whole, done=recorder.state.epoch, enabled=context.is_root, quiet=quiet) as shown,
     ):
         recorder.progress = shown
         recorder.measure_initial_errors()
@@ -220,7 +222,7 @@ def _run_stage(
         sampler = _make_sampler(stage, objective, prefetcher)
         optimizer = make_optimizer(experiment, context)
         parts = Inversion(sampler, objective, optimizer, recorder)
-        return run_epochs(state, stage, parts, stop, context)
+        return run_epochs(recorder.state, stage, parts, stop, context)
 
 
 def _enter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -12,7 +13,8 @@ import torch
 
 from hpcfwi import system
 from hpcfwi.inversion import memory
-from hpcfwi.inversion.objective import Objective
+from hpcfwi.inversion.objective import Evaluation, Objective
+from hpcfwi.inversion.state import State
 from hpcfwi.model import Model
 from hpcfwi.operators import simulator
 from hpcfwi.report.page import read_metrics
@@ -103,6 +105,26 @@ def test_best_model_is_kept_in_addition_to_the_newest(hpcfwi, tmp_path):
         assert file.attrs["epoch"] == best
     with h5py.File(run / "model.h5") as file:
         assert file.attrs["epoch"] == 5
+
+
+def test_evaluation_begins_with_one_state_and_no_earlier_evaluation_in_memory(
+    hpcfwi, tmp_path, monkeypatch
+):
+    evaluate, counts = Objective.evaluate, []
+
+    def count(*args, **options):
+        gc.collect()
+        found = gc.get_objects()
+        counts.append([sum(type(one) is kind for one in found) for kind in (State, Evaluation)])
+        return evaluate(*args, **options)
+
+    monkeypatch.setattr(Objective, "evaluate", count)
+    # The writer may hold an earlier state while it writes a checkpoint
+    path = write_input(tmp_path, {"inversion.epochs": 3, "output.checkpoint": 9})
+    assert hpcfwi("run", path) == 0
+    assert counts == 3 * [[1, 0]]
+    assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
+    assert counts[3:] == 2 * [[1, 0]], "the state of a checkpoint is released, too"
 
 
 def test_velocities_reach_their_bounds_and_do_not_exceed_them(hpcfwi, tmp_path):
