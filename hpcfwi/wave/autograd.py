@@ -396,7 +396,7 @@ class Acoustic(torch.nn.Module):
         Sampling of wavelets and traces, s.
     **options
         The keyword arguments of `acoustic`. Without `max_velocity` and `boundary_frequency`, the
-        boundary of each part of a batch is tuned to that part.
+        boundary of each part of a survey is tuned to that part.
     """
 
     def __init__(

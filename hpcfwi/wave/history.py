@@ -43,7 +43,7 @@ class Sampling:
 
     interval: 1 gives the exact gradient of the discrete scheme; None takes the largest that samples
     frequencies up to `frequency` (Hz) at their Nyquist rate; frequency: None takes the highest in
-    the wavelets of the batch. Raises ValueError if one is not positive.
+    the wavelets of the chunk. Raises ValueError if one is not positive.
     """
 
     interval: int | None = None
@@ -103,7 +103,7 @@ class Recompute(Sampling):
 
 @dataclass(frozen=True)
 class Auto(Sampling):
-    """The fastest history that fits into `memory` (bytes, for the whole batch).
+    """The fastest history that fits into `memory` (bytes, for all shots together).
 
     kind: the only kind to choose from, None for all; memory: None takes the free memory of the
     device, less a margin; exact: True stores numbers in full precision if they fit, although
@@ -193,7 +193,7 @@ class NothingFits(MemoryError):
 
     def __init__(self, needed: int, memory: int) -> None:
         super().__init__(
-            f"the batch needs {say_bytes(needed)} with the smallest history, but only "
+            f"the shots need {say_bytes(needed)} with the smallest history, but only "
             f"{say_bytes(memory)} are available: simulate fewer shots at a time"
         )
         self.needed = needed

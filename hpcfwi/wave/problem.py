@@ -254,7 +254,7 @@ class SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        """Return the zero, which has no axis of a batch."""
+        """Return the zero, which is not mapped over."""
         return torch.zeros((), device=tensors[0].device), None
 
     @staticmethod

@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Return the approximate number of cells of `forward`, summed over shots and steps."""
 
     def idle(self) -> int:
-        """Return the bytes of buffers from earlier batches."""
+        """Return the bytes of buffers from earlier simulations."""
 
     def clear(self) -> None:
         """Release these buffers."""
@@ -70,7 +70,7 @@ class FirstOrderEngine(Engine, Protocol):
 
 
 def release_buffers() -> bool:
-    """Release the buffers of all engines from earlier batches; return True if there were any."""
+    """Release all buffers of earlier simulations; return True if there were any."""
     used = [sys.modules[place] for place in ENGINES.values() if place in sys.modules]
     held = [engine for engine in cast(list[Engine], used) if engine.idle()]
     for engine in held:

@@ -1,7 +1,7 @@
 """The engine for CPUs: compiled sweeps, one thread per shot; spare threads share the last shots.
 
 Shots share nothing while they run, so that threads wait for one another only if several work on the
-same shot, and the bits of a shot depend neither on its batch nor on the number of threads. The
+same shot, and the bits of a shot depend neither on the others nor on the number of threads. The
 ranks of a crew simulate the same shot, each a layer of its grid. A `ShotHistory` has the data that
 a shot stores for the backward pass. The time loops are in `sweeps`; `staggered` is the engine of
 first-order equations.
@@ -254,7 +254,7 @@ def count_updates(problem: Problem, steps: int) -> float:
 
 
 def idle() -> int:
-    """Return the bytes of buffers from earlier batches."""
+    """Return the bytes of buffers from earlier simulations."""
     return POOL.count_bytes()
 
 

@@ -95,7 +95,7 @@ def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float
 
 
 def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
-    """Estimate the bytes of the forward and the backward pass of a batch.
+    """Estimate the bytes of the forward and the backward pass of a chunk of shots.
 
     Every shot counts as if it were in the middle of the model. Shots at the ends of a line store
     less, but in buffers that other shots have filled before.

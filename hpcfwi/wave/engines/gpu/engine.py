@@ -1,4 +1,4 @@
-"""The engine for GPUs: Triton kernels in two and three dimensions for all shots of a batch at once.
+"""The engine for GPUs: Triton kernels in two and three dimensions for all shots of a chunk at once.
 
 NVIDIA, AMD and Intel cards have the same source. With TRITON_INTERPRET=1 it runs slowly on a CPU,
 so that tests need no card. The ranks of a crew simulate the same shots, each a layer of the grid.
@@ -38,7 +38,7 @@ NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
 # Largest memory of the sweeps that are kept for reuse, as a multiple of the memory of the largest
-# one. A rank needs several sweeps because the last batch may have fewer shots than the others.
+# one. A rank needs several sweeps because the last chunk may have fewer shots than the others.
 SPARE = 2
 
 

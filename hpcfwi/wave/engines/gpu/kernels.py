@@ -1,4 +1,4 @@
-"""Triton kernels of the `gpu` engine, which compute one step of all shots of a batch.
+"""Triton kernels of the `gpu` engine, which compute one step of all shots of a chunk.
 
 A program computes some cells of one shot. No two programs write to the same place, and the order of
 every sum is fixed, so that the bits of a shot depend on the shot only.

@@ -1,4 +1,4 @@
-"""The memory layout of the `gpu` engine: the arrays and tables of a batch.
+"""The memory layout of the `gpu` engine: the arrays and tables of a chunk.
 
 A field has n_z + 2 r planes of n_y + r rows (one row in 2-D), where r is the radius of the
 stencils. The cells of the grid begin in plane r, at the first row and column. They are followed by
@@ -12,7 +12,7 @@ those of its neighbours, which are contiguous in a field, and zeros at the ends 
 The memory variables of an axis have the shape of the grid, except along this axis, where they have
 r zeros, the absorbing cells before the model, 2 r zeros, the absorbing cells after it, and r zeros.
 
-Batches with the same `Blueprint` use the same arrays, one after the other. This module does not
+Chunks with the same `Blueprint` use the same arrays, one after the other. This module does not
 need Triton.
 """
 
@@ -59,7 +59,7 @@ UNITS = {torch.float16: 1, torch.int8: 127}
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The properties of a batch that determine the arrays and the launches of a sweep.
+    """The properties of a chunk of shots that determine the arrays and the launches of a sweep.
 
     steps: samples of a trace; sources, receivers: sizes of their matrices; keeps: True if a
     history is stored for a backward pass; illuminates: True if illuminations are wanted.
@@ -284,7 +284,7 @@ ALIGNMENT = 32
 # Offsets in the arrays of one shot are 32-bit integers, also the masked ones in the last block.
 MOST_CELLS = 2**31 - 2**16
 
-# Number of cached matrices of points: the sources and receivers of two batches.
+# Number of cached matrices of points: the sources and receivers of two chunks.
 REMEMBERED = 4
 
 # Numbers of cells, or places, along the axes z, y, x.
@@ -521,7 +521,7 @@ class TapMatrix:
     cells, weights: (shot, point, entry), the offsets and weights of the cells of a point; occupied:
     (shot, row), the offsets of the cells of all points, or -1; points, spreading: (shot, row,
     entry), the points of these cells, and their weights. Unused entries have weight 0. The widths
-    of the tables are powers of 2, so that most batches of a survey have tables of the same shape.
+    of the tables are powers of 2, so that most chunks of a survey have tables of the same shape.
     """
 
     cells: NDArray[np.int32]
@@ -558,7 +558,7 @@ def spread_out(
     """Return the matrix of taps with weights times `scale`; repeated cells of a point are merged.
 
     layers, number: of a layer, all layers and its number. The last few matrices are cached, as
-    batches of a line often have the same receivers.
+    chunks of a line often have the same receivers.
     """
     return _spread_out(_Places(taps), layout, scale, tuple(layers), number)
 

@@ -1,4 +1,4 @@
-"""The `gpu` engine for first-order equations: the shots of a batch, see `first_order`.
+"""The `gpu` engine for first-order equations: the shots of a chunk, see `first_order`.
 
 All shots are advanced together. Tables of the description are constants of the kernels in
 `staggered_kernels`; sources, receivers, images above a free surface and the history are operations

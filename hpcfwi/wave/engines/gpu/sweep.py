@@ -1,4 +1,4 @@
-"""Time loops of the `gpu` engine: one batch of shots, forwards or backwards in time.
+"""Time loops of the `gpu` engine: one chunk of shots, forwards or backwards in time.
 
 A `Stepper` advances a field by one step: it chooses tiles and streams, and launches the kernels. A
 `Sweep` adds sources, receivers and histories. It simulates the wave, and then the adjoint or the
