@@ -23,6 +23,7 @@ from hpcfwi.config.values import (
     Section,
     Time,
     Unit,
+    exactly_one,
     tag_pair,
 )
 from hpcfwi.survey import COMPONENTS, SOURCE_KINDS, STRAIN
@@ -317,11 +318,10 @@ class Mute(Section):
     taper: Annotated[float, Field(ge=0.0, le=1e9), Unit("s")] = 0.1
     """Duration of the cosine taper from silence to full amplitude, on the side that is kept."""
 
+    _one_of_them = exactly_one("velocity", "curve", "picks", "after")
+
     @model_validator(mode="after")
-    def _one_line(self) -> Self:
-        keys = ("velocity", "curve", "picks", "after")
-        if sum(getattr(self, key) is not None for key in keys) != 1:
-            raise ValueError("expected exactly one of velocity, curve, picks and after")
+    def _keys_agree(self) -> Self:
         if self.after is not None and (self.keep != "below" or self.delay or self.width):
             raise ValueError("after can be combined with taper only: samples before it are kept")
         if (self.width is not None) != (self.keep == "outside"):
