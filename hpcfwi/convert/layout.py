@@ -226,7 +226,16 @@ class _UnixFile(_File):
             ):
                 continue
             layout = Layout(
-                *(self.path, self.headers, self.size, endian, IEEE, samples, 0, n_traces, 0, False),
+                path=self.path,
+                headers=self.headers,
+                size=self.size,
+                endian=endian,
+                code=IEEE,
+                n_samples=samples,
+                first=0,
+                n_traces=n_traces,
+                interval=0,
+                in_feet=False,
                 interval_at="",
             )
             interval = np.frombuffer(self.bytes_at(116, 2), f"{endian}u2")[0]
@@ -288,19 +297,19 @@ class _StandardFile(_File):
         n_traces = self._count_traces(samples, at)
         exact = second and float(np.frombuffer(self.start, f"{self.endian}f8", 1, 3272)[0])
         return Layout(
-            self.path,
-            self.headers,
-            self.size,
-            self.endian,
-            self.code,
-            samples,
-            self.first,
-            n_traces,
-            exact or self.number(3217, "u2"),
-            self.given.get("measurement", self.number(3255, "i2")) == 2,
-            self.header,
-            self.revision,
-            "bytes 3273-3280" if exact else "bytes 3217-3218",
+            path=self.path,
+            headers=self.headers,
+            size=self.size,
+            endian=self.endian,
+            code=self.code,
+            n_samples=samples,
+            first=self.first,
+            n_traces=n_traces,
+            interval=exact or self.number(3217, "u2"),
+            in_feet=self.given.get("measurement", self.number(3255, "i2")) == 2,
+            header=self.header,
+            revision=self.revision,
+            interval_at="bytes 3273-3280" if exact else "bytes 3217-3218",
         )
 
     def number(self, at: int, kind: str) -> int:

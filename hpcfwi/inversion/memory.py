@@ -133,18 +133,20 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
     host, given = estimate_given(experiment)
     tapers = section.precondition is not None and section.precondition.taper is not None
     whole, shards = estimate_optimizer(experiment, ranks)
+    each_shot = SHOT * values + SHOT_LIT * cells + COMPARED * traces
+    each_shot += _estimate_sources(experiment)
     return MemoryOverhead(
-        host + TAPER * cells * tapers,
-        given,
-        _estimate_stage(experiment, shots),
-        STATE * values,
-        shards if section.optimizer.sharded else whole,
-        _estimate_update(experiment),
-        4 * traces * held,
-        _estimate_records(experiment, whole) if rank == 0 else 0,
-        SHOT * values + SHOT_LIT * cells + COMPARED * traces + _estimate_sources(experiment),
-        estimate_engine(rank),
-        FIGURES if rank == 0 and "matplotlib.figure" not in sys.modules else 0,
+        host=host + TAPER * cells * tapers,
+        given=given,
+        stage=_estimate_stage(experiment, shots),
+        state=STATE * values,
+        remembered=shards if section.optimizer.sharded else whole,
+        update=_estimate_update(experiment),
+        traces=4 * traces * held,
+        records=_estimate_records(experiment, whole) if rank == 0 else 0,
+        each_shot=each_shot,
+        engine=estimate_engine(rank),
+        figures=FIGURES if rank == 0 and "matplotlib.figure" not in sys.modules else 0,
     )
 
 

@@ -178,15 +178,15 @@ class Objective:
             penalty, term = self._regularize(self.regularizer, model)
             gradient = gradient + term
         return Evaluation(
-            fsum(misfits) / len(misfits),
-            penalty,
-            gradient,
-            {name: self.simulator.refine(means[name]) for name in ILLUMINATIONS},
-            failed,
-            magnitudes,
-            times,
-            simulations,
-            means[WAVELET].cpu().numpy() if self.wavelet_samples else None,
+            misfit=fsum(misfits) / len(misfits),
+            penalty=penalty,
+            gradient=gradient,
+            illuminations={name: self.simulator.refine(means[name]) for name in ILLUMINATIONS},
+            failed=failed,
+            magnitudes=magnitudes,
+            times=times,
+            simulations=simulations,
+            wavelet_gradient=means[WAVELET].cpu().numpy() if self.wavelet_samples else None,
         )
 
     def _find_magnitudes(self, model: Model, batch: Batch, times: Times) -> tuple[Magnitudes, int]:

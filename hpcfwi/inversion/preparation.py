@@ -139,13 +139,13 @@ def _prepare_inversion(
         for file in _name_once(f for part in _sections(config) for f in part.data.picks)
     }
     return Experiment(
-        config,
-        true,
-        initial,
-        known,
-        survey,
-        observed,
-        is_synthetic,
+        config=config,
+        true=true,
+        initial=initial,
+        known=known,
+        survey=survey,
+        observed=observed,
+        is_synthetic=is_synthetic,
         picks=picks,
         leader=context.leader,
     )

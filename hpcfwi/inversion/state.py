@@ -128,14 +128,14 @@ class KnownEvaluation:
         _check_finite([table["misfit"], table["penalty"], illuminations])
         _check_all_counts([*table["sample"], *table["failed"]])
         evaluation = Evaluation(
-            table["misfit"],
-            table["penalty"],
-            gradient,
-            {name: field.to(device) for name, field in illuminations.items()},
-            tuple(table["failed"]),
-            table["references"],
-            Times(),
-            0,
+            misfit=table["misfit"],
+            penalty=table["penalty"],
+            gradient=gradient,
+            illuminations={name: field.to(device) for name, field in illuminations.items()},
+            failed=tuple(table["failed"]),
+            magnitudes=table["references"],
+            times=Times(),
+            simulations=0,
         )
         return cls(tuple(table["sample"]), evaluation)
 
@@ -266,17 +266,19 @@ class State:
         _check_finite(table["optimizer"])
         _check_counts(table)
         return cls(
-            table["epoch"],
-            model,
-            table["optimizer"],
-            EngineChoice.from_table(table["numerics"]),
-            table["references"],
-            tuple(table["history"]),
-            None if best is None else Best(best[0], best[1], _to_device(best[2], grid, device)),
-            table["failed"],
-            table["stage"],
-            WaveletEstimate.from_table(table) if "wavelet" in table else None,
-            None if evaluated is None else KnownEvaluation.from_table(evaluated, model),
+            epoch=table["epoch"],
+            model=model,
+            optimizer=table["optimizer"],
+            engine=EngineChoice.from_table(table["numerics"]),
+            magnitudes=table["references"],
+            metrics=tuple(table["history"]),
+            best=None
+            if best is None
+            else Best(best[0], best[1], _to_device(best[2], grid, device)),
+            failed=table["failed"],
+            stage=table["stage"],
+            estimated=WaveletEstimate.from_table(table) if "wavelet" in table else None,
+            evaluated=None if evaluated is None else KnownEvaluation.from_table(evaluated, model),
         )
 
 

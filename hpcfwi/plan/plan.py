@@ -400,14 +400,14 @@ def make_plan(
         *check_sharing(sharing),
     ]
     return Plan(
-        name,
-        tuple(findings),
-        tuple(describe_grid(experiment, task)),
-        sharing,
-        work,
-        memory,
-        timing,
-        describe_reading(experiment, timing),
+        name=name,
+        findings=tuple(findings),
+        grid=tuple(describe_grid(experiment, task)),
+        sharing=sharing,
+        work=work,
+        memory=memory,
+        timing=timing,
+        reading=describe_reading(experiment, timing),
     )
 
 

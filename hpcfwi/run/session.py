@@ -180,14 +180,14 @@ def _begin_stage(
             weights = experiment.weights(context.device)
             regularizer = partial(section.regularize.bind(), prior=prior, weights=weights)
         objective = Objective(
-            simulator,
-            section.misfit.bind(),
-            context,
-            chunks,
-            regularizer,
-            section.reproducible,
-            experiment.conditioning(),
-            experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
+            simulator=simulator,
+            misfit=section.misfit.bind(),
+            context=context,
+            chunks=chunks,
+            regularizer=regularizer,
+            reproducible=section.reproducible,
+            conditioning=experiment.conditioning(),
+            wavelet_samples=experiment.survey.n_samples if stage.wavelets().takes_steps else 0,
             shards=find_shards(experiment.config, context),
         )
         return stage, objective, EngineChoice.of(simulator, context.device)
