@@ -193,7 +193,7 @@ class NothingFits(MemoryError):
 
     def __init__(self, needed: int, memory: int) -> None:
         super().__init__(
-            f"the shots need {say_bytes(needed)} with the smallest history, but only "
+            f"the simulation needs {say_bytes(needed)} with the smallest history, but only "
             f"{say_bytes(memory)} are available: simulate fewer shots at a time"
         )
         self.needed = needed
