@@ -1,4 +1,6 @@
-"""Tests of the figures of gathers, wavelets and the loss, and of writing figures to files."""
+"""Tests of the figures of traces, wavelets and misfits."""
+
+from __future__ import annotations
 
 import os
 import subprocess
@@ -10,6 +12,13 @@ from matplotlib.image import imread
 
 from hpcfwi.errors import WriteFailure
 from hpcfwi.report import figures, models, style
+from hpcfwi.report.figures import (
+    bin_phases,
+    comparison_figure,
+    fit_figure,
+    take_turns,
+    traces_figure,
+)
 from hpcfwi.survey import TimeAxis
 from tests.report.examples import picture, texts_overlap, titles, volume
 
@@ -265,3 +274,145 @@ def test_estimated_wavelet_is_drawn_with_the_scaled_one_of_the_survey():
     assert len(figure.axes[1].lines) == 3
     each = figures.wavelets_figure(np.stack([ricker(4.0)] * 3), AXIS, ricker(5.0))
     assert len(each.axes[1].lines) == 3
+
+
+@pytest.mark.parametrize("shots", [1, 3])
+def test_each_shot_has_panels_of_observed_interleaved_and_residual_traces(shots):
+    generator = np.random.default_rng(0)
+    offsets = np.linspace(-1000.0, 2000.0, 31)
+    observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
+    gathers = [(f"Shot {7 + k}", offsets, observed, simulated) for k in range(shots)]
+    figure = traces_figure(gathers, TimeAxis(0.004, -0.4), 20)
+    assert not texts_overlap(figure)
+    assert titles(figure)[:3] == [
+        "Shot 7, observed",
+        "interleaved, red: simulated",
+        "observed - simulated, epoch 20",
+    ]
+    left, middle, right = (axes.images[0] for axes in figure.axes[:3])
+    turns = take_turns(offsets, 12)
+    np.testing.assert_array_equal(left.get_array(), observed.T)
+    np.testing.assert_array_equal(middle.get_array()[:, turns], simulated[turns].T)
+    np.testing.assert_array_equal(middle.get_array()[:, ~turns], observed[~turns].T)
+    np.testing.assert_array_equal(right.get_array(), (observed - simulated).T)
+    assert left.get_clim() == middle.get_clim() == right.get_clim(), "one scale"
+    assert left.get_extent()[2:] == pytest.approx((-0.4 + 199.5 * 0.004, -0.402))
+
+
+@pytest.mark.parametrize("groups", [1, 4, 12])
+def test_interleaved_traces_alternate_in_groups_of_equal_size(groups):
+    places = np.random.default_rng(0).permutation(60).astype(float)
+    turns = take_turns(places, groups)[np.argsort(places)]
+    ends = np.flatnonzero(np.diff(turns)) + 1
+    assert [part.size for part in np.split(turns, ends)] == [60 // groups] * groups
+    assert not turns[0]
+
+
+def test_phases_in_a_bin_of_offsets_are_averaged_on_the_circle():
+    offsets, phases = np.array([1.0, 2.0, 11.0, 12.0, 40.0]), np.array([170, -170, 10, 30, np.nan])
+    found = bin_phases(offsets, phases, np.linspace(0.0, 40.0, 5))
+    assert np.abs(found[0]) == pytest.approx(180.0)
+    assert found[1] == pytest.approx(20.0)
+    assert np.isnan(found[2:]).all()
+
+
+def shot(number, misfit=1e-4, traces=20, phase=30.0):
+    offsets = np.linspace(-500.0, 1500.0, traces) - 50.0 * number
+    return number, misfit, offsets, np.full(traces, phase)
+
+
+def test_fit_figure_shows_phases_misfits_and_spectra():
+    frequencies = np.linspace(0.0, 25.0, 51)
+    observed = np.exp(-((frequencies - 8.0) ** 2) / 8.0)
+    shots = [shot(3), shot(5, np.nan, phase=np.nan), shot(250, 3e-4)]
+    figure = fit_figure(shots, 8.0, (frequencies, observed, 0.4 * observed), 20)
+    assert not texts_overlap(figure)
+    phases, misfits, _, ratio = figure.axes
+    image = phases.images[0].get_array()
+    assert np.ma.masked_invalid(image[:, 1]).mask.all()
+    assert set(np.round(image[:, 0][np.isfinite(image[:, 0])], 9)) == {30.0}
+    assert [text.get_text() for text in misfits.get_xticklabels()] == ["3", "5", "250"]
+    found = ratio.lines[1].get_ydata()
+    np.testing.assert_allclose(found[np.isfinite(found)], 0.4)
+    assert np.isfinite(found).sum() < found.size, "only where the spectrum has energy"
+
+
+def test_fit_of_silent_shots_and_shots_without_traces_is_drawn():
+    nothing = np.zeros(11)
+    spectra = np.linspace(0.0, 50.0, 11), nothing, nothing
+    figure = fit_figure([shot(0, traces=0), shot(1, phase=np.nan)], 8.0, spectra, 1)
+    figure.canvas.draw()
+    phases, misfits, amplitudes, ratio = figure.axes
+    assert np.ma.getmaskarray(np.ma.masked_invalid(phases.images[0].get_array())).all()
+    assert [text.get_text() for text in misfits.get_xticklabels()] == ["0", "1"]
+    assert [line.get_ydata().tolist() for line in amplitudes.lines] == [[0.0] * 11] * 2
+    assert np.isnan(ratio.lines[1].get_ydata()).all()
+    empty = np.zeros((0, 20), np.float32)
+    figure = traces_figure([("Shot 0", np.zeros(0), empty, empty)], TimeAxis(0.01, 0.0), 1)
+    figure.canvas.draw()
+    assert titles(figure)[0] == "Shot 0, observed"
+    assert not any(axes.images for axes in figure.axes)
+
+
+@pytest.mark.parametrize("shots", [1, 3])
+@pytest.mark.parametrize("ratio", [1.1, 1e4])
+def test_comparison_has_a_row_per_shot_and_a_panel_of_first_arrivals(shots, ratio):
+    generator = np.random.default_rng(0)
+    offsets = np.linspace(-1000.0, 2000.0, 31)
+    observed, simulated = generator.normal(size=(2, 31, 200)).astype(np.float32)
+    observed[3] = np.nan
+    gathers = [(f"Shot {k}", offsets, observed, simulated, np.zeros((0, 31))) for k in range(shots)]
+    lags = np.linspace(-0.2, 0.3, 31)
+    figure = comparison_figure(gathers, TimeAxis(0.004, -0.4), ratio, np.abs(offsets), lags, 0.125)
+    figure.canvas.draw()
+    *images, below = figure.axes
+    titles = [axes.get_title(loc="left") for axes in images]
+    assert len(images) == 3 * shots
+    assert titles[0] == "Shot 0, observed"
+    assert titles[1] == ("simulated" if ratio < 2.0 else "simulated, times 10000")
+    drawn = [axes.images[0] for axes in images]
+    begin, end = -0.4 - 0.002, -0.4 + 199.5 * 0.004
+    for axes in images:
+        assert axes.get_ylim() == pytest.approx((end, begin))
+    assert {image.get_clim() for image in drawn[:3]} == {drawn[0].get_clim()}, "one scale"
+    good, skipped = (line.get_ydata() for line in below.lines[1:])
+    assert np.abs(good).max() <= 62.5 < np.abs(skipped).min(), (
+        "more than half a period, in ms, is marked"
+    )
+
+
+def test_comparison_of_silent_traces_is_drawn():
+    silent, none = np.zeros((5, 20), np.float32), np.array([])
+    figure = comparison_figure(
+        [("Shot 0", np.arange(5.0), silent, silent, np.zeros((0, 5)))],
+        TimeAxis(0.01, 0.0),
+        0.0,
+        none,
+        none,
+        0.1,
+    )
+    figure.canvas.draw()
+    assert figure.axes[1].get_title(loc="left") == "simulated"
+
+
+@pytest.mark.parametrize(("ratio", "told"), [(-1.0, ", times -1"), (-30.0, ", times -30")])
+def test_simulated_traces_are_scaled_by_the_factor_in_the_title(ratio, told):
+    simulated = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
+    gathers = [("Shot 0", np.arange(5.0), ratio * simulated, simulated, np.zeros((0, 5)))]
+    none = np.array([])
+    figure = comparison_figure(gathers, TimeAxis(0.01, 0.0), ratio, none, none, 0.1)
+    observed, scaled, difference, _ = figure.axes
+    assert scaled.get_title(loc="left") == f"simulated{told}"
+    np.testing.assert_allclose(scaled.images[0].get_array(), observed.images[0].get_array())
+    np.testing.assert_allclose(difference.images[0].get_array(), 0.0, atol=1e-5)
+
+
+def test_picks_are_marked_at_their_offsets_and_times():
+    traces, picks = np.ones((3, 20), np.float32), np.array([[0.05, np.nan, 0.1]])
+    gathers = [("Shot 0", np.array([-1000.0, 0.0, 500.0]), traces, traces, picks)]
+    none = np.array([])
+    figure = comparison_figure(gathers, TimeAxis(0.01, 0.0), 1.0, none, none, 0.1)
+    for axes in figure.axes[:3]:
+        (line,) = axes.lines
+        np.testing.assert_array_equal(line.get_xdata(), [-1.0, 0.0, 0.5])
+        np.testing.assert_array_equal(line.get_ydata(), picks[0])

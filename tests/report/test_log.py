@@ -1,14 +1,20 @@
-"""Tests of the log of a run, on the screen and in its file."""
+"""Tests of the log and of the progress of a run."""
 
+import fcntl
 import io
 import logging
+import os
+import pty
 import re
+import struct
 import sys
+import termios
 
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.report.log import start_log
+from hpcfwi.report import log as module
+from hpcfwi.report.log import Progress, start_log, terminal_width
 
 logger = logging.getLogger("hpcfwi.somewhere")
 
@@ -115,3 +121,149 @@ def test_log_file_that_cannot_be_written_is_an_input_error(tmp_path):
         start_log(tmp_path / "missing" / "log.txt", rank=0),
     ):
         pass
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that changes only when its `now` is set."""
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setenv("TERM", "xterm")
+    return clock
+
+
+def test_batch_log_gets_one_plain_line_per_epoch(clock):
+    out = io.StringIO()
+    with Progress(12, stream=out) as progress:
+        clock.now = 5.0
+        progress.advance(misfit=1.5e-4, errors="352.1 m/s")
+        clock.now = 10.0
+        progress.advance(misfit=1.2e-4)
+    assert out.getvalue().splitlines() == [
+        "epoch  1/12  misfit 1.5000e-04  error 352.1 m/s  5 s/epoch  left 55 s",
+        "epoch  2/12  misfit 1.2000e-04  5 s/epoch  left 50 s",
+    ]
+
+
+def test_progress_of_a_continued_run_starts_at_its_epoch(clock):
+    out = io.StringIO()
+    with Progress(1001, done=1, stream=out) as progress:
+        clock.now = 10.0
+        progress.advance()
+    assert out.getvalue() == "epoch    2/1001  10 s/epoch  left 2 h 46 min\n"
+
+
+def test_remaining_time_is_not_affected_by_a_slow_first_epoch(clock):
+    out = io.StringIO()
+    with Progress(103, stream=out) as progress:
+        for seconds in (60.0, 1.0, 1.0):
+            clock.now += seconds
+            progress.advance()
+    assert out.getvalue().endswith("1 s/epoch  left 1 min 40 s\n")
+
+
+def test_shots_are_logged_at_every_tenth_of_them(clock):
+    out = io.StringIO()
+    with Progress(341, unit="shot", every=0.1, stream=out) as progress:
+        for _ in range(341):
+            clock.now += 2.0
+            progress.advance()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith("shot  35/341  2 s/shot")
+    assert lines[-1].startswith("shot 341/341")
+
+
+def test_time_per_unit_is_shared_by_units_completed_together(clock):
+    out = io.StringIO()
+    with Progress(16, unit="shot", stream=out) as progress:
+        clock.now = 4.0
+        progress.advance(8)
+        progress.advance(0)
+    assert out.getvalue() == "shot  8/16  0.5 s/shot  left 4 s\n"
+
+
+def test_terminal_gets_a_live_bar(clock):
+    out = Terminal()
+    with Progress(20, stream=out) as progress:
+        clock.now = 5.0
+        progress.advance(misfit=1.5e-4, errors="352.1 m/s")
+    text = out.getvalue()
+    assert "\x1b[" in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert "epoch  1/20  misfit 1.5000e-04  error 352.1 m/s  5 s/epoch" in plain
+
+
+@pytest.mark.usefixtures("clock")
+def test_exception_removes_the_live_bar():
+    out = Terminal()
+    progress = Progress(20, stream=out)
+    with pytest.raises(KeyError), progress:
+        raise KeyError
+    assert out.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
+
+
+@pytest.mark.usefixtures("clock")
+def test_messages_appear_above_the_live_bar(monkeypatch):
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    with start_log(None, rank=0), Progress(20):
+        logging.getLogger("hpcfwi.x").warning("shot [3] is set aside")
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    assert "WARNING: shot [3] is set aside" in [line.strip() for line in lines]
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_progress_shows_nothing_when_quiet_or_on_other_ranks(stream):
+    out = stream()
+    for options in ({"quiet": True}, {"enabled": False}):
+        with Progress(3, stream=out, **options) as progress:
+            progress.advance(misfit=1.0)
+    assert out.getvalue() == ""
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("stream", "options"), [(io.StringIO, {}), (Terminal, {}), (Terminal, {"quiet": True})]
+)
+def test_progress_lines_go_to_the_log_file_and_not_twice_to_the_screen(
+    tmp_path, capsys, stream, options
+):
+    with (
+        start_log(tmp_path / "log.txt", rank=0),
+        Progress(2, stream=stream(), **options) as progress,
+    ):
+        progress.advance(misfit=1.0)
+    assert (tmp_path / "log.txt").read_text().count("epoch 1/2  misfit 1.0000e+00") == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_file_and_dumb_terminal_have_no_terminal_width(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal_width(io.StringIO()) is None
+    assert terminal_width(Terminal()) == 80
+    monkeypatch.setenv("TERM", "dumb")
+    assert terminal_width(Terminal()) is None
+
+
+def test_pseudo_terminal_without_a_size_has_no_terminal_width(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    ours, its = pty.openpty()
+    with os.fdopen(its, "w") as out:
+        assert terminal_width(out) is None
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 97, 0, 0))
+        assert terminal_width(out) == 97
+    os.close(ours)
