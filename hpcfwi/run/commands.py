@@ -51,13 +51,13 @@ from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
 from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory, refusing_unwritable
 from hpcfwi.run.job import (
+    compare_all_data,
     draw_comparison,
-    keep_checked,
-    look_at_data,
     run_in_crews,
     watch_preparation,
+    write_checked,
 )
-from hpcfwi.run.records import keep_resolution
+from hpcfwi.run.records import write_resolution
 from hpcfwi.run.session import check_observed, open_observed
 from hpcfwi.system import exists, is_there
 
@@ -90,13 +90,13 @@ def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
         check_observed(experiment, context)
-        compared = look_at_data(experiment, make_stages(experiment, context), context)
+        compared = compare_all_data(experiment, make_stages(experiment, context), context)
         findings = [finding for one in compared for finding in one.findings]
 
         def tell() -> None:
             # The findings come first, because the directory may not be writable
             write_findings(str(path), findings, sys.stdout, quiet)
-            keep_checked(directory, compared)
+            write_checked(directory, compared)
             for one in compared:
                 figure = draw_comparison(one, directory)
                 if not quiet:
@@ -370,7 +370,7 @@ def resolve_job(
             context.from_root(lambda: directory.check(job.whole.config))
             around, label = _find_reference(job, path, model)
             found = _resolve(job, around, label, points, checkerboard)
-            context.from_root(lambda: _keep_resolution(directory, found, job))
+            context.from_root(lambda: _save_resolution(directory, found, job))
 
 
 def _find_reference(job: Opened, path: Path, model: Path | None) -> tuple[Model, str]:
@@ -443,7 +443,7 @@ def _resolve(
     return ResolutionTest(grid, size, label, speed, perturbation, response, at, measures)
 
 
-def _keep_resolution(directory: RunDirectory, found: ResolutionTest, job: Opened) -> None:
+def _save_resolution(directory: RunDirectory, found: ResolutionTest, job: Opened) -> None:
     """Log the result, and write it and its figure; rank 0 only."""
     from hpcfwi.report import style
     from hpcfwi.report.models import resolution_figure
@@ -451,6 +451,6 @@ def _keep_resolution(directory: RunDirectory, found: ResolutionTest, job: Opened
     log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
     with refusing_unwritable(directory.path, OTHER_DIRECTORY):
         peak = job.experiment.survey.spectrum.peak
-        keep_resolution(directory.resolution, found, job.stage, peak)
+        write_resolution(directory.resolution, found, job.stage, peak)
         style.save(resolution_figure(found), directory.figure("resolution"))
     log.info("Saved in %s, drawn in %s", directory.resolution, directory.figure("resolution"))

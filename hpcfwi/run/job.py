@@ -158,13 +158,13 @@ class _Job:
             self.state = state
             if is_new:
                 experiments = [stage.experiment for stage in stages] or [experiment]
-                context.from_root(partial(look_before_simulating, experiments, context.device))
+                context.from_root(partial(warn_before_simulating, experiments, context.device))
             context.from_root(lambda: directory.begin(config))
             _prepare_engine(experiment, context)
         simulate_observed(experiment, context, self.stop, self.quiet)
         if stages and is_new:
             with watch_preparation(context, self.stop, "the beginning"):
-                look_before_inverting(experiment, stages, directory, context)
+                check_before_inverting(experiment, stages, directory, context)
         return experiment, stages
 
     def take_state(self) -> State:
@@ -244,7 +244,7 @@ def simulate_into(
                 check_observed(experiment, context)
                 _check_memory_of_data(experiment, context)
                 _introduce(f"Input {path}, target {target}", experiment, context)
-                context.from_root(partial(look_before_simulating, [experiment], context.device))
+                context.from_root(partial(warn_before_simulating, [experiment], context.device))
                 _prepare_engine(experiment, context)
             simulate_observed(experiment, context, stop, quiet)
             if is_segy:
@@ -336,7 +336,7 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
     context.barrier()
 
 
-def look_before_simulating(experiments: Sequence[Experiment], device: torch.device) -> None:
+def warn_before_simulating(experiments: Sequence[Experiment], device: torch.device) -> None:
     """Log the warnings and errors of a plan about models, survey and scheme; rank 0 only."""
     told: list[Finding] = []
     for experiment in experiments:
@@ -349,19 +349,19 @@ def look_before_simulating(experiments: Sequence[Experiment], device: torch.devi
                 told.append(finding)
 
 
-def look_before_inverting(
+def check_before_inverting(
     experiment: Experiment, stages: Sequence[Stage], directory: RunDirectory, context: Context
 ) -> None:
     """Log the comparison of the data of all stages, and draw data with findings; collective.
 
     Raises `InputError` on all ranks if there is nothing to invert.
     """
-    compared = look_at_data(experiment, stages, context)
+    compared = compare_all_data(experiment, stages, context)
     for one in compared:
         for line in one.describe():
             log.info("Data%s: %s", f", {one.label}" if one.label else "", line)
     refuse(finding for one in compared for finding in one.findings)
-    context.from_root(partial(keep_checked, directory, compared))
+    context.from_root(partial(write_checked, directory, compared))
 
     def warn(one: DataComparison) -> None:
         for finding in one.findings:
@@ -374,7 +374,7 @@ def look_before_inverting(
             context.from_root(partial(warn, one))
 
 
-def look_at_data(
+def compare_all_data(
     experiment: Experiment, stages: Sequence[Stage], context: Context
 ) -> list[DataComparison]:
     """Return the comparisons of the data of all stages, with their findings; collective."""
@@ -384,7 +384,7 @@ def look_at_data(
     return check_data(compared, experiment.config.survey.file or "survey")
 
 
-def keep_checked(directory: RunDirectory, compared: Sequence[DataComparison]) -> None:
+def write_checked(directory: RunDirectory, compared: Sequence[DataComparison]) -> None:
     """Write the findings about the data, for the report; rank 0 only."""
     found = [
         {

@@ -105,7 +105,7 @@ class Recorder:
             whole = self.experiment
             self.directory.write_start(whole.initial, whole.data_digest, whole.other_files)
             experiments = [whole, *(stage.experiment for stage in self.stages)]
-            records.keep_masks(self.directory, experiments)
+            records.write_masks(self.directory, experiments)
         survey, config = self.experiment.survey, self.experiment.config
         drawing.draw_survey(self.painter.submit, self.directory, survey, reader, config)
         self._has_begun = True
@@ -207,7 +207,7 @@ class Recorder:
         if estimated is not None and (pictures or estimated.momentum is None):
             survey = stage.experiment.survey
             given = records.first_wavelet(survey)
-            records.keep_wavelet(directory, estimated, survey, epoch)
+            records.write_wavelet(directory, estimated, survey, epoch)
             drawing.draw_wavelet(draw, estimated.wavelet, survey.axis, given)
         image = None
         if due or pictures:
@@ -349,7 +349,7 @@ class Recorder:
         assert best is not None, "there is one after the first epoch"
         with naming_checkpoint(directory.checkpoints):
             if pictures:
-                records.keep_pictures(directory, pictures)
+                records.write_pictures(directory, pictures)
             if due:
                 for path, result in ((directory.model, state), (directory.best, best)):
                     whole = self.experiment.complete(result.model.as_arrays())

@@ -68,7 +68,7 @@ def check_fit(fit: Fit, epoch: int) -> list[Finding]:
     return [Finding("warning", f"data fit after epoch {epoch}", found, remedy)]
 
 
-def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
+def write_fit(path: Path, fit: Fit, epoch: int) -> None:
     """Write the fit after an epoch, with a group for each shot, named by its number."""
     check_link(path.parent)
     views = {view.number: view for view in fit.views}
@@ -91,7 +91,7 @@ def keep_fit(path: Path, fit: Fit, epoch: int) -> None:
 
 
 def read_fit(path: Path) -> tuple[Fit, int]:
-    """Read a fit of `keep_fit`, and its epoch; raises `InputError`."""
+    """Read a fit of `write_fit`, and its epoch; raises `InputError`."""
     with open_alone(path) as file:
         shots, views = [], []
         for number in sorted(map(int, file)):
@@ -138,7 +138,7 @@ def _damaged(path: Path) -> InputError:
     return InputError(str(path), "its arrays do not belong together", remedy)
 
 
-def keep_pictures(directory: RunDirectory, pictures: Sequence[EpochPicture]) -> None:
+def write_pictures(directory: RunDirectory, pictures: Sequence[EpochPicture]) -> None:
     """Write the parts of pictures that change from epoch to epoch.
 
     Parameters after the first one have a group of their name.
@@ -174,7 +174,7 @@ def _write_picture(file: h5py.Group, picture: EpochPicture, names: Sequence[str]
 def read_pictures(
     path: Path, find_blanks: Callable[[int], Sequence[EpochPicture]]
 ) -> list[EpochPicture]:
-    """Read pictures of `keep_pictures`; raises `InputError`.
+    """Read pictures of `write_pictures`; raises `InputError`.
 
     find_blanks: returns what does not change, for each parameter that an epoch changes.
     """
@@ -241,7 +241,7 @@ def _read_array(
     return array.astype(dtype)
 
 
-def keep_masks(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
+def write_masks(directory: RunDirectory, experiments: Sequence[Experiment]) -> None:
     """Write the fixed cells of the input and its stages, unless a depth defines them."""
     if _need_masks([experiment.config for experiment in experiments]):
         shape = len(experiments), *experiments[0].initial.grid.shape
@@ -276,7 +276,7 @@ def _need_masks(configs: Sequence[Config]) -> bool:
     return any(config.inversion.fixed is not None for config in configs)
 
 
-def keep_wavelet(
+def write_wavelet(
     directory: RunDirectory, estimated: WaveletEstimate, survey: Survey, epoch: int
 ) -> None:
     """Write the wavelet that was estimated before an epoch, sampled as the survey of its stage."""
@@ -288,7 +288,7 @@ def keep_wavelet(
 
 
 def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
-    """Read the wavelets of `keep_wavelet`; raises `InputError`."""
+    """Read the wavelets of `write_wavelet`; raises `InputError`."""
     with open_alone(path) as file:
         wavelet, given = (read_real(file, path, key) for key in ("wavelet", "given"))
         axis = TimeAxis(float(file.attrs["dt"]), float(file.attrs["start"]))
@@ -308,7 +308,7 @@ RESOLUTION = "hpcfwi-resolution"  # name of the format, whose version is 1
 RESOLVED = ("speed", "perturbation", "response")
 
 
-def keep_resolution(path: Path, found: ResolutionTest, stage: int, frequency: float) -> None:
+def write_resolution(path: Path, found: ResolutionTest, stage: int, frequency: float) -> None:
     """Write the result of `hpcfwi resolve`.
 
     stage: number of the stage; frequency: peak frequency of its data, Hz.

@@ -130,7 +130,7 @@ def invert(
                 begun = survive(partial(_begin_stage, stage, recorder, stop))
                 signal = survive(partial(_run_stage, *begun, recorder, stop, quiet))
             if recorder.state.epoch == stage.last and signal is None:
-                signal = survive(partial(look_at_end, stage, recorder, stop))
+                signal = survive(partial(fit_at_end, stage, recorder, stop))
     if done >= epochs:
         if done > epochs:
             log.warning("Only %d epochs are requested: the run stays as it is", epochs)
@@ -455,7 +455,7 @@ def _simulate(
 SHOWN = 3  # number of shots whose traces are stored
 
 
-def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | None:
+def fit_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | None:
     """Simulate a few shots in the last model of a stage, and write and draw their fit; collective.
 
     It does nothing if the fit already exists. Returns the signal that interrupted it, if any; the
@@ -484,7 +484,7 @@ def look_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | No
             return found
 
         def keep() -> None:
-            records.keep_fit(path, found, epoch)
+            records.write_fit(path, found, epoch)
             suffix = directory.suffix(stage.number, len(recorder.stages))
             drawing.draw_fit(recorder.painter.submit, found, epoch, suffix)
             seconds = time.monotonic() - started

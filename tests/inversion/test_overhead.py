@@ -36,7 +36,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.report import panels
 from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.records import keep_pictures
+from hpcfwi.run.records import write_pictures
 from hpcfwi.storage.models import write_model
 from tests.inversion.examples import true_model, write_input
 from tests.parallel.together import on_ranks
@@ -274,9 +274,9 @@ def test_writing_a_picture_takes_the_estimated_memory(tmp_path):
     grid = Grid((300, 400), (1.0, 1.0), (0.0, 0.0))
     picture = EpochPicture(1, grid, PARAMETERS["vp"], None, *arrays)
     directory = RunDirectory(tmp_path)
-    keep_pictures(directory, [picture])
+    write_pictures(directory, [picture])
     tracemalloc.start()
-    keep_pictures(directory, [picture])
+    write_pictures(directory, [picture])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak == pytest.approx(FILES * 300 * 400, rel=0.15)

@@ -129,7 +129,7 @@ def test_run_warns_and_continues_if_the_fit_lacks_memory_or_disk_space(
     hpcfwi, path, whole, monkeypatch
 ):
     """The first stage lacks memory, the second one disk space."""
-    see, keep, run = shot_qc._see, records.keep_fit, path.parent / "run"
+    see, keep, run = shot_qc._see, records.write_fit, path.parent / "run"
 
     def see_before(shots, *args, **options):
         if (run / "model.h5").exists() and shots.survey.start < 0.0:
@@ -142,7 +142,7 @@ def test_run_warns_and_continues_if_the_fit_lacks_memory_or_disk_space(
             keep(file, *args)
 
     monkeypatch.setattr(shot_qc, "_see", see_before)
-    monkeypatch.setattr(records, "keep_fit", fill_disk)
+    monkeypatch.setattr(records, "write_fit", fill_disk)
     assert hpcfwi("run", path) == 0
     first, second = (
         line for line in (run / "log.txt").read_text().splitlines() if "not drawn" in line

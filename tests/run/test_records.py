@@ -102,7 +102,7 @@ PICTURES = {
 
 
 def keep(folder, picture):
-    records.keep_pictures(RunDirectory(folder), [picture.shorten()])
+    records.write_pictures(RunDirectory(folder), [picture.shorten()])
     return folder / "epochs" / f"epoch_{picture.epoch:04d}.h5"
 
 
@@ -175,7 +175,7 @@ def test_epoch_file_has_a_group_for_each_further_parameter(most, tmp_path, monke
         first, parameter=PARAMETERS["vs"], inverted=0.5 * first.inverted, gradient=-first.gradient
     )
     pictures = [picture.shorten() for picture in (first, other)]
-    records.keep_pictures(RunDirectory(tmp_path), pictures)
+    records.write_pictures(RunDirectory(tmp_path), pictures)
     (path,) = (tmp_path / "epochs").glob("*.h5")
     with h5py.File(path) as file:
         assert {"inverted", "gradient"} == file["vs"].keys()
