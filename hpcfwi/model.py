@@ -35,6 +35,18 @@ class Grid:
     spacing: tuple[float, ...]
     origin: tuple[float, ...]
 
+    def __str__(self) -> str:
+        """Return the grid for messages: "3 x 4 points, 20 x 20 m apart, from (0, 0) to (40, 60) m".
+
+        The numbers are in the order of the axes.
+        """
+        shape, spacing = (
+            " x ".join(map(str, self.shape)),
+            " x ".join(f"{h:g}" for h in self.spacing),
+        )
+        ends = (f"({', '.join(f'{v:g}' for v in end)})" for end in (self.origin, self.last))
+        return f"{shape} points, {spacing} m apart, from {' to '.join(ends)} m"
+
     @property
     def ndim(self) -> int:
         return len(self.shape)

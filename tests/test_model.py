@@ -131,6 +131,11 @@ def test_resample_onto_extends_the_model_by_its_edge_values(shape, h, origin, n)
     np.testing.assert_allclose(found["vp"], 1500.0 + 0.5 * z + 0.2 * x, rtol=1e-5)
 
 
+def test_grid_is_written_with_units_for_messages():
+    grid = Grid((3, 4), (20.0, 12.5), (0.0, -5.0))
+    assert str(grid) == "3 x 4 points, 20 x 12.5 m apart, from (0, -5) to (40, 32.5) m"
+
+
 def test_grid_covers_grids_that_extend_less_than_a_cell_beyond_it():
     grid = Grid((11, 11), (10.0, 10.0), (0.0, 50.0))
     assert grid.covers(grid)

@@ -149,17 +149,10 @@ def _join(model: Model, path: Path) -> tuple[Model, dict[str, Any]]:
     if not model.grid.agrees(there.grid):
         raise InputError(
             str(path),
-            f"its arrays have {_say_grid(there.grid)}, but the new one has {_say_grid(model.grid)}",
+            f"its arrays have {there.grid}, but the new one has {model.grid}",
             "Choose another file; all arrays of a model file lie on one grid.",
         )
     return Model(there.grid, {**there.arrays, **model.arrays}), attributes
-
-
-def _say_grid(grid: Grid) -> str:
-    shape, spacing, origin = (
-        " x ".join(f"{v:g}" for v in values) for values in (grid.shape, grid.spacing, grid.origin)
-    )
-    return f"{shape} points, {spacing} m apart, from {origin} m"
 
 
 def read_npy(path: Path) -> NDArray[np.float64]:

@@ -366,8 +366,7 @@ def _check_cover(grid: Grid, own: Grid, where: str) -> None:
     if not own.covers(grid):
         raise InputError(
             where,
-            f"its grid is {_describe(own)}, which does not cover that of the model, "
-            f"{_describe(grid)}",
+            f"its grid is {own}, which does not cover that of the model, {grid}",
             "Give a model of the same extent or a larger one; its spacing may differ.",
         )
 
@@ -437,11 +436,6 @@ def _make_linear(linear: tuple[float, float], given: Model, fixed: NDArray[np.bo
         )
     level = speeds.reshape(-1, *[1] * (grid.ndim - 1))
     return given.with_p_velocity(np.where(fixed, given.p_velocity, level).astype(np.float32))
-
-
-def _describe(grid: Grid) -> str:
-    points = " x ".join(map(str, grid.shape))
-    return f"{points} points, {grid.spacing} m apart, from {grid.origin} to {grid.last} m"
 
 
 def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, Path]:
