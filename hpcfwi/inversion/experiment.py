@@ -354,7 +354,7 @@ class Experiment:
     def make_simulator(self) -> Simulator:
         """Return the simulator for the inversion, tuned to the velocities of the initial model.
 
-        It has the arrays that are not inverted. If the inversion is linear, traces are linearised
+        It has the arrays that are not inverted. If the inversion is linear, traces are linearized
         at the initial model.
         """
         simulator, cpu = self.simulator(self.initial), torch.device("cpu")

@@ -298,7 +298,7 @@ class _Through:
     @property
     def first(self) -> Evaluation:
         """The evaluation of the model at the beginning of the step."""
-        assert self._first is not None, "optimisers evaluate the model that they begin with"
+        assert self._first is not None, "optimizers evaluate the model that they begin with"
         return self._first
 
     def make(self, unknowns: Model) -> Model:

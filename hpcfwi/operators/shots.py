@@ -1,4 +1,4 @@
-"""The shots of a survey as a stack of operators from a model to traces, and their linearisation.
+"""The shots of a survey as a stack of operators from a model to traces, and their linearization.
 
 Data are (shot, receiver, time) tensors, and models have tensors in the precision of the waves. The
 operators are independent of misfits and of inversions.

@@ -207,7 +207,7 @@ class Simulator:
     grid: that of the waves; method: the same for every shot of the survey, so that the result of a
     shot does not depend on its batch; aperture: the part of the model and of the receivers of a
     shot; coarsening: from the grid of models to this one, None if they are the same; background: a
-    model of tensors on this grid at which the traces are linearised, None for the wave equation;
+    model of tensors on this grid at which the traces are linearized, None for the wave equation;
     constants: tensors on this grid that complete models which lack them, None if none does.
     """
 

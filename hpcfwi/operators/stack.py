@@ -179,7 +179,7 @@ class Stack(ABC):
         """Yield the terms of the adjoints of some members; raise TypeError if they have none."""
         raise TypeError(
             f"{type(self).__name__} is not linear and has no adjoint; expected vjp, or the adjoint "
-            "of its linearisation"
+            "of its linearization"
         )
 
     def check(self, x: Any) -> None:  # noqa: B027
@@ -269,7 +269,7 @@ class Stack(ABC):
     def as_scipy(self, like: Any = None) -> Any:
         """Return a `scipy.sparse.linalg.LinearOperator` of flat vectors; see `Matrix`.
 
-        like: an example of an input, of which only the shape and type are used; a linearisation
+        like: an example of an input, of which only the shape and type are used; a linearization
         needs none.
         """
         return Matrix(self, self._known(like)).as_scipy()
@@ -483,7 +483,7 @@ class Matrix:
         if not stack.is_linear():
             raise TypeError(
                 f"{type(stack).__name__} is not linear; expected a linear stack, such as the "
-                "linearisation of shots"
+                "linearization of shots"
             )
         self._stack, self._like = stack._summed, like
         # These tensors have the shapes and types of the outputs, without their memory.

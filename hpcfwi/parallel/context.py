@@ -197,7 +197,7 @@ class Context:
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
-        # dist.barrier would use NCCL on GPUs, and synchronise the device
+        # dist.barrier would use NCCL on GPUs, and synchronize the device
         self.sum(torch.zeros(1))
 
     def from_root(self, call: Callable[[], T]) -> T:

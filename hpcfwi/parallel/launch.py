@@ -158,7 +158,7 @@ def is_fault_tolerant(library: str, env: Mapping[str, str]) -> bool:
 
 
 def _would_abort(launcher: Launcher, library: str, env: Mapping[str, str]) -> bool:
-    """Return True if initialising this MPI would end the process without a message."""
+    """Return True if initializing this MPI would end the process without a message."""
     if _family(library) == "Open MPI":
         return launcher.name == "srun" and "PMIX_RANK" not in env
     return launcher.name == OPEN_MPI
@@ -195,7 +195,7 @@ def lonely(launcher: Launcher, library: str) -> InputError:
 
 
 def _import_mpi() -> ModuleType:
-    """Return mpi4py.MPI without initialising it, because a wrong library may end the process."""
+    """Return mpi4py.MPI without initializing it, because a wrong library may end the process."""
     try:
         import mpi4py
 

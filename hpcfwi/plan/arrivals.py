@@ -1,7 +1,7 @@
 """Arrivals in observed data, and traces that are dead, loud or broken.
 
 Delays, amplitudes and correlations of arrivals are measured in some shots by comparison with
-simulated traces; `comparison` summarises them. A scan reads every trace of external data once,
+simulated traces; `comparison` summarizes them. A scan reads every trace of external data once,
 except for those that `[data]` leaves out.
 """
 

@@ -359,7 +359,7 @@ class Memory:
         yield from textwrap.wrap(
             f"{say_count(self.at_once, 'shot')} {say_bytes(self.waves)}, observed "
             f"traces {say_bytes(overhead.traces)}, models, gradients and sums "
-            f"{say_bytes(self.arrays)}, the optimiser's state {say_bytes(overhead.remembered)}, "
+            f"{say_bytes(self.arrays)}, the optimizer's state {say_bytes(overhead.remembered)}, "
             f"rank 0's figures and files {say_bytes(overhead.records)}: "
             f"{say_bytes(self.beyond)} besides {say_bytes(self.program)} for the program itself",
             WIDTH - 2,

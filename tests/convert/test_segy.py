@@ -131,7 +131,7 @@ def as_ieee(numbers):
 
 
 def as_ibm(numbers):
-    """Return normalised IBM floats, whose fraction has a first hexadecimal digit other than 0."""
+    """Return normalized IBM floats, whose fraction has a first hexadecimal digit other than 0."""
     power = np.ceil(np.log2(np.abs(np.where(numbers == 0.0, 1.0, numbers))) / 4.0).astype(int)
     power += np.abs(numbers) >= 16.0**power
     fraction = np.minimum(np.rint(np.abs(numbers) * 16.0 ** (6 - power)), 2**24 - 1)
@@ -140,7 +140,7 @@ def as_ibm(numbers):
 
 
 def as_blocks(numbers):
-    """Return unnormalised IBM floats with a common exponent for blocks of 500."""
+    """Return unnormalized IBM floats with a common exponent for blocks of 500."""
     found = []
     for block in np.array_split(numbers, max(1, numbers.size // 500)):
         power = int(np.ceil(np.log2(np.abs(block).max() or 1.0) / 4.0))

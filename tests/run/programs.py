@@ -177,7 +177,7 @@ def cut_power() -> None:
 
 
 def sharded(folder: Path) -> None:
-    """Invert with the optimiser's state in shards on several ranks, and whole on one.
+    """Invert with the optimizer's state in shards on several ranks, and whole on one.
 
     The run "changing" is interrupted in epoch 4, continues from epoch 2, stops after epoch 4 and
     continues again, each time on another number of ranks, with shards or without.

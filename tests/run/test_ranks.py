@@ -190,7 +190,7 @@ def short_jobs(tmp_path_factory) -> Jobs:
 
 @pytest.fixture(scope="module")
 def long_jobs(short_jobs) -> Jobs:
-    """Programs with more ranks and optimisers, whose results are compared with the short ones."""
+    """Programs with more ranks and optimizers, whose results are compared with the short ones."""
     for name, keys in OTHERS_SHARDED.items():
         folder = short_jobs.folder / "others_sharded" / name
         write_input(folder, {**keys, "output.checkpoint": 2})
@@ -200,7 +200,7 @@ def long_jobs(short_jobs) -> Jobs:
 
 
 def write_sharded_stages(folder: Path, name: str, sharded: bool) -> None:
-    """Write an input with two stages, whose optimisers keep their state in shards or whole."""
+    """Write an input with two stages, whose optimizers keep their state in shards or whole."""
     adam, newton = {"name": "adam", "lr": 20.0}, {"name": "gauss-newton", "step": 40.0}
     stages = [
         {"inversion": {"epochs": epochs, "optimizer": {**optimizer, "sharded": sharded}}}

@@ -52,7 +52,7 @@ def undisturbed(tmp_path_factory):
     ids=[
         "one after the other, rank 0 among them",
         "two at once, rank 0 among them",
-        "with shards of the optimiser's state, some of which are lost",
+        "with shards of the optimizer's state, some of which are lost",
     ],
 )
 def test_inversion_continues_without_killed_ranks_to_the_same_bits(

@@ -1,4 +1,4 @@
-"""Tests of the memory at hand, and of recognising memory errors."""
+"""Tests of the memory at hand, and of recognizing memory errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The engine that calls Deepwave, an optional extra for cross-checks.
 
 Deepwave's `scalar` solves the same equation with another absorbing boundary, so that results agree
-to the accuracy of the discretisation, but not to rounding. It has no illuminations.
+to the accuracy of the discretization, but not to rounding. It has no illuminations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of recognising the launcher, and of errors if it does not fit the MPI library."""
+"""Tests of recognizing the launcher, and of errors if it does not fit the MPI library."""
 
 import subprocess
 import sys
