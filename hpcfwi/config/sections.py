@@ -350,8 +350,8 @@ class WaveSection(Section):
     results have the same bits with any number. It pays for a batch of fewer shots than ranks, or
     where memory does not suffice for a shot of each rank, in 3-D also between hosts
     (docs/splitting.md). `"auto"` is the largest number on a host that leaves no ranks without a
-    shot, if the layers are thick enough, and 1 with the engine `"gpu"`. A run can be continued with
-    another number.
+    shot and has an expected efficiency of at least 60 %, and 1 with the engine `"gpu"`. A run can
+    be continued with another number.
     """
     history: Annotated[
         Annotated[HistoryName, Tag("a name")] | Annotated[HistorySection, Tag("a table")],
