@@ -9,9 +9,9 @@
 #SBATCH --job-name=marmousi
 #SBATCH --nodes=2
 
-# A rank computes one shot per thread, and its threads should share the memory of one socket: use one
-# rank per socket, with the cores of that socket. Ranks times cores should not exceed the shots of an
-# epoch.
+# The threads of a rank should share the memory of one socket: use one rank per socket, with the cores
+# of that socket. A rank computes one shot per thread. If it has fewer shots than threads, several
+# threads share a shot, which is less efficient; ranks without a shot are idle.
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=4
 
