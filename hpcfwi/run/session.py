@@ -132,7 +132,7 @@ def invert(
             if recorder.state.epoch == stage.last and signal is None:
                 signal = survive(partial(fit_at_end, stage, recorder, stop))
     if done >= epochs:
-        if done > epochs:
+        if done > epochs and context.is_root:
             log.warning("Only %d epochs are requested: the run stays as it is", epochs)
         log.info("All %d epochs are done already: %s", done, directory.path)
         return
@@ -494,7 +494,8 @@ def fit_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | Non
 
         context.from_root(keep)
     except (InputError, InversionFailure, WriteFailure) as failure:  # on all ranks alike
-        log.warning("The data fit after epoch %d is not drawn: %s", epoch, failure)
+        if context.is_root:
+            log.warning("The data fit after epoch %d is not drawn: %s", epoch, failure)
     return None
 
 

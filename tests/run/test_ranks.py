@@ -495,3 +495,12 @@ def test_stopped_or_killed_ranks_continue_to_the_same_bits_on_any_number(tmp_pat
             vp = read_model(interrupted / name)["vp"]
             np.testing.assert_array_equal(vp, read_model(whole / name)["vp"])
     assert (run / "epoch_0005.png").exists()
+
+
+def test_warning_about_fewer_epochs_is_printed_by_rank_0_only(tmp_path):
+    command = ["-m", "hpcfwi", "run", str(write_input(tmp_path)), "--set"]
+    done = run_ranks(2, [*command, "inversion.epochs=2"], timeout=TIMEOUT, warm=True)
+    assert done.returncode == 0, done.stderr
+    done = run_ranks(2, [*command, "inversion.epochs=1"], timeout=TIMEOUT, warm=True)
+    assert "WARNING: Only 1 epochs are requested" in done.stdout
+    assert "rank 1" not in done.stderr
