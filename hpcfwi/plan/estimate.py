@@ -43,6 +43,9 @@ from hpcfwi.wave.numerics import Discretization, phase_velocity_error
 from hpcfwi.wave.simulation import Task
 
 WIDTH = 100  # characters in a line
+# Number of shots that are simulated first to find the scale of exact sums, of gradients in a stage
+# and of products in an epoch
+SCALING = 1
 
 
 def _times(values: tuple[float, ...]) -> str:
@@ -168,6 +171,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
     # A line search cannot reuse the last result if the wavelet has changed.
     carries = not section.wavelet.bind()().takes_steps
     counts = dict.fromkeys(("gradients", "illuminated", "products", "forwards"), 0.0)
+    counts["illuminated"] += SCALING
     before: object = None
     for place, estimated in enumerate(estimates):
         number = draws.number(place)
@@ -181,7 +185,7 @@ def _count(experiment: Experiment, which: int) -> Simulations:
         if not known or (drawn and not always):
             counts["illuminated" if always or drawn else "gradients"] += shots
         counts["illuminated" if always else "gradients"] += cost.tries[which] * shots
-        counts["products"] += cost.products[which]
+        counts["products"] += cost.products[which] + (SCALING if cost.products[which] else 0)
         counts["forwards"] += estimated
         before = sample
     per_shot = experiment.make_simulator().simulations_per_shot
