@@ -252,6 +252,10 @@ class Born(Stack):
 
     def check(self, x: Any) -> None:
         self.shots.check(x)
+        if not x.arrays.keys() & self.model.arrays.keys():
+            raise ValueError(
+                f"found {_describe(x)}; expected a change of {' or '.join(self.model.arrays)}"
+            )
 
     def find(self, ys: Any) -> Callable[[int], Tensor]:
         return _check_traces(super().find(ys), self.shots.survey)

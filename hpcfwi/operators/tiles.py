@@ -130,6 +130,8 @@ class Tiles:
     ) -> None:
         if not isinstance(strategy, Tiling) and strategy not in ("overlap", "basic"):
             raise ValueError(f"strategy is {strategy!r}; expected 'overlap', 'basic' or a Tiling")
+        if batch is not None and batch < 1:
+            raise ValueError(f"batch is {batch}; expected at least 1 tile, or None for all tiles")
         self.function, self.context = function, context
         self.tiling = (
             strategy

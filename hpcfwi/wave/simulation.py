@@ -527,7 +527,7 @@ def _check_scheme(
     method: Method,
     points: Sequence[NDArray[np.float64]],
 ) -> None:
-    if method.order not in numerics.ORDERS:
+    if not isinstance(method.order, Integral) or method.order not in numerics.ORDERS:
         raise ValueError(f"order is {method.order}; expected one of {numerics.ORDERS}")
     if not isinstance(method.boundary, Integral) or method.boundary < 0:
         raise ValueError(f"boundary is {method.boundary}; expected a number of cells, 0 or more")

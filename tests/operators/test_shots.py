@@ -105,6 +105,12 @@ def test_input_that_is_no_model_of_the_grid_is_refused():
             call(Model(coarse, {"vp": vp}))
 
 
+def test_change_of_other_parameters_than_those_of_the_equation_is_refused():
+    born, array = make_shots().linearize(make_model()), make_model()["vp"]
+    with pytest.raises(ValueError, match=r"found a Model of rho: .*; expected a change of vp"):
+        born(Model(GRID, {"rho": array}))
+
+
 @pytest.mark.parametrize("shape", [(5, 1, 60), (5, 4, 1), (5, 2, 60)])
 def test_traces_in_another_shape_than_the_survey_are_refused(shape):
     """Some of these shapes would be broadcast, and give the adjoint of other traces."""

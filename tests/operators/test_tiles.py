@@ -118,6 +118,8 @@ def test_invalid_tiling_is_refused():
         ValueError, match="patch is 0 and overlap 64; expected at least 1 and 0 points"
     ):
         distribute(average, ALONE, patch=0)
+    with pytest.raises(ValueError, match="batch is -1; expected at least 1 tile"):
+        distribute(average, ALONE, batch=-1)
     with pytest.raises(ValueError, match="strategy is 'hann'; expected 'overlap', 'basic' or a"):
         distribute(average, ALONE, strategy="hann")
     with pytest.raises(ValueError, match=r"expected the tile's size, of which \(8, 8\)"):

@@ -248,6 +248,7 @@ def test_error_for_an_invalid_argument_names_found_and_expected_values(
     ("option", "found_and_expected"),
     [
         ({"order": 5}, r"order is 5; expected one of \(2, 4, 6, 8\)"),
+        ({"order": 4.0}, r"order is 4.0; expected one of \(2, 4, 6, 8\)"),
         ({"boundary": -1}, r"boundary is -1; expected .*0 or more"),
         ({"engine": "warp"}, r"engine is 'warp'; expected \"auto\", 'eager', 'cpu'"),
         ({"history": "all"}, r"history is 'all'; expected \"auto\", \"snapshots\""),
