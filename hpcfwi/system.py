@@ -39,6 +39,8 @@ _TOKEN = 16  # hexadecimal digits
 _NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+# Errors of disks and file servers that may be over when a file is read again
+MOMENTARY = (errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ESTALE)
 # Pauses between attempts to read a file that the system cannot read, s; half a minute in total.
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
@@ -252,19 +254,25 @@ def exists(path: Path) -> bool:
 def is_there(path: Path) -> bool:
     """Return True if there is anything of this name, even a broken link.
 
-    Raises `InputError` if the system cannot tell, because the file must not be created again then.
+    Raises `InputError` if the system cannot tell, also after half a minute if the error may be
+    momentary, because the file must not be created again then.
     """
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise InputError(
-            str(path),
-            f"the system cannot tell if it exists ({error.strerror})",
-            "Check its permissions and its file system, and run the same command again.",
-        ) from error
-    return True
+
+    def look() -> bool:
+        try:
+            with reading(path, MOMENTARY):
+                path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise InputError(
+                str(path),
+                f"the system cannot tell if it exists ({error.strerror})",
+                "Check its permissions and its file system, and run the same command again.",
+            ) from error
+        return True
+
+    return read_patiently(look)
 
 
 def is_link(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcfwi import system
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.system import check_link, check_own, open_own, unfinished, written_whole
+from hpcfwi.system import check_link, check_own, is_there, open_own, unfinished, written_whole
 from tests.ranks import make_env
 from tests.strangers import as_root, give_away
 
@@ -231,3 +233,21 @@ def test_link_of_another_user_to_a_directory_is_refused(folder, tmp_path):
     give_away(folder / "checkpoints")
     with pytest.raises(InputError, match=r"checkpoints: this is a symbolic link of .*uid 65534"):
         check_link(folder / "checkpoints")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_stale_handle_of_a_file_server_is_tried_again(times, folder, monkeypatch):
+    lstat, errors = Path.lstat, [OSError(errno.ESTALE, "Stale file handle")] * times
+
+    def look(path):
+        if errors:
+            raise errors.pop()
+        return lstat(path)
+
+    monkeypatch.setattr(system, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(Path, "lstat", look)
+    if times == 1:
+        assert is_there(folder)
+    else:
+        with pytest.raises(InputError, match="Stale file handle"):
+            is_there(folder)

@@ -14,7 +14,6 @@ readers ignore it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -61,6 +60,7 @@ from hpcfwi.storage.unfinished import (
 )
 from hpcfwi.survey import Survey
 from hpcfwi.system import (
+    MOMENTARY,
     beside,
     check_room,
     put_in_place,
@@ -76,8 +76,6 @@ NUMBERS = ("records", "shot_points", "channels")
 MAPS = ("source_map", "receiver_map")
 _ATTRIBUTES = ("datum", "start")
 _LARGEST = 2**31 - 1
-# Errors of disks and file servers that may be over when a file is read again
-MOMENTARY = (errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO)
 
 
 def read_labels(path: Path) -> dict[str, Any]:
