@@ -279,7 +279,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         _locate(tables, keys, Path() if is_typed else path.parent)
         for part in tables.get("stage", ()):
             _locate(part, keys, path.parent)
-    return Config.model_validate(tables)
+    return _validate(path, tables)
 
 
 def _validate(path: Path, tables: Mapping[str, Any], *keys: str) -> Config:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -246,11 +245,11 @@ OneOrPair = Annotated[
 
 def _check_name(name: str) -> str:
     try:
-        possible = bool(name) and b"\0" not in os.fsencode(name)
-    except UnicodeEncodeError:
+        possible = bool(name) and b"\0" not in name.encode()
+    except UnicodeEncodeError:  # the config of the run could not have this name
         possible = False
     if not possible:
-        raise PydanticCustomError("name", "the name of a file or directory")
+        raise PydanticCustomError("name", "the name of a file or directory, in UTF-8")
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,14 @@ def test_files_in_stages_are_relative_to_the_input(path, tmp_path):
     deep = tmp_path / "deep"
     assert [part.fixed.file for part in parts] == [str(deep / "floor.txt"), floor, floor]
     assert [part.regularize.prior for part in parts] == [wells, str(deep / "wells.h5"), None]
+
+
+def test_files_in_a_folder_whose_name_is_not_utf8_are_refused(tmp_path):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "input.toml").write_text(MINIMAL)
+    with pytest.raises(InputError, match=r"model\.file: found .* in UTF-8"):
+        load_config(folder / "input.toml")
 
 
 @pytest.mark.parametrize(
