@@ -55,7 +55,11 @@ def explain(
 
     path: the input file; keys: the keys that lead to the table.
     """
-    first = error.errors()[0]
+    first, *others = error.errors()
+    if first["type"] == "missing":
+        # A key that seems to be missing may be misspelt.
+        beside = (e for e in others if e["loc"][:-1] == first["loc"][:-1])
+        first = next((e for e in beside if e["type"] == "extra_forbidden"), first)
     # If a value may have one of several types, pydantic appends the type that it tried. Stages are
     # counted from 1.
     *parents, last = (
@@ -71,6 +75,10 @@ def explain(
         where = ".".join([*keys, *sections, name])
         return InputError(f"{path}: {where}", "unknown key", remedy)
     key = ".".join([*keys, *sections, *([] if last in TAGS else [last])])
+    if kind == "missing" and last.isdigit():
+        where = key.removesuffix(f".{last}")
+        problem = f"found {quote(found)}, expected more values"
+        return InputError(f"{path}: {where}", problem, "Change the value.")
     if kind == "missing":
         section = _table(sections, table)
         words = meaning(section, last) if last in section.model_fields else None

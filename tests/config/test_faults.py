@@ -27,7 +27,7 @@ def refused(path, *settings):
         ("survey.sources.count=0", "survey.sources.count", "greater than 0"),
         ("survey.sources.count=2.5", "survey.sources.count", "integer"),
         ("survey.sources.count=[4, 0]", "survey.sources.count.1", "greater than 0"),
-        ("survey.sources.count=[4]", "survey.sources.count.1", "missing"),
+        ("survey.sources.count=[4]", "survey.sources.count", "found [4], expected more values"),
         ("survey.sources.count=[1, 2, 3]", "survey.sources.count", "at most 2 items"),
         ("survey.sources.first=[0.0, nan]", "survey.sources.first.1", "finite"),
         ("survey.sources.first=[0.0, 1.0]", "survey.sources", "count is a number and first a pair"),
@@ -74,7 +74,7 @@ def refused(path, *settings):
         ("inversion.scale={rho=50.0}", "inversion", "scale has rho; expected only names"),
         ("inversion.tied={vp='ratio'}", "inversion.tied.vp", "unknown key"),
         ("inversion.tied={vs='gardner'}", "inversion.tied.vs", "expected 'ratio'"),
-        ("inversion.bounds=[1500]", "inversion.bounds.1", "missing"),
+        ("inversion.bounds=[1500]", "inversion.bounds", "expected more values"),
         ("output.every=0", "output.every", "greater than 0"),
         ("model=3", "--set model=3", "not a setting"),
         ("=3", "--set =3", "not a setting"),
@@ -129,6 +129,23 @@ def test_unknown_key_is_refused_with_known_keys(path, key, known):
     error = refused(path, f"{key}.x=1" if "." not in key else f"{key}=1")
     assert error.where == f"{path}: {key}"
     assert (error.problem, error.remedy) == ("unknown key", known)
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("epochs", "inversion.epoch"),
+        ("[inversion]", "Inversion"),
+        ("lr", "inversion.optimizer.learning_rate"),
+    ],
+)
+def test_misspelt_key_is_refused_as_unknown_rather_than_missing(path, key, other):
+    text = path.read_text()
+    assert text.count(key) == 1
+    name = other.rpartition(".")[2]
+    path.write_text(text.replace(key, f"[{name}]" if key.startswith("[") else name))
+    error = refused(path)
+    assert (error.where, error.problem) == (f"{path}: {other}", "unknown key")
 
 
 def test_unknown_key_of_a_method_is_refused_with_keys_common_to_all_methods(path):
