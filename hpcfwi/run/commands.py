@@ -368,6 +368,7 @@ def resolve_job(
             job = open_input(path, context, settings, stage)
             directory = RunDirectory(Path(job.experiment.config.output.directory))
             context.from_root(lambda: directory.check(job.whole.config))
+            context.from_root(directory.check_writable)
             around, label = _find_reference(job, path, model)
             found = _resolve(job, around, label, points, checkerboard)
             context.from_root(lambda: _save_resolution(directory, found, job))

@@ -38,6 +38,7 @@ from hpcfwi.system import (
     check_link,
     check_own,
     digest_file,
+    exists,
     is_there,
     open_own,
     unfinished,
@@ -203,6 +204,13 @@ class RunDirectory:
                     "Restore the files from which it is made, which have changed since "
                     f"{self.initial} was written, or choose another directory with --output.",
                 )
+
+    def check_writable(self) -> None:
+        """Raise `InputError` if this process may not write in the directory; nothing is written."""
+        there = next(path for path in (self.path, *self.path.absolute().parents) if exists(path))
+        with self._refusing():
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     @contextmanager
     def claim(self, config: Config) -> Iterator[None]:

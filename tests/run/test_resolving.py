@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -187,6 +188,17 @@ def test_show_refuses_a_resolution_file_with_a_missing_array(hpcfwi, tmp_path, c
 def test_wrong_options_of_resolve_end_with_exit_code_2(hpcfwi, tmp_path, capsys, options, words):
     assert hpcfwi("resolve", write_tiny(tmp_path), *options) == 2
     assert words in capsys.readouterr().err
+
+
+def test_resolve_into_a_directory_without_permission_is_refused_before_the_simulations(
+    hpcfwi, tmp_path, capsys, monkeypatch
+):
+    access = os.access  # the run directory does not exist, so that its parent is asked for
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path and access(path, mode))
+    assert hpcfwi("resolve", write_tiny(tmp_path)) == 2
+    told = capsys.readouterr()
+    assert "cannot be written (Permission denied)" in told.err
+    assert "Resolution in" not in told.out
 
 
 def test_resolution_of_a_volume_is_computed_and_drawn(hpcfwi, tmp_path):
