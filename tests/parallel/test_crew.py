@@ -47,7 +47,6 @@ def fail_at(name, rank, number):
 WITH_MPI = """
 from mpi4py import MPI
 from hpcfwi.parallel.crew import RankCrew
-import torch
 
 torch.set_num_threads(1)
 world = MPI.COMM_WORLD
@@ -67,9 +66,9 @@ LAUNCHERS = pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def run_crew(n: int, program: str, wait: float = 60.0, hosts: int = 1, launcher: str = "mpirun"):
     """Run a program on ranks, which take themselves for those of so many hosts under mpirun."""
     if launcher == "torchrun":
-        return run_torchrun(n, WITHOUT_MPI + CREW + program)
+        return run_torchrun(n, CREW + WITHOUT_MPI + program)
     crew = WITH_MPI.replace("WAIT", str(wait)).replace("HOSTS", str(hosts))
-    return run_ranks(n, crew + CREW + program, warm=True)
+    return run_ranks(n, CREW + crew + program, warm=True)
 
 
 def run_torchrun(n: int, program: str):
