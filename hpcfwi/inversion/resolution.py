@@ -90,7 +90,7 @@ def correlate(
 
 Values = NDArray[np.float64]
 
-# Perturbation as a fraction of the speed in each cell; the response is proportional to it.
+# Perturbation as a fraction of the sizes; the response is proportional to it.
 STRENGTH = 0.01
 # Smallest size of a checkerboard's cell, or distance between points, in cells of the grid.
 FEWEST_CELLS = 4
@@ -128,27 +128,28 @@ def place_points(grid: Grid, fixed: NDArray[np.bool_], apart: float) -> list[NDA
     return found
 
 
-def perturb_points(places: list[NDArray[np.int64]], speed: Values, free: NDArray) -> Values:
-    """Return a perturbation, m/s, of the cells at points of `place_points`.
+def perturb_points(places: list[NDArray[np.int64]], sizes: Values, free: NDArray) -> Values:
+    """Return a perturbation of the cells at points of `place_points`.
 
     Its sign alternates from point to point, so that the long wavelengths of the responses of
-    neighbouring points cancel. free: cells that may change; there is none elsewhere.
+    neighbouring points cancel. sizes: of the parameter in each cell; free: cells that may change;
+    there is none elsewhere.
     """
-    found = np.zeros_like(speed)
+    found = np.zeros_like(sizes)
     at = np.ix_(*places)
     signs = (-1.0) ** sum(np.ix_(*(np.arange(len(place)) for place in places)))
-    found[at] = STRENGTH * signs * speed[at]
+    found[at] = STRENGTH * signs * sizes[at]
     return np.where(free, found, 0.0)
 
 
-def perturb_checkerboard(grid: Grid, speed: Values, free: NDArray, size: float) -> Values:
-    """Return a perturbation, m/s, by a checkerboard whose cells have a `size` (m).
+def perturb_checkerboard(grid: Grid, sizes: Values, free: NDArray, size: float) -> Values:
+    """Return a perturbation by a checkerboard whose cells have a `size` (m).
 
     It is a product of one sine per axis, so that it has a single wavelength, twice the size. Along
     x and y, the centre of a cell of the checkerboard is in the middle of the model. Along z, the
-    first cell begins at the first row that may change.
+    first cell begins at the first row that may change. sizes: as in `perturb_points`.
     """
-    found = STRENGTH * speed
+    found = STRENGTH * sizes
     for axis in range(grid.ndim):
         along = grid.coordinates(axis)
         middle = 0.5 * (along[0] + along[-1]) - 0.5 * size

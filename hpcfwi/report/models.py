@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from hpcfwi.model import Grid
+from hpcfwi.model import PARAMETERS, Grid
 from hpcfwi.report import style
 from hpcfwi.report.panels import (
     DARKEST,
@@ -421,10 +421,12 @@ class ResolutionTest:
         The size of a checkerboard's cells, or the distance between points, m.
     model : str
         A description of the model around which the waves were linearised.
-    speed : ndarray
-        Speed of the waves in that model, m/s.
+    parameter : str
+        The name of the parameter that is perturbed.
+    values : ndarray
+        Its values in that model, in its unit.
     perturbation : ndarray
-        m/s.
+        Their change, in the same unit.
     response : ndarray
         J^T J of the perturbation.
     points : ndarray or None
@@ -436,7 +438,8 @@ class ResolutionTest:
     grid: Grid
     size: float
     model: str
-    speed: Values
+    parameter: str
+    values: Values
     perturbation: Values
     response: Values
     points: Values | None
@@ -476,8 +479,10 @@ def _make_panels(grid: Grid, count: int) -> tuple[Figure, list[Axes]]:
 def _draw_checkerboard(panels: list[Axes], found: ResolutionTest) -> None:
     measures, draw = found.measures, partial(_draw_values, found.grid, found.grid.shape[1] // 2)
     limit = float(np.abs(found.perturbation).max()) or 1.0
-    title = f"Checkerboard, cells of {found.size:.0f} m, {found.model}"
-    draw(panels[0], title, found.perturbation, (-limit, limit), SIGNED_COLOURS, "m/s")
+    title = f"Checkerboard, cells of {found.size:.0f} m in {found.model}"
+    of = PARAMETERS[found.parameter]
+    unit = f"{of.title} ({of.unit})" if of.unit else of.title
+    draw(panels[0], title, found.perturbation, (-limit, limit), SIGNED_COLOURS, unit)
     with np.errstate(divide="ignore", invalid="ignore"):
         response = found.response / measures["amplitude"]
     finite = response[np.isfinite(response)]
@@ -507,8 +512,9 @@ def _draw_points(panels: list[Axes], found: ResolutionTest, points: Values) -> N
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.where(there & (at != 0.0), 1.0 / at, np.nan)
     draw = partial(_draw_values, grid, int(indices[1][middle]))
-    title, speed = f"Points {found.size:.0f} m apart, {found.model}", found.speed / KM
-    draw(panels[0], title, speed, value_limits(speed), MODEL_COLOURS, "km/s")
+    title, of = f"Points {found.size:.0f} m apart in {found.model}", PARAMETERS[found.parameter]
+    values = found.values / of.figure_scale
+    draw(panels[0], title, values, value_limits(values), MODEL_COLOURS, of.label)
     row = np.s_[:, middle] if grid.ndim == 3 else np.s_[:]
     z, x = (points[row][there[row]][:, k] / KM for k in (0, -1))
     signs = np.where(at > 0.0, 1.0, -1.0)[row][there[row]]

@@ -30,7 +30,7 @@ from hpcfwi.inversion.memory import estimate_overhead, estimate_resolution
 from hpcfwi.inversion.preparation import load_onto, prepare
 from hpcfwi.inversion.shot_qc import read_observed
 from hpcfwi.inversion.stages import make_stages
-from hpcfwi.model import Model
+from hpcfwi.model import PARAMETERS, Model
 from hpcfwi.operators.shots import Shots
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.watch import StopRequest
@@ -386,7 +386,7 @@ def _find_reference(job: Opened, path: Path, model: Path | None) -> tuple[Model,
                 "Continue the run, or name the input file to use the starting model.",
             )
     if model is None:
-        return initial, "starting model"
+        return initial, "the starting model"
     names = [*initial.arrays]
     return load_onto(initial.grid, str(model), names, "--model", job.context), model.name
 
@@ -400,7 +400,9 @@ def _resolve(
     experiment = job.experiment
     grid, free = around.grid, ~experiment.fixed
     (name, *_) = experiment.config.inversion.parameters
-    speed = around[name].astype(np.float64)
+    parameter, values = PARAMETERS[name], around[name].astype(np.float64)
+    # Parameters that may have any sign may also be zero everywhere.
+    sizes = values if parameter.lowest >= 0.0 else np.full_like(values, parameter.scale)
     if not free.any():
         raise InputError(
             "inversion.fixed", "no cell may change, so none can be resolved", "Fix fewer cells."
@@ -410,19 +412,20 @@ def _resolve(
     if checkerboard is not None:
         size = checkerboard
         resolution.check_size(size, grid, "--checkerboard")
-        perturbation = resolution.perturb_checkerboard(grid, speed, free, size)
+        perturbation = resolution.perturb_checkerboard(grid, sizes, free, size)
         what = f"a checkerboard with cells of {size:g} m"
     else:
         size = resolution.APART * wavelength if points is None else points
         if points is not None:
             resolution.check_size(size, grid, "--points")
         places = resolution.place_points(grid, ~free, size)
-        perturbation = resolution.perturb_points(places, speed, free)
+        perturbation = resolution.perturb_points(places, sizes, free)
         what = f"{np.count_nonzero(perturbation)} points, {size:.4g} m apart"
     log.info(
-        "Resolution for %s (%s): %d shots, wavelength %.0f m at %.3g Hz",
-        what,
+        "Resolution of %s in %s for %s: %d shots, wavelength %.0f m at %.3g Hz",
+        name,
         label,
+        what,
         experiment.survey.n_shots,
         wavelength,
         experiment.survey.spectrum.peak,
@@ -441,7 +444,7 @@ def _resolve(
         measures = resolution.measure_points(places, response, perturbation, grid, free)
         along = [grid.coordinates(axis)[place] for axis, place in enumerate(places)]
         at = np.stack(np.meshgrid(*along, indexing="ij"), axis=-1)
-    return ResolutionTest(grid, size, label, speed, perturbation, response, at, measures)
+    return ResolutionTest(grid, size, label, name, values, perturbation, response, at, measures)
 
 
 def _save_resolution(directory: RunDirectory, found: ResolutionTest, job: Opened) -> None:

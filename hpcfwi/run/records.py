@@ -305,7 +305,7 @@ def first_wavelet(survey: Survey) -> Wavelet:
 
 
 RESOLUTION = "hpcfwi-resolution"  # name of the format, whose version is 1
-RESOLVED = ("speed", "perturbation", "response")
+RESOLVED = ("values", "perturbation", "response")
 
 
 def write_resolution(path: Path, found: ResolutionTest, stage: int, frequency: float) -> None:
@@ -330,6 +330,7 @@ def write_resolution(path: Path, found: ResolutionTest, stage: int, frequency: f
                 "origin": grid.origin,
                 "size": found.size,
                 "model": found.model,
+                "parameter": found.parameter,
                 "stage": stage,
                 "frequency": frequency,
             }
@@ -345,7 +346,8 @@ def read_resolution(path: Path) -> ResolutionTest:
         names = [name for name in file if name not in (*RESOLVED, "points")]
         arrays = {name: read_real(file, path, name) for name in file}
         spacing, origin = (tuple(map(float, file.attrs[key])) for key in ("spacing", "origin"))
-        size, model = float(file.attrs["size"]), str(plain(file.attrs["model"]))
+        size = float(file.attrs["size"])
+        model, parameter = (str(plain(file.attrs[key])) for key in ("model", "parameter"))
     grid = Grid(arrays["perturbation"].shape, spacing, origin)
     points = arrays.get("points")
     shape = grid.shape if points is None else points.shape[:-1]
@@ -358,5 +360,7 @@ def read_resolution(path: Path) -> ResolutionTest:
         problem = f"its arrays are {quote(found)}, expected {wanted}"
         raise InputError(str(path), problem, "Remove the file, or run `hpcfwi resolve` again.")
     measures = {name: arrays[name] for name in names}
-    speed, perturbation, response = (arrays[name] for name in RESOLVED)
-    return ResolutionTest(grid, size, model, speed, perturbation, response, points, measures)
+    values, perturbation, response = (arrays[name] for name in RESOLVED)
+    return ResolutionTest(
+        grid, size, model, parameter, values, perturbation, response, points, measures
+    )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from hpcfwi.model import PARAMETERS, Grid
 from hpcfwi.report import models, panels, style
@@ -418,7 +419,7 @@ def test_image_of_a_volume_is_the_section_of_the_epoch_figure():
     assert titles(figure)[0] == "Reflectivity, iteration 20, y = 0.12 km"
 
 
-def points_of(shape, spacing=50.0, step=8):
+def points_of(shape, spacing=50.0, step=8, parameter="vp"):
     """Return a resolution test of points `step` cells apart, with plausible measures."""
     grid = Grid(shape, (spacing,) * len(shape), (0.0,) * len(shape))
     axes = [grid.coordinates(axis)[step // 2 :: step] for axis in range(grid.ndim)]
@@ -428,9 +429,9 @@ def points_of(shape, spacing=50.0, step=8):
         "amplitude": np.full(points.shape[:-1], 0.5),
         "width": np.full(points.shape, 123.0),
     }
-    speed, model = np.full(shape, 2000.0), "in the starting model"
+    values, model = np.full(shape, 2000.0), "the starting model"
     return ResolutionTest(
-        grid, step * spacing, model, speed, np.zeros(shape), response, points, measures
+        grid, step * spacing, model, parameter, values, np.zeros(shape), response, points, measures
     )
 
 
@@ -447,6 +448,19 @@ def test_resolution_of_a_wide_section_is_drawn_in_one_column():
     figure = resolution_figure(points_of((30, 120)))
     assert len({axes.get_position().x0 for axes in figure.axes}) == 1
     assert not texts_overlap(figure)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "label"), [("vs", "S velocity (km/s)"), ("rho", "density (g/cm3)")]
+)
+def test_perturbed_parameter_is_named_with_its_unit(parameter, label):
+    figure = resolution_figure(points_of((30, 120), parameter=parameter))
+    assert label in [text.get_text() for text in figure.findobj(Text)]
+    checkerboard = replace(points_of((30, 120), parameter=parameter), points=None)
+    flat = np.ones((30, 120))
+    checkerboard = replace(checkerboard, measures={"amplitude": flat, "correlation": flat})
+    label = label.replace("km/s", "m/s").replace("g/cm3", "kg/m3")
+    assert label in [text.get_text() for text in resolution_figure(checkerboard).findobj(Text)]
 
 
 @pytest.mark.filterwarnings("error")

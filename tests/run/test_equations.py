@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -307,6 +308,19 @@ def test_resolution_of_an_elastic_run_is_measured(hpcfwi: Any, tmp_path: Path) -
     path = write_elastic(tmp_path, "elastic", **{"inversion.epochs": 1})
     assert hpcfwi("run", path, "--quiet") == 0
     assert hpcfwi("resolve", tmp_path / "run", "--quiet") == 0
+
+
+def test_resolution_of_a_parameter_that_is_zero_everywhere_is_measured(
+    hpcfwi: Any, tmp_path: Path
+) -> None:
+    changes = {"inversion.parameters": ["delta", "vp"], "survey.duration": 0.4}
+    path = write_elastic(tmp_path, "elastic-vti", **changes)
+    write_medium(tmp_path, delta=0.0)
+    assert hpcfwi("resolve", path, "--quiet") == 0
+    with h5py.File(tmp_path / "run" / "resolution.h5") as file:
+        assert file.attrs["parameter"] == "delta"
+        assert not file["values"][...].any()
+        assert np.isfinite(file["width"][...]).any()
 
 
 def test_vertical_forces_and_geophones_on_a_free_surface_are_inverted(

@@ -125,7 +125,7 @@ def test_resolve_uses_the_result_of_a_run_or_the_given_model_file(hpcfwi, tmp_pa
         "file": [path, "--model", tmp_path / "true.h5"],
     }.items():
         assert hpcfwi("resolve", *words, "--checkerboard", 200, "--quiet") == 0
-        speeds[name] = read(run)[0]["speed"]
+        speeds[name] = read(run)[0]["values"]
     np.testing.assert_array_equal(speeds["start"], read_model(run / "initial.h5")["vp"])
     np.testing.assert_array_equal(speeds["result"], read_model(run / "model.h5")["vp"])
     np.testing.assert_array_equal(speeds["file"], true_model()["vp"])
