@@ -31,6 +31,8 @@ LOST_ENERGY = 0.02
 SLOW_CELLS = 0.5
 # Largest share of the wavelet's energy at frequencies at which quality factors are not constant.
 OUT_OF_BAND = 0.1
+# Fewest cells of an absorbing boundary that reflects at most some per cent (docs/decisions/004).
+FEWEST_ABSORBING = 5
 # Largest first or last sample of a wavelet, relative to its peak.
 CUT = 1e-2
 
@@ -41,6 +43,7 @@ def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
         *_check_frequencies(experiment, dt),
         *_check_wavelet(experiment),
         *_check_attenuation(experiment),
+        *_check_boundary(experiment),
         *check_water(experiment),
         *_check_duration(experiment),
     ]
@@ -106,6 +109,21 @@ def _check_attenuation(experiment: Experiment) -> Iterator[Finding]:
             f"{100 * outside:.0f} % of the wavelet's energy is outside {low:g} to {high:g} Hz, "
             "where the waves lose less energy than the quality factors say",
             f"Give a band that includes {first:.2g} to {last:.2g} Hz.",
+        )
+
+
+def _check_boundary(experiment: Experiment) -> Iterator[Finding]:
+    """Check that the absorbing boundary is wide enough."""
+    cells = experiment.config.wave.boundary
+    if cells < FEWEST_ABSORBING:
+        yield Finding(
+            "warning",
+            "wave.boundary",
+            f"an absorbing boundary of {cells} cell{'s' * (cells > 1)} reflects several per cent "
+            "of the waves or more back into the model"
+            if cells
+            else "without an absorbing boundary all waves are reflected back into the model",
+            "Give 10 cells or more.",
         )
 
 

@@ -93,6 +93,13 @@ def test_sound_survey_gives_no_finding(tmp_path):
             ("all sources lie", "fixed cells down to 60 m", "otherwise give a lower velocity"),
         ),
         (
+            {"wave.boundary": 2},
+            "warning",
+            "wave.boundary",
+            ("absorbing boundary of 2 cells reflects", "10 cells or more"),
+        ),
+        ({"wave.boundary": 0}, "warning", "wave.boundary", ("without an absorbing boundary",)),
+        (
             {"survey.duration": 0.4},
             "warning",
             "survey.duration",
