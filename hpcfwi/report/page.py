@@ -22,6 +22,7 @@ import torch
 
 from hpcfwi import __version__
 from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.model import PARAMETERS
 from hpcfwi.report.log import say_duration
 from hpcfwi.system import open_own, open_regular, written_whole
 
@@ -30,6 +31,16 @@ def error_keys(names: Iterable[str]) -> dict[str, str]:
     """Return the keys of the model errors in the metrics, by the names of the parameters."""
     first, *others = names
     return {first: "model_error", **{name: f"model_error_{name}" for name in others}}
+
+
+def say_errors(errors: Mapping[str, float]) -> str:
+    """Return the errors of parameters with their units; a single one is not named."""
+    said = []
+    for name, error in errors.items():
+        unit = PARAMETERS[name].unit
+        value = f"{error:.1f} {unit}" if unit else f"{error:.4f}"
+        said.append(value if len(errors) == 1 else f"{name} {value}")
+    return ", ".join(said)
 
 
 def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
@@ -141,20 +152,20 @@ CITATION = "The hpcfwi authors: hpcfwi, seismic full-waveform inversion as an HP
 def make_page(
     name: str,
     history: Sequence[Mapping[str, Any]],
-    unit: str,
+    names: Sequence[str],
     config: str,
     figures: Sequence[tuple[str, bytes]],
     findings: Sequence[tuple[str, Sequence[str], Sequence[str]]],
 ) -> str:
     """Return the whole page.
 
-    history: the metrics; unit: unit of the model error; config: the input in TOML; figures: names
-    and PNG images; findings: titles, lines and warnings about the data.
+    history: the metrics; names: of the inverted parameters; config: the input in TOML; figures:
+    names and PNG images; findings: titles, lines and warnings about the data.
     """
     parts = [
         f"<h1>{escape(name)}</h1>",
-        _say_where_it_is(history, unit),
-        *_tabulate(history, unit),
+        _say_where_it_is(history, error_keys(names)),
+        *_tabulate(history, error_keys(names)),
         *(["<h2>Data</h2>"] if findings else []),
         *(_show_findings(*part) for part in findings),
         "<h2>Figures</h2>",
@@ -174,29 +185,34 @@ def make_page(
     return head + "\n".join(parts) + "\n</body>\n</html>\n"
 
 
-def _say_where_it_is(history: Sequence[Mapping[str, Any]], unit: str) -> str:
+def _say_where_it_is(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> str:
     if not history:
         return "<p>No epoch is done yet.</p>"
     last, known = history[-1], ""
-    if (error := last.get("model_error")) is not None:
-        known = f" The root mean square error of the model is {error:.1f} {unit}."
+    if errors := _find_errors(last, keys):
+        known = f" The root mean square error of the model is {say_errors(errors)}."
     return (
         f"<p>{last['epoch']} epochs are done, with {last.get('simulations', 'unknown')} "
         f"simulations, in {say_duration(sum(entry['seconds'] for entry in history))}.{known}</p>"
     )
 
 
-def _tabulate(history: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
+def _find_errors(entry: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, float]:
+    """Return the known errors of an epoch by parameter; keys: see `error_keys`."""
+    return {name: entry[key] for name, key in keys.items() if entry.get(key) is not None}
+
+
+def _tabulate(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> list[str]:
     """Return a heading and the last epoch of each stage, or of a run without stages."""
     ends = {str(entry.get("stage", 0)): entry for entry in history}
     named = [*ends] != ["0"]  # the name in a run without stages
     rows = "".join(
         f"<tr>{f'<td>{escape(stage)}</td>' * named}<td>{entry['epoch']}</td>"
         f"<td>{entry.get('simulations', '')}</td><td>{entry['loss']:.4g}</td>"
-        f"<td>{_number(entry.get('model_error'))}</td></tr>"
+        f"<td>{say_errors(_find_errors(entry, keys))}</td></tr>"
         for stage, entry in ends.items()
     )
-    heads = ["stage"] * named + ["last epoch", "simulations", "misfit", f"error ({unit})"]
+    heads = ["stage"] * named + ["last epoch", "simulations", "misfit", "error"]
     table = f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
     note = "<p>Misfits of different stages are of different data.</p>" * (len(ends) > 1)
     return [f"<h2>{'Stages' if named else 'Result'}</h2>", table + note]
@@ -207,10 +223,6 @@ def _show_findings(title: str, lines: Sequence[str], warnings: Sequence[str]) ->
     parts = [f'<p class="warning">{escape(warning)}</p>' for warning in warnings]
     parts += [f"<p>{escape(line)}</p>" for line in lines]
     return f"<h3>{escape(title)}</h3>{''.join(parts)}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 def _show(title: str, image: bytes) -> str:

@@ -384,9 +384,8 @@ def write_report(path: Path, pdf: bool = False) -> Path:
             figures.append((full_title, file.read_bytes()))
     history = read_metrics(directory.metrics)
     config = directory.config.read_text(encoding="utf-8")
-    first, *_ = load_config(path).changing
-    unit = PARAMETERS[first].unit
-    page = make_page(path.resolve().name, history, unit, config, figures, _read_findings(directory))
+    names, findings = load_config(path).changing, _read_findings(directory)
+    page = make_page(path.resolve().name, history, names, config, figures, findings)
     report = path / "report.html"
     with refusing_unwritable(report, UNWRITABLE), written_whole(report) as whole:
         whole.write(page.encode())

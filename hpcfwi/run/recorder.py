@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks
 from hpcfwi.report.log import Progress
-from hpcfwi.report.page import append_metrics, error_keys, mend_metrics
+from hpcfwi.report.page import append_metrics, error_keys, mend_metrics, say_errors
 from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
@@ -146,7 +146,7 @@ class Recorder:
             note = timings.describe()
             if timings.simulations > batch.shots.size:
                 note = f"{timings.simulations} simulations, {note}"
-            shown = _say_errors(errors) if errors else None
+            shown = say_errors(errors) if errors else None
             self.progress.advance(misfit=evaluation.loss, errors=shown, note=note)
         judged = entry[self._error_keys[stage.section.parameters[0]]]
         return float(entry["loss"] if judged is None else judged), entry
@@ -297,8 +297,8 @@ class Recorder:
             log.log(
                 logging.INFO if at_end[first] <= start[first] else logging.WARNING,
                 "Model error: %s at the start, %s at the end",
-                _say_errors(start),
-                _say_errors(at_end),
+                say_errors(start),
+                say_errors(at_end),
             )
         if best is not None and best.epoch < self.state.epoch:
             log.info("The best model is that of epoch %d: %s", best.epoch, self.directory.best)
@@ -364,16 +364,6 @@ class Recorder:
             if state.epoch > self._saved:
                 save_checkpoint(self.directory.checkpoints, state.epoch, state.to_table())
                 self._saved = state.epoch
-
-
-def _say_errors(errors: Mapping[str, float]) -> str:
-    """Return the errors of parameters with their units; a single one is not named."""
-    said = []
-    for name, error in errors.items():
-        unit = PARAMETERS[name].unit
-        value = f"{error:.1f} {unit}" if unit else f"{error:.4f}"
-        said.append(value if len(errors) == 1 else f"{name} {value}")
-    return ", ".join(said)
 
 
 def _list(shots: Iterable[int]) -> str:

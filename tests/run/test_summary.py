@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from hpcfwi.inversion import shot_qc
+from hpcfwi.report.page import make_page
 from hpcfwi.run.drawing import Painter
 from tests.inversion.examples import write_input
 
@@ -50,7 +51,7 @@ def test_page_has_figures_numbers_input_and_citation(hpcfwi, tmp_path, monkeypat
     assert outline.open == []
     assert outline.headings == ["run", "Stages", "Data", "Figures", "Input", "Software"]
     assert outline.cells[:2] == ["<low>", "2"]
-    assert "(m/s)" in text
+    assert outline.cells[4].endswith(" m/s")
     for stage in (1, 2):
         assert f"Data fit at the end, stage {stage}<" in text
     assert "Data fit at the end<" not in text
@@ -98,6 +99,14 @@ def test_table_of_a_run_without_stages_has_no_stage_column(hpcfwi, tmp_path):
     assert outline.headings[:2] == ["run", "Result"]
     assert len(outline.cells) == 4
     assert outline.cells[0] == "2", "the last epoch"
+
+
+def test_page_has_the_errors_of_all_parameters():
+    errors = {"model_error": 0.0123, "model_error_vp": 45.6}
+    entry = {"epoch": 1, "seconds": 1.0, "simulations": 2, "loss": 3.0, **errors}
+    page = make_page("run", [entry], ["delta", "vp"], "", (), ())
+    assert "The root mean square error of the model is delta 0.0123, vp 45.6 m/s." in page
+    assert "<td>delta 0.0123, vp 45.6 m/s</td>" in page
 
 
 def test_report_of_a_directory_without_a_run_is_refused(hpcfwi, tmp_path):
