@@ -53,28 +53,29 @@ LIMITS = 4 + 2
 BACKGROUND, PRIOR = 4, 4
 # The initial model of a change of variables, in double precision; others may be constant.
 CHANGED_START = 2 * 8
-# Between epochs: the model, the best one, and a gradient that is already known.
-STATE = 3 * 4
-# An update: the gradient, the integer sum of it, and its mean.
-UPDATE = 4 + 8 + 4
+# Between epochs: the model and the best one.
+STATE = 2 * 4
+# An update: the integer sum of the gradient.
+UPDATE = 8
+# An update with several evaluations: the gradient of the first one.
+EVALUATED = 4
 # An update with products: the directions in double precision, and the last ones.
 PRODUCTS = 3 * 8
 # A regularizer: slopes, their lengths and the fluxes, in double precision.
 REGULARIZED = 7 * 8
 # A change of variables, in double precision: both sides of it, their gradients and intermediates.
 CHANGED = 10 * 8
-# For each shot that is simulated at a time: its gradient.
-SHOT = 4
 # Rank 0: the arrays of the figure that is drawn, and of one in the queue; the arrays that are
 # written, and a file in memory.
 PICTURES, FILES = 2 * 4 * 4, 4 * 4
 # Rank 0, for a large model that is drawn as an excerpt: a gradient and its magnitudes, from which
 # the excerpt is made, and the excerpt; the file of a model.
 EXCERPTED, MODEL_FILE = 4 + 9, 4
-# Rank 0, for an older state that is being written: its model, and its gradient if that is known.
-WRITTEN, CARRIED = 4, 4
-# Bytes per cell. The sums of two illuminations and their means, and those of a shot.
-LIT, SHOT_LIT = 2 * 8 + 2 * 4, 2 * 4
+# A gradient that is known from the epoch before, between epochs. Rank 0, for an older state that is
+# being written: its model, in addition to such a gradient.
+CARRIED, WRITTEN = 4, 4
+# Bytes per cell. The integer sums of two illuminations; those of the first of several evaluations.
+LIT, EVALUATED_LIT = 2 * 8, 2 * 4
 # The taper around sources and receivers, once per host. It exists when a history is chosen.
 TAPER = 8
 # Rank 0, per drawn cell: six panels and Matplotlib's copies, in double precision.
@@ -133,18 +134,16 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
     host, given = estimate_given(experiment)
     tapers = section.precondition is not None and section.precondition.taper is not None
     whole, shards = estimate_optimizer(experiment, ranks)
-    each_shot = SHOT * values + SHOT_LIT * cells + COMPARED * traces
-    each_shot += _estimate_sources(experiment)
     return MemoryOverhead(
         host=host + TAPER * cells * tapers,
         given=given,
         stage=_estimate_stage(experiment, shots),
-        state=STATE * values,
+        state=(STATE + CARRIED * _find_cost(experiment).carries) * values,
         remembered=shards if section.optimizer.sharded else whole,
         update=_estimate_update(experiment),
         traces=4 * traces * held,
         records=_estimate_records(experiment, whole) if rank == 0 else 0,
-        each_shot=each_shot,
+        each_shot=COMPARED * traces + _estimate_sources(experiment),
         engine=estimate_engine(rank),
         figures=FIGURES if rank == 0 and "matplotlib.figure" not in sys.modules else 0,
     )
@@ -165,7 +164,7 @@ def estimate_resolution(experiment: Experiment, context: Context) -> int:
     cells, traces = prod(grid.shape), survey.n_receivers * survey.n_samples
     shots = min(context.shots_at_once, survey.n_shots)
     needed = (RESOLVED + UPDATE + LIT) * cells
-    needed += shots * ((SHOT + SHOT_LIT) * cells + COMPARED * traces)
+    needed += shots * COMPARED * traces
     if context.device.type == "cpu":
         needed += estimate_engine(context.rank)
         needed += (FIGURES + DRAWN * _count_drawn(grid)) * context.is_root
@@ -205,10 +204,11 @@ def _find_cost(experiment: Experiment) -> OptimizerCost:
 
 def _estimate_update(experiment: Experiment) -> int:
     cost, regularizes = _find_cost(experiment), experiment.config.inversion.regularize is not None
-    products = PRODUCTS * (cost.products[1] > 0)
-    each = UPDATE + products + cost.working + REGULARIZED * regularizes
-    each += CHANGED * experiment.config.inversion.changes_variables
-    return each * _count_values(experiment) + LIT * prod(experiment.initial.grid.shape)
+    products, again = cost.products[1] > 0, cost.tries[1] + cost.products[1] > 0
+    each = UPDATE + EVALUATED * again + PRODUCTS * products + cost.working
+    each += REGULARIZED * regularizes + CHANGED * experiment.config.inversion.changes_variables
+    lit = LIT + EVALUATED_LIT * again
+    return each * _count_values(experiment) + lit * prod(experiment.initial.grid.shape)
 
 
 def _estimate_stage(experiment: Experiment, shots: int) -> int:

@@ -167,10 +167,11 @@ class Objective:
                 "velocities (use a smaller inversion.optimizer.lr or step, or inversion.bounds)"
             )
         like = coarse_model.any
-        means = {name: torch.zeros_like(like) for name in ILLUMINATIONS}
+        # Zeros that take no memory
+        means = dict.fromkeys(ILLUMINATIONS, like.new_zeros(()).expand_as(like))
         with times.spent_on("reduce"):
             for name, total in mine.sums.totals(self.context, self.shards):
-                mean = total / len(misfits)
+                mean = total.div_(len(misfits))
                 means[name] = mean.double() if name == WAVELET else mean.to(like.dtype)
         gradient = Model(coarse_model.grid, {name: means[name] for name in coarse_model.arrays})
         penalty, gradient = 0.0, self.simulator.transpose(gradient)

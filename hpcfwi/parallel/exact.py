@@ -30,6 +30,8 @@ BITS = 62
 ABOVE, BELOW = 16, 8
 # Number of cells that are rounded at a time, so that intermediate results stay in the cache.
 BLOCK = 2**16
+# Number of cells that are summed over ranks at a time, because their integers are copied.
+SUMMED = 2**20
 # The inverse of a smaller power of two overflows double precision.
 SMALLEST = -1000
 
@@ -91,7 +93,11 @@ class ExactSum:
         shards: the division of the array in which the ranks compute the sum before they gather it.
         """
         if shards.count == 1:
-            return context.sum(self._units.clone()).to(torch.float64).mul_(self._unit)
+            total = torch.empty_like(self._units, dtype=torch.float64)
+            blocks = (torch.split(array.view(-1), SUMMED) for array in (total, self._units))
+            for part, units in zip(*blocks, strict=True):
+                part.copy_(context.sum(units.clone())).mul_(self._unit)
+            return total
         part = shards.reduce_scatter(self._units).to(torch.float64).mul_(self._unit)
         return shards.all_gather(part, self._units.shape)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.exact import ABOVE, BELOW, ExactSum, PlainSum
+from hpcfwi.parallel.exact import ABOVE, BELOW, SUMMED, ExactSum, PlainSum
 
 CPU = torch.device("cpu")
 SHAPE = (6, 7)
@@ -27,7 +27,7 @@ class Ranks(Context):
 
     def sum(self, tensor):
         for other in self.__dict__.get("others", []):
-            tensor += other
+            tensor += other.view(-1)
         return tensor
 
 
@@ -72,6 +72,21 @@ def test_term_added_to_a_window_changes_only_that_window():
     found = total.total(Context.alone())
     assert found.sum() == 6.0
     assert (found[1:3, 4:7] == 1.0).all()
+
+
+def test_large_sum_is_copied_in_parts():
+    sizes, shape = [], (5, SUMMED // 2)
+
+    class Listening(Context):
+        def sum(self, tensor):
+            sizes.append(tensor.numel())
+            return tensor
+
+    total = ExactSum(shape, 1.0, 1, CPU)
+    total.add(torch.ones(2, shape[1]), (slice(3, 5),))
+    found = total.total(Listening(0, 1, 0, "host", CPU, 1))
+    assert sizes == [SUMMED, SUMMED, SUMMED // 2]
+    assert torch.equal(found.sum(dim=1), torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0]) * shape[1])
 
 
 def test_adding_terms_does_not_synchronise_with_the_device(monkeypatch):

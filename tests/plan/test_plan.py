@@ -194,9 +194,9 @@ def test_history_that_does_not_fit_is_an_error_and_nothing_is_timed(tmp_path):
     assert plan.timing is None
 
 
-def test_memory_of_a_shot_includes_its_traces_and_gradient(tmp_path):
+def test_memory_of_a_shot_includes_its_traces(tmp_path):
     changes = {"wave.history": {"interval": 5}}
-    machine, each_shot = ranks(1), 30 * 60 * 12 + 30 * 150 * 8
+    machine, each_shot = ranks(1), 30 * 150 * 8
     assert estimate_overhead(prepared(tmp_path, changes), ranks=1, rank=0).each_shot == each_shot
     waves = planned(tmp_path, changes, machine).memory.waves
     for memory, fits in ((waves, False), (waves + each_shot, True)):
