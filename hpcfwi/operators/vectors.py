@@ -77,7 +77,9 @@ def dot(a: Tensor | Model, b: Tensor | Model) -> float:
     """
     pairs = zip(parts_of(a).values(), parts_of(b).values(), strict=True)
     return fsum(
-        float(add_up(_as_reals(one).double() * _as_reals(two).double())) for one, two in pairs
+        # Only the product is in double precision
+        float(add_up(_as_reals(one).to(torch.float64, copy=True).mul_(_as_reals(two))))
+        for one, two in pairs
     )
 
 
@@ -93,7 +95,7 @@ def go_along(values: Tensor, direction: Tensor, by: float) -> Tensor:
     depending on the place of a cell.
     """
     wide = torch.complex128 if values.is_complex() else torch.float64
-    return (values.to(wide) + direction.to(wide) * by).to(values.dtype)
+    return direction.to(wide, copy=True).mul_(by).add_(values).to(values.dtype)
 
 
 def check_like(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

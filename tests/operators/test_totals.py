@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpcfwi.operators.vectors import add_up, add_whole
+from hpcfwi.operators.vectors import add_up, add_whole, dot, go_along
 
 BOTH = pytest.mark.parametrize("add", [add_up, add_whole], ids=["numpy", "whole"])
 NUMBERS = st.floats(-1e30, 1e30).filter(lambda number: number == 0.0 or abs(number) > 1e-200)
@@ -68,3 +69,29 @@ def test_sum_with_nonfinite_value_is_not_finite(add, worst):
 @pytest.mark.parametrize("size", [5e-324, 1e-290, 1e290])
 def test_sum_of_extreme_magnitudes_is_exact_or_zero(add, size):
     assert over_all(add, torch.tensor([size, size], dtype=torch.float64)) in (2.0 * size, 0.0)
+
+
+class DoubleArrays(TorchDispatchMode):
+    """Lists the arrays in double precision that torch makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def __torch_dispatch__(self, function, _, args=(), options=None):
+        result = function(*args, **(options or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            self.found[result.data_ptr()] = result
+        return result
+
+
+def test_scalar_product_and_line_make_one_array_in_double_precision():
+    one, two = torch.randn(2, 30, 40, generator=torch.Generator().manual_seed(0))
+    with DoubleArrays() as made:
+        found = dot(one, two)
+    assert [array.shape for array in made.found.values() if array.ndim] == [one.shape]
+    assert found == float((one.double() * two.double()).numpy().sum())
+    with DoubleArrays() as made:
+        moved = go_along(one, two, 0.3)
+    assert [array.shape for array in made.found.values()] == [one.shape]
+    assert torch.equal(moved, (one.double() + two.double() * 0.3).float())
