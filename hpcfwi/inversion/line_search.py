@@ -338,7 +338,7 @@ class Descent(ABC):
         def multiply(direction: Model, shots: int | None) -> Model:
             return evaluate.product(model, direction, shots)
 
-        directed = self._direct(start, multiply, evaluate.precondition)
+        directed = self._find_direction(start, multiply, evaluate.precondition)
         found = directed and self._follow(start, *directed, evaluate)
         if not found:
             self._forget()
@@ -357,6 +357,16 @@ class Descent(ABC):
             self._has_told = True
         return model, seen
 
+    def _find_direction(
+        self, start: Start, hessian_product: HessianProduct, precondition: Precondition
+    ) -> tuple[Model, float] | None:
+        """Return the result of `_direct`, zero in cells that would leave the limits."""
+        directed = self._direct(start, hessian_product, precondition)
+        if directed is None:
+            return None
+        direction, first = directed
+        return self._limits.within(start.model, direction), first
+
     def _follow(
         self,
         start: Start,
@@ -364,9 +374,11 @@ class Descent(ABC):
         first: float,
         evaluate: Callable[[Model], Evaluation],
     ) -> Model | None:
-        """Return the model that a search along a direction finds, or None, and learn from it."""
+        """Return the model that a search along a direction finds, or None, and learn from it.
+
+        direction: zero in cells that would leave the limits.
+        """
         model, evaluation = start.model, start.evaluation
-        direction = self._limits.within(model, direction)
         slope = dot(evaluation.gradient, direction)
         here = Trial(0.0, evaluation.loss, slope, model, evaluation.gradient)
         if not slope < 0.0:
@@ -437,7 +449,8 @@ class LBFGS(Descent):
         self._memory, self._pairs = memory, LBFGSMemory(initial, memory, shards)
 
     def cost(self, shots: int) -> OptimizerCost:
-        return replace(super().cost(shots), remembered=2 * 4 * self._memory)
+        # The direction of steepest descent, twice, that of the search, and the trial model
+        return replace(super().cost(shots), remembered=2 * 4 * self._memory, working=3 * 4 + 8)
 
     def state(self) -> Mapping[str, Any]:
         return {"pairs": self._pairs.state()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from copy import deepcopy
 from functools import partial
@@ -338,6 +339,24 @@ def test_lbfgs_ignores_steps_without_positive_curvature():
                             lambda x: (-0.5 * (x**2).sum(), -x), np.full(8, 9.0))  # fmt: skip
     descending.step(3)
     assert not descending.optimizer.state()["pairs"]
+
+
+def test_search_holds_its_direction_once():
+    """The direction of L-BFGS is in double precision, and the model in single precision."""
+    function, minimum = quadratic(np.linspace(1.0, 20.0, 14))
+    start = (minimum + 5.0).astype(np.float32)
+    descending = Descending(partial(LBFGS, step=1.0), function, start)
+    descending.step(2)
+    evaluate, held = descending.evaluate, []
+
+    def count(model):
+        arrays = (one for one in gc.get_objects() if isinstance(one, torch.Tensor))
+        held.append(sum(a.dtype == torch.float64 and a.shape == (2, 7) for a in arrays))
+        return evaluate(model)
+
+    descending.evaluate = count
+    descending.step()
+    assert held[:2] == [0, 1], "before the first evaluation and in the search"
 
 
 def test_lbfgs_stores_as_many_steps_as_its_memory():
