@@ -12,6 +12,7 @@ import math
 import platform
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from itertools import takewhile
 from pathlib import Path
@@ -90,14 +91,12 @@ def mend_metrics(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     Lines that agree with the records, except for the numbers of their shots, are not changed. Lines
     after them are removed, and missing ones are written. Raises `WriteFailure`.
     """
-    try:
-        with open(path, "rb", opener=open_own) as file:
-            lines = file.readlines()
-    except (OSError, InputError):  # the file is missing, or a link
-        lines = []
-    pairs = zip(lines, records, strict=False)
+    lines = None
+    with suppress(OSError, InputError), open(path, "rb", opener=open_own) as file:
+        lines = file.readlines()  # unless the file is missing, or a link
+    pairs = zip(lines or (), records, strict=False)
     kept = [line for line, _ in takewhile(lambda pair: _agrees(*pair), pairs)]
-    if len(kept) == len(lines) == len(records):
+    if lines is not None and len(kept) == len(lines) == len(records):
         return
     with written_whole(path) as file:
         file.writelines(kept)
