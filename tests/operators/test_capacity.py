@@ -23,7 +23,7 @@ from hpcfwi.operators.simulator import (
 )
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
-from hpcfwi.wave.engines import load
+from hpcfwi.wave.engines import choose as choose_engine
 from hpcfwi.wave.history import KINDS, History, choose
 from tests.inversion.examples import write_input
 
@@ -171,7 +171,7 @@ def test_largest_task_is_shot_with_largest_window(tmp_path):
 
 def test_history_that_engine_does_not_support_is_an_error(tmp_path, monkeypatch):
     changes = {"wave.engine": "cpu", "wave.history": "boundary"}
-    monkeypatch.setattr(load("cpu"), "HISTORIES", ("snapshots",))
+    monkeypatch.setattr(choose_engine("cpu", torch.device("cpu")), "HISTORIES", ("snapshots",))
     experiment = prepare(load_config(write_input(tmp_path, changes)), Context.alone())
     simulator, model = experiment.simulator(experiment.initial), experiment.initial
     with pytest.raises(InputError, match=r"wave\.history: history is boundary; this engine has"):

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from hpcfwi.errors import InputError, InversionFailure, Stopped
-from hpcfwi.inversion import networks
+from hpcfwi.inversion import networks, shot_qc
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.optimizers import Adam
 from hpcfwi.operators import simulator
@@ -37,7 +37,6 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.rendezvous import open_store
 from hpcfwi.parallel.store import Store
-from hpcfwi.run import session
 from hpcfwi.run.job import run_job
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.wave import Simulation
@@ -282,7 +281,7 @@ def slow_rank(folder: Path) -> None:
         for schedule in ("static", "dynamic"):
             output = f"output.directory={folder / schedule}"
             invert(folder / "input.toml", context, output, inverts=False)
-            with slow, mock.patch.object(session, "SHOTS", 1):
+            with slow, mock.patch.object(shot_qc, "SHOTS", 1):
                 invert(folder / "input.toml", context, output, f"inversion.schedule={schedule}")
 
 
