@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.registry import EQUATIONS
 from hpcfwi.wave import acoustic, propagate
 from hpcfwi.wave.engines.cpu.staggered import _CpuShots
 from hpcfwi.wave.numerics import ricker
@@ -270,10 +269,6 @@ def test_gradient_of_shear_velocity_in_water_is_exactly_zero() -> None:
     assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
     assert torch.equal(gradients["vs"][:5], torch.zeros(5, 20, dtype=torch.float64))
     assert bool((gradients["vs"][6:] != 0.0).any())
-
-
-def test_docstring_names_every_equation() -> None:
-    assert [name for name in EQUATIONS if f'"{name}"' not in str(propagate.__doc__)] == []
 
 
 def test_second_derivative_is_refused() -> None:
