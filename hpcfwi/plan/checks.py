@@ -119,7 +119,7 @@ def _check_boundary(experiment: Experiment) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "wave.boundary",
-            f"an absorbing boundary of {cells} cell{'s' * (cells > 1)} reflects several per cent "
+            f"an absorbing boundary of {say_count(cells, 'cell')} reflects several per cent "
             "of the waves or more back into the model"
             if cells
             else "without an absorbing boundary all waves are reflected back into the model",

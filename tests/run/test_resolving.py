@@ -198,7 +198,7 @@ def test_resolve_into_a_directory_without_permission_is_refused_before_the_simul
     assert hpcfwi("resolve", write_tiny(tmp_path)) == 2
     told = capsys.readouterr()
     assert "cannot be written (Permission denied)" in told.err
-    assert "Resolution in" not in told.out
+    assert "Resolution of" not in told.out
 
 
 def test_resolution_of_a_volume_is_computed_and_drawn(hpcfwi, tmp_path):
