@@ -331,7 +331,7 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
     }
     method = experiment.simulator(experiment.initial).method
     if method.choose_engine(context.device).NAME in ("cpu", "gpu"):
-        log.info("Preparing the wave engine (takes half a minute the first time on a machine)")
+        log.info("Preparing the wave engine (takes some 15 seconds the first time on a machine)")
     warm_up(method, model)
     context.barrier()
 

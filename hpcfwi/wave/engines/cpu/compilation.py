@@ -24,6 +24,7 @@ from numba.core.caching import FunctionCache
 from hpcfwi.system import Place, find_place
 from hpcfwi.wave import layers
 from hpcfwi.wave.engines.cpu import (
+    jit,
     kernels,
     layout,
     staggered_blocks,
@@ -45,6 +46,7 @@ POLL = 0.1  # s
 SOURCES = (
     layers,
     layout,
+    jit,
     kernels,
     teams,
     windows,

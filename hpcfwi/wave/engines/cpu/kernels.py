@@ -18,53 +18,14 @@ psi, zeta and phi are the memory variables of the CPML, and a and b its profiles
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-from numba.core.compiler import Compiler
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from hpcfwi.wave.engines.cpu.jit import U, fma, over_rows, within_loops
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Cut, GridLayout
 from hpcfwi.wave.numerics import Taps
-
-
-def _fuse(typing_context, a, b, c):
-    """Return a b + c, rounded once."""
-
-    def generate(context, builder, signature, args):
-        return builder.fma(*args)
-
-    return a(a, a, a), generate
-
-
-# Products and sums are fused here only. If the compiler chose which to fuse (fastmath="contract"),
-# the bits of a shot would depend on the compilation: processes that compile and processes that load
-# from the cache would differ.
-fma: Any = intrinsic(_fuse)
-
-loop = njit(nogil=True)
-# Options of functions that are called by compiled loops only: without them, entry points for Python
-# would take a quarter of the compile time.
-LOOPS_ALONE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-within_loops = njit(nogil=True, **LOOPS_ALONE)
-
-
-class DisjointArrays(Compiler):
-    """Numba's compiler, which is told that the arrays given to a function do not overlap."""
-
-    def define_pipelines(self):
-        self.state.flags.noalias = True
-        return super().define_pipelines()
-
-
-# Without this promise, each loop along a row begins with a check of all pairs of rows for overlap.
-over_rows = njit(nogil=True, pipeline_class=DisjointArrays, **LOOPS_ALONE)
-
-# Indices are unsigned. The check of a signed index for a negative value, which counts from the end,
-# can keep the compiler from vectorizing the loop.
-U = np.uint64
 
 
 class Cells(NamedTuple):

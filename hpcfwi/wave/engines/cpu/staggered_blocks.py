@@ -15,11 +15,8 @@ Parameters have the same meaning in all functions here: tables is a `StaggeredTa
 step; block is the `Box` of cells that are computed, in one plane.
 """
 
-from typing import Any
-
-from numba import njit
-
-from hpcfwi.wave.engines.cpu.kernels import LOOPS_ALONE, Cells, U, add_square, cells_of
+from hpcfwi.wave.engines.cpu.jit import U, within_loops
+from hpcfwi.wave.engines.cpu.kernels import Cells, add_square, cells_of
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Box
 from hpcfwi.wave.engines.cpu.staggered_rows import (
     absorb_across,
@@ -47,29 +44,20 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
 from hpcfwi.wave.engines.cpu.sweeps import in_rows, stores_sample
 from hpcfwi.wave.engines.cpu.windows import cells_before, pack, unpack
 
-# Numba counts the references to each array that is passed, which takes as long as a hundred cells
-# for each call. These functions do not, because no array is created or deleted in them.
-_LEAN: dict[str, Any] = {"nogil": True, "_nrt": False}
-lean_loop: Any = njit(**_LEAN)
-within_lean_loops: Any = njit(**_LEAN, **LOOPS_ALONE)
-# The code of a function is optimized again in each function that calls it. Those with one caller
-# become part of it instead, which halves the time of compilation.
-inlined: Any = njit(**_LEAN, **LOOPS_ALONE, inline="always")
 
-
-@within_lean_loops
+@within_loops
 def mask_of(buffers):
     """Return the bits of a row of the grid that count in a buffer."""
     return U(buffers.shape[1] - 2)
 
 
-@within_lean_loops
+@within_loops
 def radius_of(tables):
     """Return the number of cells that a difference reaches."""
     return len(tables.weights[0])
 
 
-@within_lean_loops
+@within_loops
 def overlap(box, slab):
     """Return the cells of a box that lie in a slab: no rows if none do."""
     front, back = max(box.front, slab.front), min(box.back, slab.back)
@@ -80,7 +68,7 @@ def overlap(box, slab):
     return Box(front, back, top, max(top, bottom), left, right)
 
 
-@within_lean_loops
+@within_loops
 def relax(tables, difference, buffer, memory, block, plane, mask):
     """Absorb the difference in a buffer in the slabs that a block of rows of a plane meets."""
     for number in range(difference.first_slab, difference.end_slab):
@@ -91,7 +79,7 @@ def relax(tables, difference, buffer, memory, block, plane, mask):
             relax_cells(tables, slab, buffer, memory, box, plane, cells, mask, True)
 
 
-@within_lean_loops
+@within_loops
 def relax_cells(tables, slab, buffer, memory, box, plane, cells, mask, add):
     """Update the memory variables of a difference in a buffer, see `absorb_across`."""
     width, rows = slab.right - slab.left, slab.bottom - slab.top
@@ -109,7 +97,7 @@ def relax_cells(tables, slab, buffer, memory, box, plane, cells, mask, add):
         absorb_across(buffer, memory, cells, mask, at, width, a, b, plane, 0, add)
 
 
-@within_lean_loops
+@within_loops
 def differ(tables, difference, fields, out, cells, mask):
     """Set a buffer to a difference."""
     f, weights, whole = fields[difference.field], tables.weights[difference.axis], ~U(0)
@@ -120,7 +108,7 @@ def differ(tables, difference, fields, out, cells, mask):
         difference_along(out, f, cells, mask, whole, between, weights, None)
 
 
-@inlined
+@within_loops
 def update_sum(tables, stage, group, fields, cells):
     """Update the field of a group whose terms have the same rate, without the slabs."""
     target, d = stage.targets[group.first_target], group.first_difference
@@ -143,7 +131,7 @@ def update_sum(tables, stage, group, fields, cells):
         update(out, rate, None, None, h, cells, strides, places, u, v, w)
 
 
-@inlined
+@within_loops
 def update_both(tables, stage, group, fields, cells):
     """Update the two fields of a group with two differences, without the slabs."""
     t, d = group.first_target, group.first_difference
@@ -168,7 +156,7 @@ def update_both(tables, stage, group, fields, cells):
     )
 
 
-@inlined
+@within_loops
 def update_by_buffers(tables, stage, group, fields, buffers, cells, mask):
     """Do the work of the two functions above with a buffer for each difference, which remains."""
     for d in range(group.first_difference, group.end_difference):
@@ -196,7 +184,7 @@ def update_by_buffers(tables, stage, group, fields, buffers, cells, mask):
                     add_one(out, tables.rates[term.rate], buffers[term.buffer], cells, mask)
 
 
-@inlined
+@within_loops
 def absorb_block(tables, stage, state, block, plane, mask, sampled):
     """Add the memory variables of a block of rows to the fields that a stage updates.
 
@@ -220,7 +208,7 @@ def absorb_block(tables, stage, state, block, plane, mask, sampled):
                     add_rows(buffers[it.buffer], work, cells, mask)
 
 
-@inlined
+@within_loops
 def advance_block(shot, state, k, n, block, plane, window, tape, change):
     """Update the fields of stage k in a block of rows of a plane.
 
@@ -263,7 +251,7 @@ def advance_block(shot, state, k, n, block, plane, window, tape, change):
     emit(shot.emitters, k, fields, shot.signal[n], cells)
 
 
-@within_lean_loops
+@within_loops
 def emit(emitters, k, fields, signal, cells):
     """Add the signals of the sources to the fields of stage k, in the rows of some cells."""
     begin, end = emitters.ends[k], emitters.ends[k + 1]
@@ -282,14 +270,14 @@ def emit(emitters, k, fields, signal, cells):
             fields[it.field, it.row, it.column] += emitters.weights[e] * signal[it.source]
 
 
-@within_lean_loops
+@within_loops
 def entry_of(tables, entry, k, s):
     """Return the entry of the store for sample s of stage k of a step."""
     first = tables.stages[0].n_samples
     return entry * (first + tables.stages[1].n_samples) + k * first + s
 
 
-@inlined
+@within_loops
 def store_block(tables, tape, entry, k, s, block, plane, window, buffer, mask):
     """Store a sample of a step in a block of rows."""
     grid, at = tables.grid, entry_of(tables, entry, k, s)
@@ -299,7 +287,7 @@ def store_block(tables, tape, entry, k, s, block, plane, window, buffer, mask):
         pack(tape.samples, at, cells_before(window, plane, row), 2 * r, buffer, cells)
 
 
-@within_lean_loops
+@within_loops
 def load_block(tables, tape, entry, k, s, block, plane, window, buffer, mask):
     """Load a sample that `store_block` has stored."""
     grid, at = tables.grid, entry_of(tables, entry, k, s)
@@ -309,7 +297,7 @@ def load_block(tables, tape, entry, k, s, block, plane, window, buffer, mask):
         unpack(tape.samples, at, cells_before(window, plane, row), 2 * r, buffer, cells)
 
 
-@within_lean_loops
+@within_loops
 def clear(buffer, box, grid, plane, mask):
     """Set the cells of a box in a plane of a buffer to 0."""
     for row in range(box.top, box.bottom):
@@ -318,7 +306,7 @@ def clear(buffer, box, grid, plane, mask):
             buffer[r, j] = 0
 
 
-@inlined
+@within_loops
 def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
     """Compute the buffers of the transposed stage k in a block of rows, and add to gradients."""
     tables, fields, buffers = shot.tables, state.fields, state.buffers
@@ -368,7 +356,7 @@ def weigh_block(shot, state, k, n, block, plane, window, tape, rates, energies):
         decay_and_add(fields[it.memory], fields[it.field], tables.share, decay, cells)
 
 
-@within_lean_loops
+@within_loops
 def scatter_rows(tables, state, k, cells, deep_only):
     """Apply the transposed differences of stage k in some rows.
 

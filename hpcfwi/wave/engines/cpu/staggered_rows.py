@@ -4,7 +4,8 @@ They are written as those of `kernels`, and the arrays of a function do not over
 a difference in a few rows of the grid: row r of the grid is row r & mask of the buffer.
 """
 
-from hpcfwi.wave.engines.cpu.kernels import U, columns_of_cells, fma, over_rows, zero_of
+from hpcfwi.wave.engines.cpu.jit import U, fma, over_rows
+from hpcfwi.wave.engines.cpu.kernels import columns_of_cells, zero_of
 
 
 @over_rows

@@ -15,18 +15,16 @@ thread computes; team is a `ThreadTeam`.
 
 import numpy as np
 
-from hpcfwi.wave.engines.cpu.kernels import Cells, cells_of, fma, loop, zero_of
+from hpcfwi.wave.engines.cpu.jit import fma, loop, within_loops
+from hpcfwi.wave.engines.cpu.kernels import Cells, cells_of, zero_of
 from hpcfwi.wave.engines.cpu.layout import BLOCK, MARGIN
 from hpcfwi.wave.engines.cpu.staggered_blocks import (
     advance_block,
     clear,
-    inlined,
-    lean_loop,
     mask_of,
     radius_of,
     scatter_rows,
     weigh_block,
-    within_lean_loops,
 )
 from hpcfwi.wave.engines.cpu.sweeps import in_plane, in_rows, window_at
 from hpcfwi.wave.engines.cpu.teams import barrier, exchange_fields, unite_faces
@@ -41,13 +39,13 @@ END = 2**60
 ENOUGH_CELLS, LEAST_ROWS, MOST_ROWS = 8192, BLOCK // 2, 4 * BLOCK
 
 
-@within_lean_loops
+@within_loops
 def lag_of(tables):
     """Return the number of slices by which a stage follows the one before it."""
     return radius_of(tables) + 1 if tables.grid.planes > 1 else 1
 
 
-@within_lean_loops
+@within_loops
 def height_of(part):
     """Return the number of rows that are computed together: more of them if they are short."""
     rows = LEAST_ROWS
@@ -56,7 +54,7 @@ def height_of(part):
     return rows
 
 
-@within_lean_loops
+@within_loops
 def count_slices(grid, part):
     """Return the number of slices of a part of the grid: of planes, or of blocks of rows in 2-D."""
     if grid.planes > 1:
@@ -64,7 +62,7 @@ def count_slices(grid, part):
     return -(-(part.bottom - part.top) // height_of(part))
 
 
-@within_lean_loops
+@within_loops
 def slice_of(grid, part, s):
     """Return slice s of a part of the grid."""
     if grid.planes > 1:
@@ -73,7 +71,7 @@ def slice_of(grid, part, s):
     return in_rows(part, top, min(top + height_of(part), part.bottom))
 
 
-@inlined
+@within_loops
 def advance_slice(shot, state, k, n, part, s, window, tape, change):
     """Update the fields of stage k in a slice of a part of the grid."""
     here = slice_of(shot.tables.grid, part, s)
@@ -83,7 +81,7 @@ def advance_slice(shot, state, k, n, part, s, window, tape, change):
         advance_block(shot, state, k, n, block, here.front, window, tape, change)
 
 
-@within_lean_loops
+@within_loops
 def reflect(tables, fields, k, part):
     """Set the fields of stage k above a free surface to the images of those below it.
 
@@ -100,13 +98,13 @@ def reflect(tables, fields, k, part):
                     f[r + image, j] = it.sign * f[r + depth, j]
 
 
-@within_lean_loops
+@within_loops
 def first_of(grid, part):
     """Return the first array row at the free surface that a thread reflects."""
     return grid.base + (part.top if grid.planes > 1 else 0)
 
 
-@within_lean_loops
+@within_loops
 def end_of(grid, part):
     """Return the last of these rows + 1."""
     if grid.planes > 1:
@@ -114,7 +112,7 @@ def end_of(grid, part):
     return grid.base + (1 if part.top == 0 else 0)
 
 
-@within_lean_loops
+@within_loops
 def most_steps(shot, state, team):
     """Return the number of steps of a pass through the grid.
 
@@ -128,7 +126,7 @@ def most_steps(shot, state, team):
     return STEPS_PER_PASS if large and alone and shot.recorders.span <= rows else 1
 
 
-@inlined
+@within_loops
 def pass_forward(shot, state, n, steps, window, tape, traces, change, team):
     """Simulate steps n to n + steps - 1 in a window, and record the traces.
 
@@ -162,7 +160,7 @@ def pass_forward(shot, state, n, steps, window, tape, traces, change, team):
     join_stage(tables, neighbours, late, fields, part, team)
 
 
-@within_lean_loops
+@within_loops
 def join_stage(tables, neighbours, k, fields, part, team):
     """Set the fields of stage k above a free surface and around the layer."""
     barrier(team)
@@ -172,7 +170,7 @@ def join_stage(tables, neighbours, k, fields, part, team):
     barrier(team)
 
 
-@within_lean_loops
+@within_loops
 def rows_of(grid, part, s, count):
     """Return the array rows of slice s, with all rows before the first slice or after the last."""
     here = slice_of(grid, part, s)
@@ -184,14 +182,14 @@ def rows_of(grid, part, s, count):
     return begin, end
 
 
-@within_lean_loops
+@within_loops
 def record_rows(recorders, k, fields, traces, begin, end):
     """Set the traces that are read before stage k and end in array rows from begin to end - 1."""
     first = find_trace(recorders, k, begin)
     record_traces(recorders, fields, traces, first, find_trace(recorders, k, end))
 
 
-@within_lean_loops
+@within_loops
 def find_trace(recorders, k, row):
     """Return the first trace of those read before stage k that ends in this row or later."""
     low, high = recorders.stages[k], recorders.stages[k + 1]
@@ -204,7 +202,7 @@ def find_trace(recorders, k, row):
     return low
 
 
-@within_lean_loops
+@within_loops
 def record(recorders, k, fields, traces, team):
     """Set this thread's share of the traces that are read before stage k."""
     first = recorders.stages[k]
@@ -213,7 +211,7 @@ def record(recorders, k, fields, traces, team):
     record_traces(recorders, fields, traces, first + begin, first + end)
 
 
-@within_lean_loops
+@within_loops
 def record_traces(recorders, fields, traces, begin, end):
     """Set some traces."""
     for r in range(begin, end):
@@ -231,7 +229,7 @@ def add_values(total, weight, values):
         total[n] = fma(weight, values[n], total[n])
 
 
-@within_lean_loops
+@within_loops
 def widen_all(shot, window, fields, team):
     """Return a window of the whole grid that no field can leave within STEPS_PER_WINDOW steps."""
     cut, grid, faces = shot.tables.cut, shot.tables.grid, 0
@@ -240,7 +238,7 @@ def widen_all(shot, window, fields, team):
     return widen(cut.whole, 0, window, unite_faces(shot.neighbours, faces, team))
 
 
-@lean_loop
+@loop
 def sweep_staggered(shot, state, span, tape, traces, change, team):
     """Simulate one shot from step span[0] to step span[1], and fill the tape and the traces.
 
@@ -265,7 +263,7 @@ def sweep_staggered(shot, state, span, tape, traces, change, team):
         n += steps
 
 
-@inlined
+@within_loops
 def weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies):
     """Do the work of `weigh_block` in a slice of a part of the grid."""
     grid = shot.tables.grid
@@ -276,7 +274,7 @@ def weigh_slice(shot, state, k, n, part, s, window, tape, rates, energies):
         weigh_block(shot, state, k, n, block, here.front, window, tape, rates, energies)
 
 
-@within_lean_loops
+@within_loops
 def clear_planes(shot, state, k, part, front, back):
     """Set the buffers of stage k to 0 in some planes."""
     mask = mask_of(state.buffers)
@@ -285,7 +283,7 @@ def clear_planes(shot, state, k, part, front, back):
             clear(state.buffers[d], part, shot.tables.grid, plane, mask)
 
 
-@inlined
+@within_loops
 def scatter_slice(shot, state, k, part, s):
     """Apply the transposed differences of stage k in a slice of a part of the grid."""
     grid = shot.tables.grid
@@ -296,7 +294,7 @@ def scatter_slice(shot, state, k, part, s):
         scatter_rows(shot.tables, state, k, cells_of(grid, block, here.front), False)
 
 
-@within_lean_loops
+@within_loops
 def reflect_back(tables, state, k, part):
     """Apply the transpose of `reflect` to the fields that the transposed stage k changes."""
     grid, deep, stage = tables.grid, tables.surface, tables.stages[1 - k]
@@ -317,7 +315,7 @@ def reflect_back(tables, state, k, part):
                     f[r + image, j] = 0
 
 
-@inlined
+@within_loops
 def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     """Apply the transpose of stage k of step n in a window."""
     tables, grid = shot.tables, shot.tables.grid
@@ -354,7 +352,7 @@ def stage_backward(shot, state, k, n, window, tape, rates, energies, team):
     barrier(team)
 
 
-@within_lean_loops
+@within_loops
 def inject(recorders, k, fields, arriving, window, grid, team):
     """Apply the transpose of `record` in the rows of this thread."""
     part = share(window, team.size, team.rank)
@@ -367,7 +365,7 @@ def inject(recorders, k, fields, arriving, window, grid, team):
                 fields[it.field, it.row, it.column] += value
 
 
-@within_lean_loops
+@within_loops
 def differentiate_sources(emitters, k, fields, signal, by_signal, by_weights):
     """Add the terms of stage k of a step to the gradients with respect to the sources."""
     for e in range(emitters.ends[k], emitters.ends[k + 1]):
@@ -377,7 +375,7 @@ def differentiate_sources(emitters, k, fields, signal, by_signal, by_weights):
         by_weights[e] = fma(value, signal[it.source], by_weights[e])
 
 
-@lean_loop
+@loop
 def sweep_staggered_back(shot, state, span, tape, arriving, gradients, team):
     """Apply the transpose of `sweep_staggered` for these steps, the last one first.
 

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.wave.engines.cpu.jit import loop, within_loops
 from hpcfwi.wave.engines.cpu.kernels import (
     Cells,
     Lines,
@@ -45,13 +46,11 @@ from hpcfwi.wave.engines.cpu.kernels import (
     cells_of,
     drive,
     inject,
-    loop,
     make_lines,
     record,
     relax,
     relax_slope,
     relax_slope_back,
-    within_loops,
 )
 from hpcfwi.wave.engines.cpu.layout import (
     BLOCK,

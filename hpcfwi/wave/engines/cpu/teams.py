@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.kernels import within_loops
+from hpcfwi.wave.engines.cpu.jit import within_loops
 from hpcfwi.wave.engines.cpu.layout import BLOCK, GridLayout
 from hpcfwi.wave.layers import HALO, Crew, Letter
 
@@ -130,7 +130,7 @@ def _call(typing_context, function, letters, number):
     return types.none(function, letters, types.int64), generate
 
 
-@njit(nogil=True)
+@within_loops
 def barrier(team):
     """Wait until all threads of the team have called this function."""
     if team.size > 1:

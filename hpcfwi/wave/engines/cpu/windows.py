@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.kernels import Cells, U, cells_of, count_nonzero, within_loops
+from hpcfwi.wave.engines.cpu.jit import U, within_loops
+from hpcfwi.wave.engines.cpu.kernels import Cells, cells_of, count_nonzero
 from hpcfwi.wave.engines.cpu.layout import (
     BLOCK,
     LANES,
@@ -176,8 +177,6 @@ def share(window, size, rank):
     return Box(window.front, window.back, begin, end, window.left, window.right)
 
 
-packing_function = njit(nogil=True)
-
 # Formats of stored numbers: FULL has the precision of the computation, the others are shorter. A
 # float16 or an int8 is in units of a scale, which is chosen for each piece of a row such that the
 # largest magnitude is 1 or 127.
@@ -277,7 +276,7 @@ def make_store(
     return FieldStore(frame, CODES[format], numbers, scales)
 
 
-@packing_function
+@within_loops
 def pack(store, k, at, segment, f, cells):
     """Store f in these cells as the numbers from `at` on of entry k, with its scale `segment`."""
     r, _, first, n = cells
@@ -313,7 +312,7 @@ def pack(store, k, at, segment, f, cells):
                 byte[U(at) + j] = np.int8(np.rint(np.float32(f[r, U(first) + j]) * per))
 
 
-@packing_function
+@within_loops
 def unpack(store, k, at, segment, f, cells):
     """Load f in these cells from the numbers that `pack` has stored."""
     r, _, first, n = cells
@@ -342,7 +341,7 @@ def unpack(store, k, at, segment, f, cells):
             f[r, U(first) + j] = scale * np.float32(byte[U(at) + j])
 
 
-@packing_function
+@within_loops
 def cells_before(box, plane, row):
     """Return the number of cells of a box that precede a row of the grid in the order of rows."""
     rows = (min(max(plane, box.front), box.back) - box.front) * (box.bottom - box.top)
@@ -351,7 +350,7 @@ def cells_before(box, plane, row):
     return rows * (box.right - box.left)
 
 
-@packing_function
+@within_loops
 def pieces(frame, plane, row):
     """Return the first column, the length and the first cell's number of both pieces of a row.
 
@@ -365,7 +364,7 @@ def pieces(frame, plane, row):
     return ((outer.left, outer.right - outer.left, at), (outer.right, 0, at))
 
 
-@packing_function
+@within_loops
 def pack_frame(store, k, window, grid, part, f):
     """Store those cells of the frame of a field f that are in a window and in `part`, in entry k.
 
@@ -381,7 +380,7 @@ def pack_frame(store, k, window, grid, part, f):
                 pack(store, k, at, 2 * r + side, f, Cells(r, 1, first + MARGIN, n))
 
 
-@packing_function
+@within_loops
 def unpack_frame(store, k, window, grid, part, f):
     """Load those cells of the frame of a field f that `pack_frame` has stored."""
     seen = Frame(clamp(store.frame.outer, window), clamp(store.frame.inner, window))

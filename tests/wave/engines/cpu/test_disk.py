@@ -228,7 +228,7 @@ STANDING_STILL = """
 from types import SimpleNamespace
 from hpcfwi.cli import main
 from hpcfwi.wave.engines.cpu import engine, sweeps
-from hpcfwi.wave.engines.cpu.kernels import loop
+from hpcfwi.wave.engines.cpu.jit import loop
 
 @loop
 def stand_still(shot, fields, span, tape, kept, team):

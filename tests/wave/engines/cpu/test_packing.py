@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu import windows
+from hpcfwi.wave.engines.cpu.jit import loop
 from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, field_shape, make_grid
 from hpcfwi.wave.engines.cpu.windows import FieldStore, Frame, share
 
@@ -14,6 +15,16 @@ SHAPES = ((37, 45), (9, 18, 21))
 # Rounding error relative to the largest value of a row; see docs/decisions/007
 ROUNDING = {"full": 0.0, "float32": 0.0, "bfloat16": 2**-8, "float16": 2**-11, "int8": 1 / 127}
 UNTOUCHED = 7.0
+
+
+@loop
+def pack_frame(store, k, window, grid, part, f):
+    windows.pack_frame(store, k, window, grid, part, f)
+
+
+@loop
+def unpack_frame(store, k, window, grid, part, f):
+    windows.unpack_frame(store, k, window, grid, part, f)
 
 
 def fill(shape: tuple[int, ...], box: Box) -> NDArray[np.bool_]:
@@ -60,9 +71,9 @@ def test_packing_restores_the_cells_in_the_frame_and_the_window(
     found = np.full_like(field, UNTOUCHED)
     parts = [share.py_func(window, threads, rank) for rank in range(threads)]
     for part in parts:
-        windows.pack_frame(store, 1, window, grid, part, field)
+        pack_frame(store, 1, window, grid, part, field)
     for part in parts:
-        windows.unpack_frame(store, 1, window, grid, part, found)
+        unpack_frame(store, 1, window, grid, part, found)
     kept = fill(shape, outer) & ~fill(shape, frame.inner) & fill(shape, window)
     error = np.abs(np.where(kept, found - field, 0.0)).max(axis=1)
     assert (error <= ROUNDING[format] * np.abs(field).max(axis=1)).all()
@@ -78,7 +89,7 @@ def test_small_window_uses_only_the_beginning_of_an_entry(shape: tuple[int, ...]
     field = np.ones(field_shape(shape), np.float32)
     store = make_store(frame, "float32", len(field))
     store.numbers[...] = 0
-    windows.pack_frame(store, 0, window, grid, window, field)
+    pack_frame(store, 0, window, grid, window, field)
     numbers = store.numbers[0].view(np.float32)
     assert (numbers[:64] == 1.0).all()
     assert not numbers[64:].any()
