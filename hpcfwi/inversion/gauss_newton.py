@@ -20,12 +20,9 @@ from pydantic import Field
 from torch import Tensor
 
 from hpcfwi.inversion.line_search import (
+    LBFGS,
     MEMORY,
     Advance,
-    Descent,
-    HessianProduct,
-    LBFGSMemory,
-    Precondition,
     Search,
     Start,
     Step,
@@ -50,13 +47,11 @@ SAMPLE = """Number of shots of the batch that products simulate; all if the batc
 The sample should represent the whole survey (Byrd et al. 2011)."""
 DAMPING = "Damping of all directions, as a share of the curvature along the epoch's first one."
 
-# Curvature condition of the search "wolfe" (Nocedal and Wright 2006, after algorithm 3.5).
-CURVATURE = 0.9
 # Forcing term (Eisenstat and Walker 1996): the first, the largest, and two limits of its decrease.
 FORCING, MOST, SAFEGUARD, GOLDEN = 0.5, 0.9, 0.1, (1.0 + sqrt(5.0)) / 2.0
 
 
-class GaussNewton(Descent):
+class GaussNewton(LBFGS):
     """Truncated Gauss-Newton, with a line search.
 
     Its direction p solves (J^T H J + damping) p = -g approximately, by conjugate gradients, where J
@@ -65,8 +60,6 @@ class GaussNewton(Descent):
     steps, and uses products with a few shots, each of which counts as two simulations. Epochs may
     have different shots (docs/optimizers.md).
     """
-
-    tries = 1.1
 
     def __init__(
         self,
@@ -81,9 +74,8 @@ class GaussNewton(Descent):
         memory: Annotated[int, Field(gt=0, le=1000, description=MEMORY)] = 5,
         search: Search = "backtracking",
     ) -> None:
-        super().__init__(limits, step, search, CURVATURE)
+        super().__init__(initial, limits, shards, step=step, memory=memory, search=search)
         self._inner, self._sample, self._damping = inner, sample, damping
-        self._memory, self._pairs = memory, LBFGSMemory(initial, memory, shards)
         self._forcing = FORCING
         self._expected: Model | None = None
 
@@ -91,19 +83,16 @@ class GaussNewton(Descent):
         each = float(min(self._sample, shots))
         # The forcing term usually ends a long iteration after half of its products.
         products = each, each * max(min(2.0, self._inner), 0.5 * self._inner)
-        cost = super().cost(shots)
-        return replace(cost, products=products, remembered=2 * 4 * self._memory, working=5 * 8)
+        return replace(super().cost(shots), tries=(1.0, 1.1), products=products, working=5 * 8)
 
     def state(self) -> Mapping[str, Any]:
-        return {"forcing": self._forcing, "pairs": self._pairs.state()}
+        return {"forcing": self._forcing, **super().state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._forcing = state["forcing"]
-        self._pairs.restore(state["pairs"])
+        super().restore(state)
 
-    def _direct(
-        self, start: Start, hessian_product: HessianProduct, precondition: Precondition
-    ) -> tuple[Model, float] | None:
+    def _direct(self, start: Start, evaluate: Evaluator) -> tuple[Model, float] | None:
         """Return a direction by preconditioned conjugate gradients, up to a negative curvature.
 
         These are algorithms 7.1 and 5.3 of Nocedal and Wright (2006). The preconditioner is that of
@@ -111,16 +100,17 @@ class GaussNewton(Descent):
         also defines the norm of residuals. The result is None if the first curvature is negative.
         """
         self._expected = None
-        downhill = start.downhill
+        downhill, precondition = start.downhill, evaluate.precondition
         left: Model[Tensor] = downhill.map(Tensor.double)
         solution, bent = left * 0.0, left * 0.0
-        conjugate = self._pairs.solve(left, precondition).map(where_nonzero, downhill)
+        conjugate = self._solve(left, precondition).map(where_nonzero, downhill)
         first = squares = dot(left, conjugate)
         damping: float | None = None
         for _ in range(self._inner):
             if squares <= self._forcing**2 * first:
                 break
-            product = hessian_product(conjugate, self._sample).map(where_nonzero, downhill)
+            product = evaluate.product(start.model, conjugate, self._sample)
+            product = product.map(where_nonzero, downhill)
             curvature, length = dot(conjugate, product), dot(conjugate, conjugate)
             if damping is None:
                 damping = self._damping * max(curvature, 0.0) / length
@@ -132,17 +122,17 @@ class GaussNewton(Descent):
             bent = bent.map(partial(go_along, by=share), product)
             left = left.map(partial(go_along, by=-share), product)
             left = left.map(partial(go_along, by=-share * damping), conjugate)
-            steepest = self._pairs.solve(left, precondition).map(where_nonzero, downhill)
+            steepest = self._solve(left, precondition).map(where_nonzero, downhill)
             before, squares = squares, dot(left, steepest)
             conjugate = steepest.map(partial(go_along, by=squares / before), conjugate)
         if dot(solution, downhill) == 0.0:
             return None
         self._expected = bent
-        return solution, 1.0
+        return self._limits.within(start.model, solution), 1.0
 
     def _learn(self, taken: Advance) -> None:
         """Set the forcing term, (2.1) of Eisenstat and Walker, by the error of the linear model."""
-        self._pairs.learn(taken)
+        super()._learn(taken)
         if self._expected is None:  # a step of steepest descent
             return
         length = dot(taken.s, taken.direction) / dot(taken.direction, taken.direction)
@@ -152,8 +142,8 @@ class GaussNewton(Descent):
         self._forcing = min(MOST, max(forcing, least) if least > SAFEGUARD else forcing)
 
     def _forget(self) -> None:
+        super()._forget()
         self._forcing, self._expected = FORCING, None
-        self._pairs.forget()
 
 
 BALANCE = """Weight depths from the second step on by the curvature of the misfit in the first step.
@@ -187,28 +177,26 @@ class LinearConjugateGradients:
     ) -> None:
         self._initial, self._limits, self._balances = initial, limits, balance
         self._weights: dict[str, Tensor] = {}
-        self._direction: Model | None = None
-        self._y: Model | None = None
-        self._norm = 0.0
+        # Of the last step: its direction, the change of the gradient, and its squared norm before
+        self._before: tuple[Model, Model, float] | None = None
 
     def cost(self, shots: int) -> OptimizerCost:
         return OptimizerCost(products=(shots, shots), carries=True, remembered=2 * 8)
 
     def state(self) -> Mapping[str, Any]:
         state: dict[str, Any] = {"weights": dict(self._weights)}
-        if self._direction is not None and self._y is not None:
-            state["direction"] = dict(self._direction.arrays)
-            state["y"] = dict(self._y.arrays)
-            state["norm"] = self._norm
+        if self._before is not None:
+            direction, y, norm = self._before
+            state |= {"direction": direction.arrays, "y": y.arrays, "norm": norm}
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._direction = self._y = None
+        self._before = None
         device = self._initial.any.device
         self._weights = {name: array.to(device) for name, array in state["weights"].items()}
         if "direction" in state:
-            self._direction = as_model(state["direction"], self._initial)
-            self._y, self._norm = as_model(state["y"], self._initial), state["norm"]
+            direction, y = (as_model(state[n], self._initial) for n in ("direction", "y"))
+            self._before = direction, y, state["norm"]
 
     def step(
         self,
@@ -229,31 +217,30 @@ class LinearConjugateGradients:
             steepest = Model(steepest.grid, weighed)
         seen = replace(evaluation, gradient=steepest * -1.0)
         direction: Model[Tensor] = steepest.map(Tensor.double)
-        if self._direction is not None and self._y is not None:
-            share = max(0.0, -dot(steepest, self._y) / self._norm)
-            direction = direction.map(partial(go_along, by=share), self._direction)
-        slope, norm = dot(downhill, direction), dot(downhill, steepest)
+        if self._before is not None:
+            before, y, norm = self._before
+            share = max(0.0, -dot(steepest, y) / norm)
+            direction = direction.map(partial(go_along, by=share), before)
+        self._before, slope = None, dot(downhill, direction)
         if not slope > 0.0:
-            self._direction = None
             log.info("The gradient is zero wherever the model may change: the model is unchanged")
             return model, seen
         # The product of a quadratic is the same in all models, and cheapest in the initial one.
         product = evaluate.product(self._initial, direction)
         curvature = dot(direction, product)
         if not curvature > 0.0:
-            self._direction = None
             log.info("The data do not depend on the direction of this step: the model is unchanged")
             return model, seen
         far = slope / curvature
         moved = model.map(partial(go_along, by=far), direction)
         found = self._limits.apply(moved)
-        self._direction, self._norm = direction, norm
         y = product.map(lambda array: array * far)
-        self._y = y.map(where_nonzero, downhill)
         if self._balances and not self._weights:
             spread = evaluate.precondition(product)
             self._weights = dict(steepest.map(weigh_depths, spread).arrays)
-            self._direction = None
+        else:
+            norm = dot(downhill, steepest)
+            self._before = direction, y.map(where_nonzero, downhill), norm
         is_within = all(torch.equal(found[name], moved[name]) for name in found.arrays)
         if is_within and not evaluation.penalty:
             misfit = evaluation.misfit - 0.5 * far * slope

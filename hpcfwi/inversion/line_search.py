@@ -1,8 +1,8 @@
 """Line searches, L-BFGS and nonlinear conjugate gradients.
 
 Algorithms and numbers of equations are those of Nocedal and Wright, Numerical Optimization (2006).
-The module has, in this order, searches along a function of one variable, the inverse Hessian from
-past steps, the base class of methods that search along a descent direction, and the two methods.
+The module has, in this order, searches along a function of one variable, the base class of methods
+that search along a descent direction, and the two methods.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, isfinite, sqrt
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -159,79 +159,6 @@ MEMORY = "Number of steps that are remembered; each takes twice the memory of th
 COSINE = 1e-6
 
 
-class LBFGSMemory:
-    """The pairs (s, y) of L-BFGS: changes of the model and of its gradient in the last steps.
-
-    initial: a model of the same form; memory: number of steps; shards: the division over ranks in
-    which the pairs are stored. They are gathered one pair at a time.
-    """
-
-    def __init__(self, initial: Model, memory: int, shards: Shards = WHOLE) -> None:
-        self._initial, self._memory, self._shards = initial, memory, shards
-        self._pairs: list[tuple[Part, Part]] = []
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def solve(self, vector: Model, precondition: Precondition) -> Model:
-        """Return the inverse Hessian times a vector, in double precision; collective.
-
-        This is algorithm 7.4 of Nocedal and Wright, which begins with the preconditioner, scaled by
-        the last pair if there is one.
-        """
-        found: Model[Tensor] = vector.map(Tensor.double)
-        if not self._pairs:
-            return precondition(found)
-        shares = []
-        for s, y in map(self._gather, reversed(self._pairs)):
-            share = dot(s, found) / dot(s, y)
-            found = found.map(partial(go_along, by=-share), y)
-            shares.append(share)
-        s, y = self._gather(self._pairs[-1])
-        scale = dot(s, y) / dot(y, precondition(y))
-        found = precondition(found) * scale
-        pairs = map(self._gather, self._pairs)
-        for (s, y), share in zip(pairs, reversed(shares), strict=True):
-            back = dot(y, found) / dot(s, y)
-            found = found.map(partial(go_along, by=share - back), s)
-        return found
-
-    def learn(self, taken: Advance) -> None:
-        """Add the pair of a step if its curvature is positive, and drop the oldest if necessary."""
-        s, y = taken.s, taken.y
-        if dot(s, y) > COSINE * (dot(s, s) * dot(y, y)) ** 0.5:
-            pair = self._shards.divide((s.arrays, y.arrays))
-            self._pairs = [*self._pairs, pair][-self._memory :]
-
-    def forget(self) -> None:
-        self._pairs = []
-
-    def state(self) -> list[tuple[Part, Part]]:
-        """Return the pairs, whose arrays are never changed."""
-        return self._pairs
-
-    def restore(self, state: list[Any]) -> None:
-        """Continue from a result of `state`."""
-        self._pairs = [(self._take(s), self._take(y)) for s, y in state]
-
-    def _gather(self, pair: tuple[Part, Part]) -> tuple[Model, Model]:
-        """Return a pair of whole models; collective."""
-        initial, shards = self._initial, self._shards
-
-        def gather(name: str, kept: Tensor | Shard) -> Tensor:
-            return shards.all_gather(shards.unwrap(kept), initial[name].shape)
-
-        s, y = (Model(initial.grid, {n: gather(n, a) for n, a in part.items()}) for part in pair)
-        return s, y
-
-    def _take(self, kept: Part) -> Part:
-        initial, shards = self._initial, self._shards
-        taken = {name: shards.unwrap(array) for name, array in kept.items()}
-        check_like(taken, {name: shards.cut(array) for name, array in initial.arrays.items()})
-        device = initial.any.device
-        return {n: shards.wrap(a.to(device), initial[n].shape) for n, a in taken.items()}
-
-
 STEP = """Largest change of a cell in the first trial step, in the parameter's unit.
 
 It is used again after a search that found nothing."""
@@ -242,9 +169,6 @@ is lower, which takes fewer simulations per step."""
 
 Step = Annotated[float, Field(gt=0.0, le=1e9, description=STEP)]
 Search = Annotated[Literal["wolfe", "backtracking"], Field(description=SEARCH)]
-
-HessianProduct = Callable[[Model, int | None], Model]
-"""A function of a direction and a number of shots, None for all, to the Hessian's product."""
 
 Precondition = Callable[[Model], Model]
 """A function that preconditions gradients, see `Evaluator.precondition`."""
@@ -290,25 +214,20 @@ class Advance:
 class Descent(ABC):
     """An `Optimizer` whose steps are searches along a line, with a few evaluated models each.
 
-    curvature: that of `wolfe`, for the search "wolfe"; tries: usual number of models that a search
-    evaluates.
+    curvature: that of `wolfe`, for the search "wolfe".
     """
-
-    tries: ClassVar[float]
 
     def __init__(self, limits: Limits, step: float, search: str, curvature: float) -> None:
         self._limits, self._step = limits, step
         self._search = partial(wolfe, curvature=curvature) if search == "wolfe" else backtrack
         self._has_told = False
 
-    def cost(self, shots: int) -> OptimizerCost:  # noqa: ARG002
-        return OptimizerCost(tries=(1.0, self.tries), carries=True)
-
     @abstractmethod
-    def _direct(
-        self, start: Start, hessian_product: HessianProduct, precondition: Precondition
-    ) -> tuple[Model, float] | None:
-        """Return a direction and the first distance to try, or None for steepest descent."""
+    def _direct(self, start: Start, evaluate: Evaluator) -> tuple[Model, float] | None:
+        """Return a direction and the first distance to try, or None for steepest descent.
+
+        The direction is zero in cells that would leave the limits.
+        """
 
     @abstractmethod
     def _learn(self, advance: Advance) -> None:
@@ -334,11 +253,7 @@ class Descent(ABC):
         spread = evaluate.precondition(downhill)
         seen = evaluation if spread is downhill else replace(evaluation, gradient=spread * -1.0)
         start = Start(model, evaluation, downhill, self._limits.within(model, spread))
-
-        def multiply(direction: Model, shots: int | None) -> Model:
-            return evaluate.product(model, direction, shots)
-
-        directed = self._find_direction(start, multiply, evaluate.precondition)
+        directed = self._direct(start, evaluate)
         found = directed and self._follow(start, *directed, evaluate)
         if not found:
             self._forget()
@@ -356,16 +271,6 @@ class Descent(ABC):
             )
             self._has_told = True
         return model, seen
-
-    def _find_direction(
-        self, start: Start, hessian_product: HessianProduct, precondition: Precondition
-    ) -> tuple[Model, float] | None:
-        """Return the result of `_direct`, zero in cells that would leave the limits."""
-        directed = self._direct(start, hessian_product, precondition)
-        if directed is None:
-            return None
-        direction, first = directed
-        return self._limits.within(start.model, direction), first
 
     def _follow(
         self,
@@ -433,8 +338,6 @@ class LBFGS(Descent):
     survey.
     """
 
-    tries = 1.2
-
     def __init__(
         self,
         initial: Model,
@@ -446,44 +349,77 @@ class LBFGS(Descent):
         search: Search = "wolfe",
     ) -> None:
         super().__init__(limits, step, search, LBFGS_CURVATURE)
-        self._memory, self._pairs = memory, LBFGSMemory(initial, memory, shards)
+        self._initial, self._memory, self._shards = initial, memory, shards
+        # The changes (s, y) of the model and of its gradient in the last steps
+        self._pairs: list[tuple[Part, Part]] = []
 
-    def cost(self, shots: int) -> OptimizerCost:
+    def cost(self, shots: int) -> OptimizerCost:  # noqa: ARG002
         # The direction of steepest descent, twice, that of the search, and the trial model
-        return replace(super().cost(shots), remembered=2 * 4 * self._memory, working=3 * 4 + 8)
+        return OptimizerCost(
+            tries=(1.0, 1.2), carries=True, remembered=2 * 4 * self._memory, working=3 * 4 + 8
+        )
 
     def state(self) -> Mapping[str, Any]:
-        return {"pairs": self._pairs.state()}
+        return {"pairs": self._pairs}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._pairs.restore(state["pairs"])
+        self._pairs = [(self._take(s), self._take(y)) for s, y in state["pairs"]]
 
-    def _direct(
-        self, start: Start, _: HessianProduct, precondition: Precondition
-    ) -> tuple[Model, float] | None:
+    def _direct(self, start: Start, evaluate: Evaluator) -> tuple[Model, float] | None:
         if not self._pairs:
             return None
-        return self._pairs.solve(start.downhill, precondition), 1.0
+        found = self._solve(start.downhill, evaluate.precondition)
+        return self._limits.within(start.model, found), 1.0
 
     def _learn(self, taken: Advance) -> None:
-        self._pairs.learn(taken)
+        """Add the pair of a step if its curvature is positive, and drop the oldest if necessary."""
+        s, y = taken.s, taken.y
+        if dot(s, y) > COSINE * (dot(s, s) * dot(y, y)) ** 0.5:
+            pair = self._shards.divide((s.arrays, y.arrays))
+            self._pairs = [*self._pairs, pair][-self._memory :]
 
     def _forget(self) -> None:
-        self._pairs.forget()
+        self._pairs = []
 
+    def _solve(self, vector: Model, precondition: Precondition) -> Model:
+        """Return the inverse Hessian times a vector, in double precision; collective.
 
-@dataclass(frozen=True)
-class _Before:
-    """Quantities of the previous step.
+        This is algorithm 7.4, which begins with the preconditioner, scaled by
+        the last pair if there is one.
+        """
+        found: Model[Tensor] = vector.map(Tensor.double)
+        if not self._pairs:
+            return precondition(found)
+        shares = []
+        for s, y in map(self._gather, reversed(self._pairs)):
+            share = dot(s, found) / dot(s, y)
+            found = found.map(partial(go_along, by=-share), y)
+            shares.append(share)
+        s, y = self._gather(self._pairs[-1])
+        scale = dot(s, y) / dot(y, precondition(y))
+        found = precondition(found) * scale
+        pairs = map(self._gather, self._pairs)
+        for (s, y), share in zip(pairs, reversed(shares), strict=True):
+            back = dot(y, found) / dot(s, y)
+            found = found.map(partial(go_along, by=share - back), s)
+        return found
 
-    y: change of the gradient; norm: squared norm of the gradient at the start, in the scalar
-    product of the preconditioner; decrease: of the loss.
-    """
+    def _gather(self, pair: tuple[Part, Part]) -> tuple[Model, Model]:
+        """Return a pair of whole models; collective."""
+        initial, shards = self._initial, self._shards
 
-    direction: Model
-    y: Model
-    norm: float
-    decrease: float
+        def gather(name: str, kept: Tensor | Shard) -> Tensor:
+            return shards.all_gather(shards.unwrap(kept), initial[name].shape)
+
+        s, y = (Model(initial.grid, {n: gather(n, a) for n, a in part.items()}) for part in pair)
+        return s, y
+
+    def _take(self, kept: Part) -> Part:
+        initial, shards = self._initial, self._shards
+        taken = {name: shards.unwrap(array) for name, array in kept.items()}
+        check_like(taken, {name: shards.cut(array) for name, array in initial.arrays.items()})
+        device = initial.any.device
+        return {n: shards.wrap(a.to(device), initial[n].shape) for n, a in taken.items()}
 
 
 class ConjugateGradients(Descent):
@@ -495,50 +431,44 @@ class ConjugateGradients(Descent):
     searches.
     """
 
-    tries = 2.0
-
     def __init__(
         self, initial: Model, limits: Limits, *, step: Step, search: Search = "wolfe"
     ) -> None:
         super().__init__(limits, step, search, NCG_CURVATURE)
         self._initial = initial
-        self._before: _Before | None = None
+        # Of the last step: its direction, the change of the gradient, the squared norm of the
+        # gradient at the start (in the preconditioner's scalar product), the decrease of the loss
+        self._before: tuple[Model, Model, float, float] | None = None
 
-    def cost(self, shots: int) -> OptimizerCost:
-        return replace(super().cost(shots), remembered=2 * 4, working=6 * 4)
+    def cost(self, shots: int) -> OptimizerCost:  # noqa: ARG002
+        return OptimizerCost(tries=(1.0, 2.0), carries=True, remembered=2 * 4, working=6 * 4)
 
     def state(self) -> Mapping[str, Any]:
-        before = self._before
-        if before is None:
+        if self._before is None:
             return {}
-        return {
-            "direction": dict(before.direction.arrays),
-            "y": dict(before.y.arrays),
-            "norm": before.norm,
-            "decrease": before.decrease,
-        }
+        direction, y, norm, decrease = self._before
+        return {"direction": direction.arrays, "y": y.arrays, "norm": norm, "decrease": decrease}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._before = None
         if state:
             direction, y = (as_model(state[n], self._initial) for n in ("direction", "y"))
-            self._before = _Before(direction, y, state["norm"], state["decrease"])
+            self._before = direction, y, state["norm"], state["decrease"]
 
-    def _direct(
-        self, start: Start, *_: HessianProduct | Precondition
-    ) -> tuple[Model, float] | None:
+    def _direct(self, start: Start, _: Evaluator) -> tuple[Model, float] | None:
         """Return the direction of (5.44), preconditioned, and the first distance of (3.60)."""
-        before = self._before
-        if before is None:
+        if self._before is None:
             return None
-        share = max(0.0, -dot(start.steepest, before.y) / before.norm)
-        direction = start.steepest.map(partial(go_along, by=share), before.direction)
+        before, y, norm, decrease = self._before
+        share = max(0.0, -dot(start.steepest, y) / norm)
+        direction = start.steepest.map(partial(go_along, by=share), before)
         slope = -dot(start.downhill, direction)
-        return direction, -2.0 * before.decrease / slope if slope else 0.0
+        first = -2.0 * decrease / slope if slope else 0.0
+        return self._limits.within(start.model, direction), first
 
     def _learn(self, taken: Advance) -> None:
         norm = dot(taken.start.downhill, taken.start.steepest)
-        self._before = _Before(taken.direction, taken.y, norm, taken.decrease)
+        self._before = taken.direction, taken.y, norm, taken.decrease
 
     def _forget(self) -> None:
         self._before = None
