@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.model import Model
-from hpcfwi.operators import Born, MemberStack, Shots, Stack, Tiles
+from hpcfwi.operators import MemberStack, Shots, Stack, Tiles
 from hpcfwi.operators.vectors import gather_outputs
 from hpcfwi.parallel.context import Context
 
@@ -247,7 +247,7 @@ def as_physics(stack: Stack, like: Model | None = None) -> StackPhysics:
     """
     if stack.reduce is None:
         raise ValueError("the stack's reduce is None; expected 'sum' or 'mean'")
-    form = Images(stack._known(like)) if isinstance(stack, Shots | Born) else Tensors()
+    form = Images(stack._known(like)) if isinstance(stack, Shots) else Tensors()
     return (LinearStackPhysics if stack.is_linear() else StackPhysics)(stack, form)
 
 

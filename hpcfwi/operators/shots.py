@@ -128,7 +128,18 @@ class Shots(Stack):
             )
 
     def find(self, ys: Any) -> Callable[[int], Tensor]:
-        return _check_traces(super().find(ys), self.survey)
+        traces_of, shape = super().find(ys), self.survey.shape[1:]
+
+        def find(number: int) -> Tensor:
+            traces = traces_of(number)
+            if not isinstance(traces, Tensor) or traces.shape != shape:
+                raise ValueError(
+                    f"found {_describe(traces)} as the traces of shot {number}; expected a "
+                    f"torch.Tensor {shape} (receiver, time)"
+                )
+            return traces
+
+        return find
 
     def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
@@ -228,7 +239,7 @@ class Shots(Stack):
         ]
 
 
-class Born(Stack):
+class Born(Shots):
     """The derivative of shots at a model: a change of the model -> the scattered traces.
 
     It is exactly the derivative of the discrete scheme if the history samples every step. It is
@@ -237,81 +248,50 @@ class Born(Stack):
     """
 
     def __init__(self, shots: Shots, model: Model) -> None:
-        super().__init__(len(shots), shots.context, shots.gather, shots.reduce)
-        used = shots._simulator.method.find_equation().parameters
-        self.shots, self.model = shots, model.select(name for name in model.arrays if name in used)
-
-    def on(self, context: Context, **ways: Any) -> Self:
-        moved = super().on(context, **ways)
-        moved.shots = self.shots.on(context)
-        return moved
+        # The chosen history and number of shots at a time, too, are those of the shots.
+        vars(self).update(vars(shots))
+        used = self._simulator.method.find_equation().parameters
+        self.model = model.select(name for name in model.arrays if name in used)
 
     def vjp(self, x: Model, ys: Any) -> Any:  # noqa: ARG002
         # The stack is linear, so that the derivative does not depend on x.
         return self.adjoint(ys)
 
     def check(self, x: Any) -> None:
-        self.shots.check(x)
+        super().check(x)
         if not x.arrays.keys() & self.model.arrays.keys():
             raise ValueError(
                 f"found {_describe(x)}; expected a change of {' or '.join(self.model.arrays)}"
             )
 
-    def find(self, ys: Any) -> Callable[[int], Tensor]:
-        return _check_traces(super().find(ys), self.shots.survey)
-
     def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
-            return list(self.shots.embed(self._scatter(x, simulation, batch), batch))
+            return list(self.embed(self._scatter(x, simulation, batch), batch))
 
-        return self.shots.simulate(self.model, numbers, push, keep=True)
+        return self.simulate(self.model, numbers, push, keep=True)
 
     def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
         def pull(simulation: Simulation, batch: Alike) -> list[Term]:
             scattered = self._scatter(x, simulation, batch)
-            return self.shots.pull_through(simulation, batch, scattered, cotangent)
+            return self.pull_through(simulation, batch, scattered, cotangent)
 
-        return (term for _, term in self.shots.simulate(self.model, numbers, pull, keep=True))
+        return (term for _, term in self.simulate(self.model, numbers, pull, keep=True))
 
     def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Term]:
         def back(simulation: Simulation, batch: Alike) -> list[Term]:
-            return self.shots.send_back(simulation, batch, [y_of(shot) for shot in batch.shots])
+            return self.send_back(simulation, batch, [y_of(shot) for shot in batch.shots])
 
-        return (term for _, term in self.shots.simulate(self.model, numbers, back, keep=True))
+        return (term for _, term in self.simulate(self.model, numbers, back, keep=True))
 
     def _scatter(self, x: Model, simulation: Simulation, batch: Alike) -> Tensor:
         parts = {name: part[batch.window.slices] for name, part in x.arrays.items()}
-        return limit_to_history(simulation.scatter(parts), simulation, self.shots.survey.dt)
-
-    def _join(self, parts: Mapping[str, Tensor]) -> Model:
-        return self.shots._join(parts)
-
-    def _shape(self, part: Tensor) -> tuple[int, ...]:
-        return self.shots._shape(part)
-
-    def _pack(self, outputs: Sequence[Tensor]) -> Tensor:
-        return self.shots._pack(outputs)
+        return limit_to_history(simulation.scatter(parts), simulation, self.survey.dt)
 
     def _known(self, like: Model | None) -> Model:
         return self.model if like is None else like
 
     def _describe_outputs(self, x: Model) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        return [(self.shots.survey.shape[1:], x.any.dtype)] * len(self)
-
-
-def _check_traces(traces_of: Callable[[int], Tensor], survey: Survey) -> Callable[[int], Tensor]:
-    """Return the function, which raises ValueError for traces not in the shape of a shot's."""
-
-    def find(number: int) -> Tensor:
-        traces = traces_of(number)
-        if not isinstance(traces, Tensor) or traces.shape != survey.shape[1:]:
-            raise ValueError(
-                f"found {_describe(traces)} as the traces of shot {number}; expected a "
-                f"torch.Tensor {survey.shape[1:]} (receiver, time)"
-            )
-        return traces
-
-    return find
+        return [(self.survey.shape[1:], x.any.dtype)] * len(self)
 
 
 def _describe(thing: Any) -> str:

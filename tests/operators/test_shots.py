@@ -149,7 +149,7 @@ def test_adjoint_of_linearization_passes_dot_product_test(engine, margin):
 @pytest.mark.parametrize("history", ["auto", Snapshots(4, 60.0)])
 def test_adjoint_with_sampled_history_passes_dot_product_test(history):
     born = make_shots(engine="cpu", history=history).linearize(make_model())
-    x, y = randomize(born.model), torch.randn(born.shots.survey.shape, dtype=torch.float64)
+    x, y = randomize(born.model), torch.randn(born.survey.shape, dtype=torch.float64)
     assert dot(born(x), y) == pytest.approx(dot(x, born.adjoint(y)), rel=1e-12)
 
 
