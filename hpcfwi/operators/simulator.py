@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, pi
@@ -186,20 +186,6 @@ def group_shots(windows: list[Window]) -> list[NDArray[np.int64]]:
     return [np.array(shots) for shots in groups.values()]
 
 
-class LinearSimulation(Simulation):
-    """A simulation of shots with the field scattered by a change of the model (Born).
-
-    change: of the model's arrays, by name. Derivatives are those at the model, not at the changed
-    model.
-    """
-
-    def __init__(self, task: Task, keep: bool, change: Mapping[str, Tensor]) -> None:
-        changes = any(bool(array.any()) for array in change.values())
-        super().__init__(task, keep or changes)
-        if changes:
-            self.data = self.data + self.scatter(change)
-
-
 @dataclass(frozen=True)
 class Simulator:
     """The settings by which shots are simulated, without a model and without shots.
@@ -262,7 +248,12 @@ class Simulator:
             return Simulation(task, keep)
         inside = (slice(None),) if window is None else window.slices
         change = background.map(lambda array, given: (given - array)[inside], model).arrays
-        return LinearSimulation(task, keep, change)
+        changes = any(bool(array.any()) for array in change.values())
+        simulation = Simulation(task, keep or changes)
+        if changes:
+            # The field scattered by the change (Born), to first order at the background.
+            simulation.data = simulation.data + simulation.scatter(change)
+        return simulation
 
     def set_up(
         self, model: Model, survey: Survey, window: Window | None, illuminate: bool = True
