@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hpcfwi.model import Grid, Model
+from hpcfwi.model import Model
 from hpcfwi.operators.vectors import add_up
 
 Regularizer = Callable[[Model], tuple[float, Model]]
@@ -74,28 +74,22 @@ def tikhonov(
     """
 
     def measure(array: Tensor, known: Tensor) -> tuple[float, Tensor]:
-        value, gradient = _roughness(array - known, model.grid, weights)
-        return weight * value, weight * gradient
+        change = (array - known).double()
+        total, gradient = 0.0, torch.zeros_like(change)
+        for axis, h in enumerate(model.grid.spacing):
+            step = change.diff(dim=axis) * (model.grid.spacing[0] / h) / change.numel() ** 0.5
+            weighed = step
+            if weights is not None:
+                n = weights.shape[axis] - 1
+                both = weights.narrow(axis, 0, n).double() + weights.narrow(axis, 1, n).double()
+                weighed = 0.5 * both * step
+            total += 0.5 * float(add_up(weighed * step))
+            step = weighed * (model.grid.spacing[0] / h) / change.numel() ** 0.5
+            zero = torch.zeros_like(step.narrow(axis, 0, 1))
+            gradient -= torch.cat([step, zero], axis) - torch.cat([zero, step], axis)
+        return weight * total, weight * gradient
 
     return penalize(measure, model, prior)
-
-
-def _roughness(change: Tensor, grid: Grid, weights: Tensor | None) -> tuple[float, Tensor]:
-    """Return half the mean of squared differences of neighbours, and its gradient, in float64."""
-    change = change.double()
-    total, gradient = 0.0, torch.zeros_like(change)
-    for axis, h in enumerate(grid.spacing):
-        step = change.diff(dim=axis) * (grid.spacing[0] / h) / change.numel() ** 0.5
-        weighed = step
-        if weights is not None:
-            n = weights.shape[axis] - 1
-            both = weights.narrow(axis, 0, n).double() + weights.narrow(axis, 1, n).double()
-            weighed = 0.5 * both * step
-        total += 0.5 * float(add_up(weighed * step))
-        step = weighed * (grid.spacing[0] / h) / change.numel() ** 0.5
-        zero = torch.zeros_like(step.narrow(axis, 0, 1))
-        gradient -= torch.cat([step, zero], axis) - torch.cat([zero, step], axis)
-    return total, gradient
 
 
 TV_WEIGHT = "Weight of the penalty, in the misfit's unit over the parameter's unit."
@@ -120,31 +114,25 @@ def total_variation(
     + smallest^2) - smallest (Acar and Vogel 1994, equation 2.5), times the cell's weight. The
     penalty is summed over the parameters.
     """
+    each = 1.0 if weights is None else weights.double()
+    ratios = [model.grid.spacing[0] / h for h in model.grid.spacing]
 
     def measure(array: Tensor, known: Tensor) -> tuple[float, Tensor]:
-        value, gradient = _vary(array - known, model.grid, smallest, weights)
+        change = (array - known).double()
+        # The slope of the last cell along an axis is 0.
+        slopes = [
+            change.diff(dim=axis, append=change.narrow(axis, -1, 1)) * ratio
+            for axis, ratio in enumerate(ratios)
+        ]
+        squares = torch.zeros_like(change)
+        for slope in slopes:
+            squares = squares + slope * slope
+        lengths = torch.sqrt(squares + smallest**2)
+        gradient = torch.zeros_like(change)
+        for axis, (slope, ratio) in enumerate(zip(slopes, ratios, strict=True)):
+            flow = each * slope / lengths * ratio / change.numel()
+            gradient = gradient - flow + flow.roll(1, axis)
+        value = float(add_up(each * (lengths - smallest))) / change.numel()
         return weight * value, weight * gradient
 
     return penalize(measure, model, prior)
-
-
-def _vary(
-    change: Tensor, grid: Grid, smallest: float, weights: Tensor | None
-) -> tuple[float, Tensor]:
-    """Return the mean length of the slope, and its gradient, in float64."""
-    each = 1.0 if weights is None else weights.double()
-    change = change.double()
-    # The slope of the last cell along an axis is 0.
-    slopes = [
-        change.diff(dim=axis, append=change.narrow(axis, -1, 1)) * (grid.spacing[0] / h)
-        for axis, h in enumerate(grid.spacing)
-    ]
-    squares = torch.zeros_like(change)
-    for slope in slopes:
-        squares = squares + slope * slope
-    lengths = torch.sqrt(squares + smallest**2)
-    gradient = torch.zeros_like(change)
-    for axis, (slope, h) in enumerate(zip(slopes, grid.spacing, strict=True)):
-        flow = each * slope / lengths * (grid.spacing[0] / h) / change.numel()
-        gradient = gradient - flow + flow.roll(1, axis)
-    return float(add_up(each * (lengths - smallest))) / change.numel(), gradient
