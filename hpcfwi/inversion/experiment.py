@@ -34,6 +34,7 @@ from hpcfwi.inversion.conditioning import (
 )
 from hpcfwi.inversion.parameters import POWERS, Known, Limits, Medium, Unknowns
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
+from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
 from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.shots import Shots
@@ -237,7 +238,7 @@ class Experiment:
     equation needs; known: prior knowledge, such as fixed cells; observed: the gathers file;
     is_synthetic: True if hpcfwi simulates that file; band: frequency band of the survey and the
     observed traces, None if they are not filtered; coarsening: to the grid of the waves, None if it
-    is that of the models; costs: cost of each shot, see `Simulator.costs`, if known; picks: first
+    is that of the models; costs: cost of each shot, see `Aperture.costs`, if known; picks: first
     breaks, by the names of their files; gains: of the components, see `Conditioning`; leader: see
     `wave.Method`; held: arrays that earlier stages have changed and this one keeps, by name.
     """
@@ -290,20 +291,16 @@ class Experiment:
         """The cells that the inversion keeps."""
         return self.known.cells(self.config.inversion, self.initial.grid)
 
-    @property
-    def prior(self) -> Model:
-        """The model with which a regularizer compares: that of a file, or the initial one."""
-        asked = self.config.inversion.regularize
-        if asked is None or asked.prior is None:
-            return self.initial
-        return self.known.priors[asked.prior]
-
-    def weights(self, device: torch.device) -> torch.Tensor | None:
-        """Return the weight of each cell in a regularizer, None if all are 1."""
-        asked = self.config.inversion.regularize
-        if asked is None or asked.weights is None:
+    def regularizer(self, device: torch.device) -> Regularizer | None:
+        """Return the regularizer with its prior model and weights, None if there is none."""
+        asked, known = self.config.inversion.regularize, self.known
+        if asked is None:
             return None
-        return torch.tensor(self.known.weights[asked.weights], device=device)
+        prior = self.initial if asked.prior is None else known.priors[asked.prior]
+        weights = None
+        if asked.weights is not None:
+            weights = torch.tensor(known.weights[asked.weights], device=device)
+        return partial(asked.bind(), prior=prior.as_tensors(device), weights=weights)
 
     @property
     def wave_grid(self) -> Grid:
@@ -379,10 +376,10 @@ class Experiment:
         return correlate(image, reflectivity(self.true.p_velocity), self.fixed)
 
     def costs_of(self, survey: Survey, simulator: Simulator) -> NDArray[np.float64]:
-        """Return the costs of the shots of this or another survey, see `Simulator.costs`."""
+        """Return the costs of the shots of this or another survey, see `Aperture.costs`."""
         if self.costs is not None and survey is self.survey:
             return self.costs
-        return simulator.costs(survey)
+        return simulator.aperture.costs(simulator.grid, survey)
 
     def simulated_survey(self) -> Survey:
         """Return the survey of the simulated shots: that of the experiment, or an encoded one."""

@@ -201,7 +201,7 @@ class Shots(Stack):
             most_at_once = context.shots_at_once if context.device.type == "cpu" else len(self.mine)
             share = share_of_rank(context, max(1, most_at_once), self._reserved, limit=self._memory)
             shares = context.all_gather(share)
-            costs = simulator.costs(self.survey)
+            costs = simulator.aperture.costs(self.grid, self.survey)
             plan = plan_memory(set_up_largest(simulator, model, self.survey, costs), shares, True)
             wanted = simulator.method.history
             assert not isinstance(wanted, str), "parsed when the stack was made"

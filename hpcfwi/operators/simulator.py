@@ -289,10 +289,6 @@ class Simulator:
         """Return the simulator with another history."""
         return replace(self, method=replace(self.method, history=history))
 
-    def costs(self, survey: Survey) -> NDArray[np.float64]:
-        """Return the relative cost of each shot: the number of cells in its window."""
-        return self.aperture.costs(self.grid, survey)
-
 
 # Share of an adjoint source's energy that may lie above the wavelet's band. It changes the gradient
 # by at most 2 % (docs/decisions/033); in residuals of clean data the share is at most 0.001.
@@ -428,7 +424,7 @@ def set_up_largest(
 ) -> Task:
     """Return the task of the engine for the shot of a survey with the largest window.
 
-    costs: of the shots, see `Simulator.costs`. Raises ValueError as `Simulator.set_up` does.
+    costs: of the shots, see `Aperture.costs`. Raises ValueError as `Simulator.set_up` does.
     """
     largest = int(np.argmax(costs))
     shot = survey.select(np.array([largest]))

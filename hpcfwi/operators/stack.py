@@ -142,15 +142,15 @@ class Stack(ABC):
             raise ValueError("a stack has no members; expected at least one")
         self._count = count
         self.context = context or Context.alone(threads=torch.get_num_threads())
-        self.gather, self.reduce = _check_gather(gather), _check_reduce(reduce)
+        self.gather, self.reduce = _check_ways(gather, reduce)
 
     def on(self, context: Context, **ways: Any) -> Self:
         """Return the same stack on these ranks; ways: new values of `gather` and `reduce`."""
         moved = copy(self)
         moved.__dict__.pop("mine", None)
         moved.context = context
-        moved.gather = _check_gather(ways.pop("gather", self.gather))
-        moved.reduce = _check_reduce(ways.pop("reduce", self.reduce))
+        gather, reduce = ways.pop("gather", self.gather), ways.pop("reduce", self.reduce)
+        moved.gather, moved.reduce = _check_ways(gather, reduce)
         if ways:
             raise TypeError(f"found {sorted(ways)}; expected gather or reduce")
         return moved
@@ -440,16 +440,12 @@ class _Forward(torch.autograd.Function):
         return None, None, *gradients
 
 
-def _check_gather(gather: Any) -> Gather:
+def _check_ways(gather: Any, reduce: Any) -> tuple[Gather, Reduce]:
     if gather is not False and gather not in STRATEGIES:
         raise ValueError(f"gather is {gather!r}; expected {', '.join(STRATEGIES)} or False")
-    return gather
-
-
-def _check_reduce(reduce: Any) -> Reduce:
     if reduce not in ("sum", "mean", None):
         raise ValueError(f"reduce is {reduce!r}; expected 'sum', 'mean' or None")
-    return reduce
+    return gather, reduce
 
 
 def _as_reals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

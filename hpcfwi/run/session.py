@@ -174,17 +174,12 @@ def _begin_stage(
         simulator, chunks = choose_history_and_chunk(
             simulator, model, experiment, context, has_state=True
         )
-        regularizer = None
-        if section.regularize is not None:
-            prior = experiment.prior.as_tensors(context.device)
-            weights = experiment.weights(context.device)
-            regularizer = partial(section.regularize.bind(), prior=prior, weights=weights)
         objective = Objective(
             simulator=simulator,
             misfit=section.misfit.bind(),
             context=context,
             chunks=chunks,
-            regularizer=regularizer,
+            regularizer=experiment.regularizer(context.device),
             reproducible=section.reproducible,
             conditioning=experiment.conditioning(),
             wavelet_samples=experiment.survey.n_samples if stage.wavelets().takes_steps else 0,

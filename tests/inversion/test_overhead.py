@@ -143,7 +143,8 @@ def test_two_ranks_take_the_estimated_memory(settings, migrates, large, tmp_path
     experiment = prepare(load_config(large, settings, migrates), Context.alone())
     simulator, survey = experiment.make_simulator(), experiment.survey
     initial = experiment.initial.as_tensors(CPU)
-    task = largest_task(simulator, initial, survey, simulator.costs(survey))
+    costs = simulator.aperture.costs(simulator.grid, survey)
+    task = largest_task(simulator, initial, survey, costs)
     waves = task.footprint(task.choose_history())
     for own, shared, found in results:
         overhead = MemoryOverhead(**found)
@@ -224,7 +225,7 @@ def test_memory_of_a_stage_is_that_of_its_arrays(tmp_path):
         estimate_overhead(experiment, 2, 0).stage == sizes(kept) == LIMITS * experiment.fixed.size
     )
     known = experiment_of(tmp_path, {"inversion.regularize": {"name": "tikhonov", "weight": 1.0}})
-    kept += known.prior.as_tensors(CPU).arrays.values()
+    kept += known.regularizer(CPU).keywords["prior"].arrays.values()
     assert estimate_overhead(known, 2, 0).stage == sizes(kept)
 
 

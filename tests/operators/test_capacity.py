@@ -162,7 +162,8 @@ def test_largest_task_is_shot_with_largest_window(tmp_path):
     experiment = prepare(load_config(write_input(tmp_path, near)), Context.alone())
     simulator, survey = experiment.simulator(experiment.initial), experiment.survey
     initial = experiment.initial.as_tensors(torch.device("cpu"))
-    task = largest_task(simulator, initial, survey, simulator.costs(survey))
+    costs = simulator.aperture.costs(simulator.grid, survey)
+    task = largest_task(simulator, initial, survey, costs)
     windows = Aperture(200.0, 200.0).find_windows(experiment.initial.grid, survey)
     sizes = [prod(end - first for first, end in window.cells) for window in windows]
     assert prod(task.problem.like.shape) == max(sizes)
