@@ -32,6 +32,7 @@ from hpcfwi.operators.tiles import Tiles
 from hpcfwi.operators.vectors import (
     STRATEGIES,
     WHOLE,
+    as_reals,
     find_norm,
     flatten,
     gather_outputs,
@@ -336,7 +337,7 @@ class Stack(ABC):
             sums, odd = Sums(shapes, magnitudes, self._count, context.device), []
             for term in terms if first is None else chain([first], terms):
                 if all(bool(part.isfinite().all()) for part in term.parts.values()):
-                    sums.add(_as_reals(term.parts), term.where)
+                    sums.add({n: as_reals(p) for n, p in term.parts.items()}, term.where)
                 else:
                     odd.append(term.number)
             ranks = context.all_gather((sums.largest, odd))
@@ -446,13 +447,6 @@ def _check_ways(gather: Any, reduce: Any) -> tuple[Gather, Reduce]:
     if reduce not in ("sum", "mean", None):
         raise ValueError(f"reduce is {reduce!r}; expected 'sum', 'mean' or None")
     return gather, reduce
-
-
-def _as_reals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: torch.view_as_real(part) if part.is_complex() else part
-        for name, part in parts.items()
-    }
 
 
 def _as_type(total: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ of the operators of all ranks on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, fsum, log2, prod, sqrt
@@ -78,7 +78,7 @@ def dot(a: Tensor | Model, b: Tensor | Model) -> float:
     pairs = zip(parts_of(a).values(), parts_of(b).values(), strict=True)
     return fsum(
         # Only the product is in double precision
-        float(add_up(_as_reals(one).to(torch.float64, copy=True).mul_(_as_reals(two))))
+        float(add_up(as_reals(one).to(torch.float64, copy=True).mul_(as_reals(two))))
         for one, two in pairs
     )
 
@@ -117,7 +117,8 @@ def randomize(like: Vector) -> Vector:
     )
 
 
-def _as_reals(part: Tensor) -> Tensor:
+def as_reals(part: Tensor) -> Tensor:
+    """Return complex numbers as pairs of real numbers, along a last axis."""
     values = part.detach().resolve_conj()
     return torch.view_as_real(values) if values.is_complex() else values
 
@@ -244,37 +245,30 @@ class Coarsening:
 
         The transpose therefore interpolates, without a pattern of the coarser grid in gradients.
         """
-        return Model(self.coarse, model.map(lambda a: _apply(self._means, a)).arrays)
+        means, _, _ = self._matrices
+        return Model(self.coarse, model.map(lambda a: _apply(means, a)).arrays)
 
     def transpose(self, gradient: Model[Tensor]) -> Model[Tensor]:
         """Return the gradient with respect to the finer model, given that on the coarser grid."""
-        return Model(self.fine, gradient.map(lambda a: _apply(self._transposes, a)).arrays)
+        _, transposes, _ = self._matrices
+        return Model(self.fine, gradient.map(lambda a: _apply(transposes, a)).arrays)
 
     def refine(self, field: Tensor) -> Tensor:
         """Interpolate a field on the coarser grid linearly to the finer one."""
-        return _apply(self._spreads, field)
+        _, _, spreads = self._matrices
+        return _apply(spreads, field)
 
     @cached_property
-    def _means(self) -> list[AxisMatrix]:
-        """The matrices along each axis whose rows are means, with the weights of interpolation."""
-        return list(map(AxisMatrix.of, self._average()))
-
-    @cached_property
-    def _transposes(self) -> list[AxisMatrix]:
-        return [AxisMatrix.of(matrix.T.tocsr()) for matrix in self._average()]
-
-    @cached_property
-    def _spreads(self) -> list[AxisMatrix]:
-        return list(map(AxisMatrix.of, self._interpolate()))
-
-    def _average(self) -> Iterator[scipy.sparse.csr_array]:
-        for spread in self._interpolate():
-            weights = scipy.sparse.csr_array(spread.T)
-            yield scipy.sparse.csr_array(weights / weights.sum(axis=1)[:, None])
-
-    def _interpolate(self) -> Iterator[scipy.sparse.csr_array]:
+    def _matrices(self) -> tuple[list[AxisMatrix], ...]:
+        """The matrices along each axis of `restrict`, `transpose` and `refine`."""
+        axes = []
         for n, m in zip(self.fine.shape, self.coarse.shape, strict=True):
-            yield _interpolate(np.linspace(0.0, m - 1.0, n), m)
+            spread = _interpolate(np.linspace(0.0, m - 1.0, n), m)
+            weights = scipy.sparse.csr_array(spread.T)
+            mean = scipy.sparse.csr_array(weights / weights.sum(axis=1)[:, None])
+            axes.append([AxisMatrix.of(each) for each in (mean, mean.T.tocsr(), spread)])
+        means, transposes, spreads = map(list, zip(*axes, strict=True))
+        return means, transposes, spreads
 
 
 def _interpolate(places: NDArray[np.float64], n: int) -> scipy.sparse.csr_array:
