@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import fsum, isfinite
 from time import perf_counter
@@ -498,21 +498,18 @@ class Times:
     @contextmanager
     def spent_on(self, what: str) -> Iterator[None]:
         """Count the time of a block as `what`, and not for enclosing blocks."""
-        others = self._sum() - getattr(self, what)
+        times = vars(self)
+        others = sum(times.values()) - times[what]
         started = perf_counter()
         try:
             yield
         finally:
-            within = self._sum() - getattr(self, what) - others
-            spent = perf_counter() - started - within
-            setattr(self, what, getattr(self, what) + spent)
+            within = sum(times.values()) - times[what] - others
+            times[what] += perf_counter() - started - within
 
     def add(self, other: Times) -> None:
-        for what, part in asdict(other).items():
-            setattr(self, what, getattr(self, what) + part)
-
-    def _sum(self) -> float:
-        return sum(asdict(self).values())
+        for what, part in vars(other).items():
+            vars(self)[what] += part
 
 
 @dataclass(frozen=True)
@@ -530,16 +527,13 @@ class Timings:
 
     def describe(self) -> str:
         """Return the parts of the time, in percent."""
-        parts = asdict(self.times)
+        parts = vars(self.times)
         whole = sum(parts.values()) or 1.0
         return ", ".join(f"{what} {100.0 * part / whole:.0f} %" for what, part in parts.items())
 
 
 def measure_timings(times: Times, simulations: int, seconds: float, context: Context) -> Timings:
     """Return the timings of an epoch from the times of each rank; collective."""
-    ranks = context.all_gather((asdict(times), peak_resident_bytes()))
-    means = {
-        part.name: sum(rank[part.name] for rank, _ in ranks) / context.size
-        for part in fields(times)
-    }
+    ranks = context.all_gather((vars(times), peak_resident_bytes()))
+    means = {what: sum(rank[what] for rank, _ in ranks) / context.size for what in vars(times)}
     return Timings(Times(**means), simulations, seconds, max(peak for _, peak in ranks) / 2**20)
