@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -91,33 +90,26 @@ def predict_efficiency(problem: Problem, count: int, threads: int, hosts: int = 
     for so many layers.
     """
     planes = max(layer.planes for layer in cut(problem, count))
-    work = _count_work(problem)
+    fields, exchanged, messages = _count_work(problem)
     plane = prod(problem.padded_shape[1:])
-    computing = work.fields * planes * plane / (CELLS * threads)
+    computing = fields * planes * plane / (CELLS * threads)
     # Each halo is copied twice, at both cuts of a layer.
-    halo = HALO * work.exchanged * plane * problem.like.element_size()
-    exchanging = 4 * halo / BYTES + work.messages * WAIT
+    halo = HALO * exchanged * plane * problem.like.element_size()
+    exchanging = 4 * halo / BYTES + messages * WAIT
     if hosts > 1:
-        exchanging += halo / NETWORK_BYTES + work.messages * NETWORK_WAIT
+        exchanging += halo / NETWORK_BYTES + messages * NETWORK_WAIT
     even = problem.padded_shape[0] / (count * planes)
     return even * computing / (computing + exchanging)
 
 
-class _Work(NamedTuple):
-    """The fields that are updated and exchanged in a step, and the number of messages each way."""
-
-    fields: int
-    exchanged: int
-    messages: int
-
-
-def _count_work(problem: Problem) -> _Work:
+def _count_work(problem: Problem) -> tuple[int, int, int]:
+    """Return the numbers of fields updated and exchanged in a step, and of messages each way."""
     equation = problem.equation
     if not isinstance(equation, FirstOrderEquation):
-        return _Work(1, 1, 1)
+        return 1, 1, 1
     system = equation.system(AXES[problem.like.ndim])
     read = system.read_along("z")
-    return _Work(len(system.fields), sum(map(len, read)), len(read))
+    return len(system.fields), sum(map(len, read)), len(read)
 
 
 def describe_layers(
@@ -127,7 +119,8 @@ def describe_layers(
     problem = _first_problem(experiment, device)
     *planes, last = (str(layer.planes) for layer in cut(problem, size))
     plane = prod(problem.padded_shape[1:]) * problem.like.element_size()
-    halo = HALO * _count_work(problem).exchanged * plane
+    _, exchanged, _ = _count_work(problem)
+    halo = HALO * exchanged * plane
     expected = ""
     if _choose_engine(experiment, device) == "cpu":
         efficiency = predict_efficiency(problem, size, threads, hosts)
