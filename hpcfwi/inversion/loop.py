@@ -170,7 +170,7 @@ class EpochEvaluator:
         self.model = self.state.model.select(self.stage.experiment.inverted.arrays)
         self._preconditioner = self.stage.preconditioner
         self._needs_illuminations = bool(
-            self._preconditioner and self._preconditioner.needs_illuminations
+            self._preconditioner and self._preconditioner.section.illumination
         )
         self._illuminations: Mapping[str, Tensor] = {}
         self._estimated = self.state.estimated

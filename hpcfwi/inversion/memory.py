@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -173,21 +172,17 @@ def estimate_resolution(experiment: Experiment, context: Context) -> int:
 
 def estimate_given(experiment: Experiment) -> tuple[int, int]:
     """Return the bytes of models and survey: shared by a host, and of this rank alone."""
-    arrays = {id(array): array for array in _find_given(experiment)}.values()
-    host = sum(array.nbytes for array in arrays if is_host_shared(array))
-    return host, sum(array.nbytes for array in arrays) - host
-
-
-def _find_given(experiment: Experiment) -> Iterator[NDArray[Any]]:
     known, survey = experiment.known, experiment.survey
     models = experiment.true, experiment.initial, known.start, *known.priors.values()
-    for model in models:
-        if model is not None:
-            yield from model.arrays.values()
-    yield from (*known.surfaces.values(), *known.masks.values(), *known.weights.values())
-    yield from (survey.sources, survey.receivers, survey.wavelet)
-    some = survey.mask, survey.components.kinds, survey.components.directions
-    yield from (array for array in some if array is not None)
+    given = [
+        *chain(*(model.arrays.values() for model in models if model is not None)),
+        *chain(known.surfaces.values(), known.masks.values(), known.weights.values()),
+        *(survey.sources, survey.receivers, survey.wavelet, survey.mask),
+        *(survey.components.kinds, survey.components.directions),
+    ]
+    arrays = {id(array): array for array in given if array is not None}.values()
+    host = sum(array.nbytes for array in arrays if is_host_shared(array))
+    return host, sum(array.nbytes for array in arrays) - host
 
 
 def estimate_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:

@@ -38,11 +38,6 @@ class Preconditioner:
     slowest: Speed
     taper: NDArray[np.float64] | None = None
 
-    @property
-    def needs_illuminations(self) -> bool:
-        """True if the engine must compute illuminations."""
-        return self.section.illumination is not None
-
     def apply(self, gradient: Model, illuminations: Mapping[str, Tensor], model: Model) -> Model:
         """Return the preconditioned gradient with respect to a model, both of tensors.
 

@@ -74,13 +74,10 @@ class Fit:
     normalized: bool
 
     @property
-    def n_samples(self) -> int:
-        return int(self.views[0].observed.shape[-1])
-
-    @property
     def frequencies(self) -> NDArray[np.float64]:
         """The frequencies of the powers, Hz."""
-        return np.asarray(np.fft.rfftfreq(self.n_samples, self.axis.dt), dtype=np.float64)
+        n = self.views[0].observed.shape[-1]
+        return np.asarray(np.fft.rfftfreq(n, self.axis.dt), dtype=np.float64)
 
     @property
     def ratio(self) -> float:

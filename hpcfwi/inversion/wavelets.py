@@ -74,13 +74,6 @@ class Momentum:
     steps: int
     unit: float
 
-    def to_table(self) -> dict[str, Any]:
-        return {**vars(self), "mean": torch.from_numpy(self.mean)}
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Self:
-        return cls(**{**table, "mean": table["mean"].numpy()})
-
 
 @dataclass(frozen=True)
 class WaveletEstimate:
@@ -118,7 +111,10 @@ class WaveletEstimate:
     def to_table(self) -> dict[str, Any]:
         """Return a table for a checkpoint."""
         estimated = None if self.epochs is None else self.epochs.tolist()
-        momentum = None if self.momentum is None else self.momentum.to_table()
+        momentum = self.momentum and {
+            **vars(self.momentum),
+            "mean": torch.from_numpy(self.momentum.mean),
+        }
         wavelet = torch.from_numpy(self.wavelet)
         return {"wavelet": wavelet, "estimated": estimated, "momentum": momentum}
 
@@ -129,7 +125,7 @@ class WaveletEstimate:
         return cls(
             table["wavelet"].numpy(),
             None if estimated is None else np.array(estimated, np.int64),
-            None if momentum is None else Momentum.from_table(momentum),
+            momentum and Momentum(**{**momentum, "mean": momentum["mean"].numpy()}),
         )
 
 

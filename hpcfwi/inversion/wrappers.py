@@ -240,6 +240,7 @@ class Reparametrized:
         inner = self._ready()
         through = _Through(self._represented, evaluate, (self._weights, model))
         self._weights, _ = inner.step(self._weights, through, progress)
+        assert through.first is not None, "optimizers evaluate the model that they begin with"
         return through.make(self._weights), through.first
 
     def cost(self, shots: int) -> OptimizerCost:
@@ -259,18 +260,14 @@ class Reparametrized:
 
     def _begin(self, weights: Weights) -> Optimizer:
         self._weights = weights
-        self._inner = self._make(weights, _Finite.of(weights))
+        nothing = weights.map(partial(torch.zeros_like, dtype=torch.bool))
+        self._inner = self._make(weights, _Finite(weights, nothing.arrays, {}))
         return self._inner
 
 
 @dataclass(frozen=True)
 class _Finite(Limits):
     """The limits of weights, which may have any finite value."""
-
-    @classmethod
-    def of(cls, weights: Weights) -> _Finite:
-        nothing = weights.map(lambda array: torch.zeros_like(array, dtype=torch.bool))
-        return cls(weights, nothing.arrays, {})
 
     def apply(self, model: Weights) -> Weights:
         """Return the same weights; raise `StepFailure` if one is not finite."""
@@ -286,20 +283,15 @@ class _Through:
     """An `Evaluator` of unknowns, which evaluates their models.
 
     source: makes models, and transforms directions and gradients; start: the first unknowns and
-    their model, which is kept as the same object so that its known evaluation can be used.
+    their model, which is kept as the same object so that its known evaluation can be used; first:
+    the evaluation of this model.
     """
 
     def __init__(
         self, source: Represented | Unknowns, evaluate: Evaluator, start: tuple[Model, Model]
     ) -> None:
         self._source, self._evaluate, self._known = source, evaluate, start
-        self._first: Evaluation | None = None
-
-    @property
-    def first(self) -> Evaluation:
-        """The evaluation of the model at the beginning of the step."""
-        assert self._first is not None, "optimizers evaluate the model that they begin with"
-        return self._first
+        self.first: Evaluation | None = None
 
     def make(self, unknowns: Model) -> Model:
         if self._known[0] is not unknowns:
@@ -309,7 +301,7 @@ class _Through:
     def __call__(self, unknowns: Model) -> Evaluation:
         model = self.make(unknowns)
         found = self._evaluate(model)
-        self._first = self._first or found
+        self.first = self.first or found
         gradient = self._source.pull_back(unknowns, model, found.gradient)
         return replace(found, gradient=gradient)
 
