@@ -562,7 +562,14 @@ class Chunks:
             if held:
                 has_released = True
             elif places.size > 1:
-                self._halve(places.size)
+                self.size = places.size // 2
+                log.warning(
+                    "Rank %d on %s ran out of memory with %d shots at a time: continuing with %d",
+                    self._context.rank,
+                    self._context.host,
+                    places.size,
+                    self.size,
+                )
             else:
                 self._exhausted = complaint
                 return
@@ -578,16 +585,6 @@ class Chunks:
                     "start fewer ranks per node, or set a smaller wave.memory, which selects a "
                     "history that needs less; then run the same command again"
                 )
-
-    def _halve(self, tried: int) -> None:
-        self.size = tried // 2
-        log.warning(
-            "Rank %d on %s ran out of memory with %d shots at a time: continuing with %d",
-            self._context.rank,
-            self._context.host,
-            tried,
-            self.size,
-        )
 
 
 def _work_by_window(
