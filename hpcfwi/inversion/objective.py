@@ -224,7 +224,7 @@ class Objective:
     ) -> _Partial:
         """Add up the results of this rank's shots.
 
-        Calls, from here to the waves: `Batch.deal`, `_simulate`, `work_on_part`,
+        Calls, from here to the waves: `Batch.deal`, `_simulate`, `work_on`,
         `Chunks.for_each_shot`, `evaluate_shots`, `Simulator.simulate`.
         """
         names = [*model.arrays, *(ILLUMINATIONS if illuminate else ())]
@@ -259,18 +259,34 @@ class Objective:
             direction=self._coarse_direction,
             solves_wavelet=bool(self.wavelet_samples),
         )
-        for shot, result in self._work_on(part, work, times):
+        for shot, result in self.work_on(part, work, times):
             gradient, fields = result.fields.get(WAVELET), result.fields
             if gradient is not None:
                 collected = torch.from_numpy(part.collect(shot, gradient.cpu().numpy()))
                 fields = {**fields, WAVELET: collected.to(gradient.device)}
             yield shot, replace(result, fields=fields)
 
-    def _work_on(
+    def work_on(
         self, part: Part, work: Callable[[AlikeShots], list[T]], times: Times
     ) -> Iterator[tuple[int, T]]:
+        """Yield the result of `work` for each shot of a part, with its number.
+
+        work: a function that returns a value for each shot. The iterator ends early if memory does
+        not suffice for a single shot: call `chunks.check` after it.
+        """
         simulator, conditioning = self.simulator, self.conditioning
-        return work_on_part(part, work, simulator, conditioning, self.chunks, self.context, times)
+
+        def read_traces(places: NDArray[np.int64]) -> NDArray[np.float32]:
+            with times.spent_on("read"), self.context.heartbeat.waiting():
+                return part.traces()[places]
+
+        def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
+            read, numbers = partial(read_traces, places), part.shots[places]
+            with times.spent_on("compute"):
+                return work(AlikeShots(numbers, survey, window, read, simulator, conditioning))
+
+        for place, found in self.chunks.for_each_shot(part.survey, simulator, work_alike):
+            yield int(part.shots[place]), found
 
     def find_each(
         self, work: Callable[..., list[T]], model: Model, batch: Batch, times: Times
@@ -283,7 +299,7 @@ class Objective:
         mine: dict[int, T] = {}
         bound = partial(work, model=self.simulator.restrict(model))
         for part in batch.deal(batch.shots):
-            mine |= self._work_on(part, bound, times)
+            mine |= self.work_on(part, bound, times)
             raise_if_rank_failed(self.context)
             if self.chunks.exhausted:
                 break
@@ -348,34 +364,6 @@ class AlikeShots:
         given = self.conditioning.apply(self.read_traces()[:, chosen], shots)
         near = self.simulator.aperture.within_offsets(shots.sources, shots.receivers)
         return replace(given, counts=given.counts & near)
-
-
-def work_on_part(
-    part: Part,
-    work: Callable[[AlikeShots], list[T]],
-    simulator: Simulator,
-    conditioning: Conditioning,
-    chunks: Chunks,
-    context: Context,
-    times: Times,
-) -> Iterator[tuple[int, T]]:
-    """Yield the result of `work` for each shot of a part, with its number.
-
-    work: a function that returns a value for each shot. The iterator ends early if memory does not
-    suffice for a single shot: call `chunks.check` after it.
-    """
-
-    def read_traces(places: NDArray[np.int64]) -> NDArray[np.float32]:
-        with times.spent_on("read"), context.heartbeat.waiting():
-            return part.traces()[places]
-
-    def work_alike(places: NDArray[np.int64], survey: Survey, window: Window) -> list[T]:
-        read, numbers = partial(read_traces, places), part.shots[places]
-        with times.spent_on("compute"):
-            return work(AlikeShots(numbers, survey, window, read, simulator, conditioning))
-
-    for place, found in chunks.for_each_shot(part.survey, simulator, work_alike):
-        yield int(part.shots[place]), found
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hpcfwi.inversion.conditioning import (
 )
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.misfits import SILENT, Misfit
-from hpcfwi.inversion.objective import AlikeShots, Times, work_on_part
+from hpcfwi.inversion.objective import AlikeShots, Objective, Times
 from hpcfwi.inversion.stages import Part
 from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Chunks
@@ -331,11 +331,12 @@ def see_shots(
     """
     simulator, conditioning = experiment.make_simulator(), experiment.conditioning()
     misfit = experiment.config.inversion.misfit.bind()
+    objective = Objective(simulator, misfit, context, chunks, conditioning=conditioning)
     work = partial(_see, model=simulator.restrict(model), misfit=misfit)
     part = Part(shots, experiment.survey.select(shots), traces)
     if wavelet is not None:
         part = part.with_wavelet(wavelet)
-    for _, seen in work_on_part(part, work, simulator, conditioning, chunks, context, Times()):
+    for _, seen in objective.work_on(part, work, Times()):
         yield seen
 
 
