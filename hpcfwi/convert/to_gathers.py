@@ -27,7 +27,7 @@ from hpcfwi.errors import InputError, quote, refusing, say_bytes
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import Progress, start_log
 from hpcfwi.storage.gathers import create_gathers
-from hpcfwi.storage.hdf5 import open_alone, plain, raise_on_all_ranks, read_real
+from hpcfwi.storage.hdf5 import open_alone, plain, raised_on_all_ranks, read_real
 from hpcfwi.storage.models import read_attribute
 from hpcfwi.storage.unfinished import FORMAT
 from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Spectrum, Survey, TimeAxis
@@ -320,16 +320,12 @@ def _read_part(
 
     An error on any rank is raised on all.
     """
-    failure = None
     data = np.zeros((part.size, *contents.survey.shape[1:]), dtype=np.float32)
-    try:
+    with raised_on_all_ranks(context):
         for gather, shot in zip(data, part, strict=True):
             rows = slice(*contents.starts[shot : shot + 2])
             traces = contents.files.read(contents.traces[rows])
             _place(gather[: len(traces)], traces, contents.delays[rows])
-    except InputError as error:
-        failure = error
-    raise_on_all_ranks(failure, context)
     return data
 
 

@@ -41,6 +41,7 @@ from hpcfwi.storage.hdf5 import (
     open_file,
     open_for_writing,
     plain,
+    raised_on_all_ranks,
     read_real,
     refuse_values,
     unclosed,
@@ -292,7 +293,9 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
                         self._put(np.array([shot]), gather[None])
                     except WriteFailure as error:
                         failure = error
-        context.from_root(partial(_raise_if_any, failure))
+        with raised_on_all_ranks(context):
+            if failure is not None:
+                raise failure
 
     def _abandon(self, could_not_write: bool) -> None:
         # A parallel file stays open, because closing it would wait for ranks that have not failed.
@@ -368,11 +371,6 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         # Closing a parallel file after an exception would wait for ranks that have not failed.
         if kind is None or not self.through_mpi:
             self.close()
-
-
-def _raise_if_any(failure: WriteFailure | None) -> None:
-    if failure is not None:
-        raise failure
 
 
 def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:

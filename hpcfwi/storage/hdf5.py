@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError, quote, say_bytes
+from hpcfwi.errors import InputError, WriteFailure, quote, say_bytes
 from hpcfwi.storage.probe import probe
 from hpcfwi.system import check_own, check_regular, check_room, exists, is_link, written_whole
 
@@ -103,15 +103,11 @@ def open_file(path: Path, context: Context) -> h5py.File:
     Rank 0 has opened it with `open_alone` before, because messages of MPI-IO about faulty files are
     less specific. Raises `InputError` on all ranks if any of them cannot open it.
     """
-    file, failure = None, None
     driver = {"driver": "mpio", "comm": context.comm} if is_parallel(context) else {}
-    try:
-        with explained(path):
-            file = h5py.File(path, "r", **driver, **_without_lock())
-    except InputError as error:
-        failure = error
-    raise_on_all_ranks(failure, context)
-    return file
+    with raised_on_all_ranks(context), explained(path):
+        file = h5py.File(path, "r", **driver, **_without_lock())
+    # It is a variable, because the release of a parallel file waits for ranks that have none.
+    return file  # noqa: RET504
 
 
 def open_for_writing(
@@ -125,23 +121,21 @@ def open_for_writing(
     occurred when the cache is flushed. Raises `InputError` on all ranks if any of them cannot open
     the file.
     """
-    file, failure = None, None
-    try:
+    file = None
+    with raised_on_all_ranks(context):
         before = identify(path)
-        if is_parallel(context):
-            file = h5py.File(path, "r+", driver="mpio", comm=context.comm, rdcc_nbytes=0)
-        elif context.is_root:
-            file = h5py.File(path, "r+", rdcc_nbytes=0, **_without_lock())
+        try:
+            if is_parallel(context):
+                file = h5py.File(path, "r+", driver="mpio", comm=context.comm, rdcc_nbytes=0)
+            elif context.is_root:
+                file = h5py.File(path, "r+", rdcc_nbytes=0, **_without_lock())
+        except OSError as error:
+            raise _explain_writing(path, error) from error
         with explained(path):
             if identify(path) != before or (file is not None and not fits(file)):
-                failure = exchanged(path)
                 if file is not None and not is_parallel(context):
                     file.close()
-    except InputError as error:
-        failure = error
-    except OSError as error:
-        failure = _explain_writing(path, error)
-    raise_on_all_ranks(failure, context)
+                raise exchanged(path)
     return file
 
 
@@ -423,11 +417,17 @@ def _without_lock() -> dict[str, bool]:
     return {"locking": False} if h5py.version.hdf5_version_tuple >= (1, 10, 7) else {}
 
 
-def raise_on_all_ranks(failure: InputError | None, context: Context) -> None:
-    """Raise the failure of the first rank that has one on all ranks; collective."""
-    for error in context.all_gather(failure):
-        if error is not None:
-            context.raise_on_all_ranks(error)
+@contextmanager
+def raised_on_all_ranks(context: Context) -> Iterator[None]:
+    """Raise an `InputError` or `WriteFailure` of any rank on all ranks; collective at the end."""
+    failure: InputError | WriteFailure | None = None
+    try:
+        yield
+    except (InputError, WriteFailure) as error:
+        failure = error
+    for found in context.all_gather(failure):
+        if found is not None:
+            context.raise_on_all_ranks(found)
 
 
 def _explain_reading(path: Path, error: OSError) -> InputError:
