@@ -39,7 +39,7 @@ from hpcfwi.parallel.launch import COLLECTIVE_TIMEOUT, STORE_TIMEOUT, connect, f
 from hpcfwi.parallel.rendezvous import StoreExchange, open_store, shut_afterwards
 from hpcfwi.parallel.replicas import MEMORY, open_together
 from hpcfwi.parallel.store import Store
-from hpcfwi.parallel.transport import MpiObjects, SignedObjects
+from hpcfwi.parallel.transport import MpiObjects, SignedObjects, threads_may_call_mpi
 from hpcfwi.parallel.watch import HEARTBEAT_WAIT, TICK, end_ranks
 
 if TYPE_CHECKING:
@@ -399,13 +399,7 @@ def _check(context: Context, size: int) -> None:
         remedy = f"Start a multiple of {size} ranks on each host."
         if context.comm is None:
             fault = "ranks exchange halos between hosts by MPI, and torchrun started them without"
-        elif not _may_threads_use_mpi():
+        elif not threads_may_call_mpi():
             fault = "MPI lets only one thread of a rank exchange halos between hosts"
     if fault is not None:
         context.raise_on_all_ranks(InputError(key, fault, remedy))
-
-
-def _may_threads_use_mpi() -> bool:
-    from mpi4py import MPI
-
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE

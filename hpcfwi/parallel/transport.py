@@ -340,6 +340,13 @@ def hears_of_death(comm: MPI.Comm) -> bool:
     return False
 
 
+def threads_may_call_mpi() -> bool:
+    """Return True if MPI, which has been started, allows calls from several threads at a time."""
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
 def _is_done(work: dist.Work) -> bool:
     """Return True if a collective is done within `PROBE_PAUSE`; raises its error, if any."""
     try:

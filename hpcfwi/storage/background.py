@@ -16,6 +16,7 @@ from typing import ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfwi.parallel.transport import threads_may_call_mpi
 from hpcfwi.storage.gathers import GatherReader
 
 Traces = Callable[[], NDArray[np.float32]]
@@ -37,7 +38,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
     ) -> None:
         self._reader, self._prepare = reader, prepare
         self._workers = ThreadPoolExecutor(threads, "prepare")
-        threaded = not reader.through_mpi or _mpi_allows_threads()
+        threaded = not reader.through_mpi or threads_may_call_mpi()
         self._thread = ThreadPoolExecutor(1, "prefetch") if threaded else None
 
     def request(self, shots: NDArray[np.int64]) -> Traces:
@@ -64,13 +65,6 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _mpi_allows_threads() -> bool:
-    # Importing mpi4py.MPI starts MPI; this is called only if the reader already uses it.
-    from mpi4py import MPI
-
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 P = ParamSpec("P")

@@ -66,7 +66,7 @@ def test_traces_are_freed_with_their_request():
 
 
 def test_traces_are_read_once_on_demand_if_mpi_allows_no_threads(monkeypatch):
-    monkeypatch.setattr(background, "_mpi_allows_threads", lambda: False)
+    monkeypatch.setattr(background, "threads_may_call_mpi", lambda: False)
     reader = Reader(through_mpi=True)
     with Prefetcher(reader) as prefetcher:
         traces = prefetcher.request(np.array([0]))
