@@ -23,11 +23,11 @@ from hpcfwi.convert.choosing import CODES, Gathering
 from hpcfwi.convert.request import HDF5, KINDS, SEGY, UNIX, VTK, Request, kind_of
 from hpcfwi.convert.segy import LONGEST, ON_SAMPLE, Files, Table, pick
 from hpcfwi.convert.writing import convert_to_segy
-from hpcfwi.errors import InputError, quote, refusing, say_bytes
+from hpcfwi.errors import InputError, refusing, say_bytes
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.log import Progress, start_log
 from hpcfwi.storage.gathers import create_gathers
-from hpcfwi.storage.hdf5 import open_alone, plain, raised_on_all_ranks, read_real
+from hpcfwi.storage.hdf5 import open_alone, plain, raised_on_all_ranks, read_number, read_real
 from hpcfwi.storage.models import read_attribute
 from hpcfwi.storage.unfinished import FORMAT
 from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Spectrum, Survey, TimeAxis
@@ -518,12 +518,11 @@ def _read(path: Path, axis: TimeAxis) -> tuple[NDArray[np.float64], TimeAxis]:
     if KINDS.get(path.suffix) == HDF5:
         with open_alone(path) as file:
             values = read_real(file, path, "wavelet")
-            dt, start = (_read_time(file.attrs.get(key), path, key) for key in ("dt", "start"))
-        if dt is not None:
-            _check_step(dt, f"{path}, attribute dt")
-        return values, TimeAxis(
-            axis.dt if dt is None else dt, axis.start if start is None else start
-        )
+            names = [name for name in ("dt", "start") if plain(file.attrs.get(name)) is not None]
+            times = {name: read_number(file, path, name, "Give it in s.") for name in names}
+        own = replace(axis, **times)
+        _check_step(own.dt, f"{path}, attribute dt")
+        return values, own
     if path.suffix == ".npy":
         values = read_npy(path)
         for columns in (values, values.T):
@@ -558,17 +557,6 @@ def _read_rows(path: Path) -> list[list[float]]:
             "Give .npy, or a text with one number, or a time (s) and an amplitude, per line.",
         ) from error
     return [row for row in rows if row]
-
-
-def _read_time(value: object, path: Path, key: str) -> float | None:
-    found = plain(value)
-    if found is None:
-        return None
-    if not isinstance(found, int | float) or not np.isfinite(found):
-        raise InputError(
-            f"{path}, attribute {key}", f"found {quote(found)}, expected a number", "Give it in s."
-        )
-    return float(found)
 
 
 def _grow_evenly(times: NDArray[np.float64]) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.storage.hdf5 import (
     check_format,
@@ -35,13 +35,13 @@ from hpcfwi.storage.hdf5 import (
     find_dataset,
     holds,
     identify,
-    is_number,
     is_parallel,
     open_alone,
     open_file,
     open_for_writing,
     plain,
     raised_on_all_ranks,
+    read_number,
     read_real,
     refuse_values,
     unclosed,
@@ -106,15 +106,8 @@ def read_labels(path: Path) -> dict[str, Any]:
                     f"{path}, /{other}", f"missing, but /{one} exists", "Store both or neither."
                 )
         for name in _ATTRIBUTES:
-            value = plain(file.attrs.get(name))
-            if value is not None and not (is_number(value) and np.isfinite(value)):
-                raise InputError(
-                    f"{path}, attribute {name}",
-                    f"found {quote(value)}, expected a finite number",
-                    "Correct it, or leave it out.",
-                )
-            if value is not None:
-                found[name] = float(value)
+            if plain(file.attrs.get(name)) is not None:
+                found[name] = read_number(file, path, name, "Correct it, or leave it out.")
         line = plain(file.attrs.get("line"))
         if isinstance(line, str):
             found["line"] = line
@@ -458,7 +451,7 @@ def _read_survey(path: Path) -> Survey:
             sources,
             receivers,
             wavelet.astype(np.float32),
-            _read_dt(file, path),
+            read_number(file, path, "dt", "Give the sampling interval in s.", positive=True),
             mask,
             components=read_components(file, path, (n_shots, n_receivers), *ndim),
             source_kinds=read_source_kinds(file, path, n_shots, *ndim),
@@ -487,14 +480,3 @@ def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
         "Leave out shots or receivers without a position or wavelet, or supply the values.",
     )
     return values
-
-
-def _read_dt(file: h5py.File, path: Path) -> float:
-    dt = plain(file.attrs.get("dt"))
-    if not is_number(dt) or not 0 < dt < np.inf:
-        raise InputError(
-            f"{path}, attribute dt",
-            f"found {quote(dt)}, expected a number above 0",
-            "Give the sampling interval in s.",
-        )
-    return float(dt)

@@ -394,6 +394,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def read_number(
+    file: h5py.File, path: Path, name: str, remedy: str, positive: bool = False
+) -> float:
+    """Return a finite number, or one above 0, from a root attribute; raises `InputError`."""
+    value = plain(file.attrs.get(name))
+    if not is_number(value) or not (0.0 if positive else -math.inf) < value < math.inf:
+        expected = "a number above 0" if positive else "a finite number"
+        found = f"found {quote(value)}, expected {expected}"
+        raise InputError(f"{path}, attribute {name}", found, remedy)
+    return float(value)
+
+
 def is_whole(value: Any) -> bool:
     """Return True if an attribute's plain value is an integer or a float such as 1.0."""
     return is_number(value) and float(value).is_integer()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote
 from hpcfwi.model import AXES
-from hpcfwi.storage.hdf5 import holds, is_number, plain, read_real
+from hpcfwi.storage.hdf5 import holds, plain, read_number, read_real
 from hpcfwi.survey import (
     COMPONENTS,
     EXPLOSIVE,
@@ -87,13 +87,8 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
     kinds = read_kinds(file, path, "kinds", names, [shape[1:], shape])
     if STRAIN not in names:
         return Components(names, kinds)
-    gauge = plain(file.attrs.get("gauge"))
-    if not is_number(gauge) or not 0 < gauge < np.inf:
-        raise InputError(
-            f"{path}, attribute gauge",
-            f"found {quote(gauge)}, expected a number above 0",
-            "Give the length of fibre over which the strain is averaged, in m.",
-        )
+    remedy = "Give the length of fibre over which the strain is averaged, in m."
+    gauge = read_number(file, path, "gauge", remedy, positive=True)
     number = names.index(STRAIN)
     all_kinds = np.zeros(shape[1]) if kinds is None else kinds
     fibre = np.any(np.atleast_2d(all_kinds == number), axis=0)
@@ -111,7 +106,7 @@ def read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: i
     along = np.divide(
         directions, length[:, None], out=np.zeros_like(directions), where=fibre[:, None]
     )
-    return Components(names, kinds, float(gauge), along)
+    return Components(names, kinds, gauge, along)
 
 
 def read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> SourceKinds:
