@@ -17,7 +17,6 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -95,7 +94,7 @@ def once_per_host(call: Callable[[], T], context: Context) -> T:
     hosts = context.all_gather(context.host)
     first = hosts.index(context.host)
     with open_together(context.rank, first, context.all_gather) as file:
-        laid: _Laid | None = None
+        laid: tuple[int, int] | None = None
         error: BaseException | None = None
         if file is not None and context.rank == first:
             try:
@@ -115,7 +114,7 @@ def once_per_host(call: Callable[[], T], context: Context) -> T:
         taken = []
         if file is not None and laid is not None and firsts.count(laid) == len(firsts):
             with suppress(OSError):
-                taken.append(_take_up(file, laid.outlined))
+                taken.append(_take_up(file, laid[0]))
     if all(context.all_gather(len(taken))):
         value: T = taken[0]
         return value
@@ -169,16 +168,11 @@ def _open_own(name: str) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Laid:
-    """The layout of a shared file: the size of the outline, which comes first, and a checksum."""
+def _lay_down(value: Any, file: int) -> tuple[int, int] | None:
+    """Write an object into an empty file; return None if there is no room.
 
-    outlined: int
-    digest: int
-
-
-def _lay_down(value: Any, file: int) -> _Laid | None:
-    """Write an object into an empty file; return None if there is no room."""
+    Otherwise return the size of the outline, which comes first, and a checksum of the object.
+    """
     outline, arrays = take_apart(value)
     *places, size = _place(len(outline), [array.size for array in arrays])
     with suppress(OSError):
@@ -190,7 +184,7 @@ def _lay_down(value: Any, file: int) -> _Laid | None:
                     writer.seek(place)
                     writer.write(array.data)
                     digest = crc32(array.data, digest)
-            return _Laid(len(outline), digest)
+            return len(outline), digest
     return None
 
 

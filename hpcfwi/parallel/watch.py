@@ -24,9 +24,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
 import torch
 
@@ -125,8 +125,7 @@ class StopRequest:
 LENIENCE = 10  # factor of the longest piece of work of any rank
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The state of a rank as it reports it.
 
     number: increases with each report; work: description of the current work; waiting: True if the
@@ -139,13 +138,6 @@ class Report:
     waiting: bool = False
     since: float = 0.0
     longest: float | None = None
-
-    def encode(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: bytes) -> Report:
-        return cls(**json.loads(text))
 
 
 class Reporter:
@@ -422,7 +414,7 @@ class _StoreClient:
         self._prefix = prefix
         if context.is_root:
             for rank in range(context.size):
-                self._store.set(self._key(rank), Report().encode())
+                self._store.set(self._key(rank), json.dumps(Report()))
         self._own_signal: str | None = None
         self._report: Report | None = None
         self._called = threading.Event()
@@ -473,10 +465,10 @@ class _StoreClient:
         report, self._report = self._report, None
         if report is None:
             return
-        self._store.set(self._key(self._rank), report.encode())
+        self._store.set(self._key(self._rank), json.dumps(report))
         others = self._store.look(map(self._key, self._others))
         self.reports = {
-            rank: Report.decode(text)
+            rank: Report(*json.loads(text))
             for rank, text in zip(self._others, others, strict=True)
             if text is not None
         }

@@ -54,11 +54,6 @@ def test_longest_work_does_not_include_waiting():
     assert reporter.look(62.0).longest == 2.0
 
 
-def test_report_survives_encoding_and_decoding():
-    report = Report(3, "epoch 4", True, 1.5, None)
-    assert Report.decode(report.encode().encode()) == report
-
-
 def test_rank_that_works_too_long_while_another_waits_is_missing():
     monitor = make_monitor()
     monitor.note(0, waits(110.0), 200.0)
