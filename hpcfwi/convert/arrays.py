@@ -60,12 +60,6 @@ def convert_model(request: Request) -> None:
     Raises `InputError`.
     """
     source, target = kind_of(request.source), kind_of(request.target)
-    if target == MATLAB:
-        raise InputError(
-            str(request.target),
-            "MATLAB files are read, not written",
-            "Write .npy, .h5 or raw floats.",
-        )
     name, is_scaled = request.array, request.quantity != "velocity" or request.scale != 1.0
     if source != HDF5:
         model = _read_foreign(request, source)

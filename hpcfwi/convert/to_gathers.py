@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hpcfwi.convert import choosing, segy
 from hpcfwi.convert.arrays import convert_model, read_npy
 from hpcfwi.convert.choosing import CODES, Gathering
-from hpcfwi.convert.request import HDF5, KINDS, SEGY, UNIX, VTK, Request, kind_of
+from hpcfwi.convert.request import HDF5, KINDS, MATLAB, SEGY, UNIX, VTK, Request, kind_of
 from hpcfwi.convert.segy import LONGEST, ON_SAMPLE, Files, Table, pick
 from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError, refusing, say_bytes
@@ -388,17 +388,15 @@ def _look_at(request: Request) -> tuple[str, str, bool]:
             "Remove it, or choose another name.",
         )
     if source == VTK:
-        raise InputError(
-            str(request.source),
-            "VTK files are written, not read",
-            "Give the model in another kind of file, such as .npy.",
-        )
-    if target == UNIX:
-        raise InputError(
-            str(request.target),
-            "Seismic Unix files are read, not written",
-            "Give a name that ends with .sgy; segyread of Seismic Unix reads that.",
-        )
+        remedy = "Give the model in another kind of file, such as .npy."
+        raise InputError(str(request.source), "VTK files are written, not read", remedy)
+    remedies = {
+        UNIX: "Give a name that ends with .sgy; segyread of Seismic Unix reads that.",
+        MATLAB: "Write .npy, .h5 or raw floats.",
+    }
+    if target in remedies:
+        problem = f"{target} files are read, not written"
+        raise InputError(str(request.target), problem, remedies[target])
     gathers = not is_model and (
         source in (SEGY, UNIX)
         or (source == HDF5 and read_attribute(request.source, "format") == FORMAT)
