@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hpcfwi.parallel.context import Context
 
@@ -65,7 +66,7 @@ class Shards:
         if self.context is None or self.count == 1 or not shape:
             return shard
         cells = prod(shape)
-        padded = _pad(shard, size_shards(cells, self.count))
+        padded = pad(shard, (0, size_shards(cells, self.count) - shard.numel()))
         return self.context.all_gather_pieces(padded).view(-1)[:cells].view(shape)
 
     def reduce_scatter(self, whole: Tensor) -> Tensor:
@@ -127,14 +128,6 @@ def replace_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(replace_leaves(branch, change) for branch in tree)
     return change(tree)
-
-
-def _pad(piece: Tensor, size: int) -> Tensor:
-    if piece.numel() == size:
-        return piece
-    padded = piece.new_zeros(size)
-    padded[: piece.numel()] = piece
-    return padded
 
 
 class StaticSchedule:
