@@ -411,14 +411,6 @@ def is_whole(value: Any) -> bool:
     return is_number(value) and float(value).is_integer()
 
 
-def plain_numbers(value: Any) -> list[float]:
-    """Return the numbers of an attribute of any shape as a list, empty if it is not numeric."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "iuf":
-        return []
-    return [float(number) for number in array.reshape(-1)]
-
-
 def _without_lock() -> dict[str, bool]:
     """Return the option with which HDF5 does not lock files.
 

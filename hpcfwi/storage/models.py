@@ -35,7 +35,6 @@ from hpcfwi.storage.hdf5 import (
     is_whole,
     open_alone,
     plain,
-    plain_numbers,
     read_real,
     refuse_values,
 )
@@ -197,7 +196,8 @@ def _read_lengths(
     remedy = f"Give the {key} along {', '.join(AXES[ndim])}, in m."
     if key not in file.attrs:
         raise InputError(where, f"missing, expected {expected}", remedy)
-    lengths = tuple(plain_numbers(file.attrs[key]))
+    found = np.asarray(file.attrs[key])
+    lengths = tuple(map(float, found.reshape(-1))) if found.dtype.kind in "iuf" else ()
     if len(lengths) != ndim or not np.isfinite(lengths).all():
         raise InputError(
             where,
