@@ -129,7 +129,12 @@ class ShotHistory:
             if self._rebuilds:
                 self._last = fields.waves
             shot, tape = self._shot, self._make_tape(first, explores, self._last)
-            run_team(threads, lambda team: sweep_forward(shot, fields, span, tape, records, team))
+            run_team(
+                threads,
+                shot.tables.grid,
+                span,
+                lambda piece, team: sweep_forward(shot, fields, piece, tape, records, team),
+            )
 
         return Sweeps(partial(make_fields, self._shot.tables, threads), advance)
 
@@ -142,7 +147,13 @@ class ShotHistory:
         def follow(span: Span, first: int) -> None:
             waves = None if self._last is None else self._last.copy()
             tape = self._make_tape(first, False, waves)
-            run_team(threads, lambda team: sweep(shot, fields, span, tape, ends, team))
+            run_team(
+                threads,
+                shot.tables.grid,
+                span,
+                lambda piece, team: sweep(shot, fields, piece, tape, ends, team),
+                backwards=sweep is sweep_backward,
+            )
 
         return follow
 

@@ -213,8 +213,10 @@ class _CpuShots:
                 tape = kept.tape._replace(first=first, explores=False)
                 run_team(
                     threads,
-                    lambda team: sweeps.sweep_staggered(
-                        scattered, state, span, tape, traces, change, team
+                    kept.shot.tables.grid,
+                    span,
+                    lambda piece, team: sweeps.sweep_staggered(
+                        scattered, state, piece, tape, traces, change, team
                     ),
                 )
 
@@ -296,7 +298,11 @@ class _CpuShots:
             used = used._replace(first=first or 0, explores=explores)
             run_team(
                 threads,
-                lambda team: sweeps.sweep_staggered(shot, state, span, used, traces, None, team),
+                shot.tables.grid,
+                span,
+                lambda piece, team: sweeps.sweep_staggered(
+                    shot, state, piece, used, traces, None, team
+                ),
             )
 
         return Sweeps(partial(self._make_state, threads, forward=True), run)
@@ -392,9 +398,12 @@ class _CpuShots:
                 tape = kept.tape._replace(first=first)
                 run_team(
                     threads,
-                    lambda team: sweeps.sweep_staggered_back(
-                        kept.shot, state, span, tape, heard[k], gradients, team
+                    kept.shot.tables.grid,
+                    span,
+                    lambda piece, team: sweeps.sweep_staggered_back(
+                        kept.shot, state, piece, tape, heard[k], gradients, team
                     ),
+                    backwards=True,
                 )
 
             again = self._sweeps(_unheard(kept.shot), kept.tape, threads, nothing)

@@ -13,8 +13,12 @@ its values, and then adds one to its counter, for which the others wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
+from itertools import pairwise
 from math import prod
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +30,8 @@ from numpy.typing import NDArray
 
 from hpcfwi.wave.engines.cpu.jit import within_loops
 from hpcfwi.wave.engines.cpu.layout import BLOCK, GridLayout
+from hpcfwi.wave.engines.cpu.windows import STEPS_PER_WINDOW
+from hpcfwi.wave.history import Span
 from hpcfwi.wave.layers import HALO, Crew, Letter
 
 # Number of times that a waiting thread reads the counter before it yields its core.
@@ -33,6 +39,13 @@ LOOKS = 300
 
 # Smallest number of blocks of rows of each plane for a thread of a shared shot, in 2-D and in 3-D.
 LEAST_SHARES = (3, 1)
+
+# Number of updates of cells after which a sweep can be stopped, a tenth of a second or more. A call
+# of a compiled loop takes 30 microseconds.
+UPDATES_PER_PIECE = 2**28
+
+# The event that stops the shots which the current thread simulates.
+_STOP: ContextVar[Event] = ContextVar("_STOP")
 
 _give_way = types.ExternalFunction("sched_yield", types.intc())
 
@@ -49,23 +62,43 @@ class ThreadTeam(NamedTuple):
     arrivals: NDArray[np.int64]
 
 
-def run_team(size: int, work: Callable[[ThreadTeam], None]) -> None:
-    """Call `work` on `size` threads, each with its rank in the team."""
+def run_team(
+    size: int,
+    grid: GridLayout,
+    span: Span,
+    work: Callable[[Span, ThreadTeam], None],
+    backwards: bool = False,
+) -> None:
+    """Call work(piece, team) on `size` threads, for one piece of a span of steps after the other.
+
+    team: has the rank of the thread; backwards: True if the last piece comes first. Raises
+    `CancelledError` between two pieces if `each_shot` has been interrupted.
+    """
     arrivals = np.zeros(1, np.int64)
     teams = [ThreadTeam(rank, size, arrivals) for rank in range(size)]
-    if size == 1:
-        work(teams[0])
-        return
-    with make_threads(size) as threads:
-        list(threads.map(work, teams))
+    windows = UPDATES_PER_PIECE // (STEPS_PER_WINDOW * grid.planes * grid.rows * grid.nx)
+    (begin, end), steps = span, STEPS_PER_WINDOW * max(1, windows)
+    pieces = list(pairwise([begin, *range(begin // steps * steps + steps, end, steps), end]))
+    stop = _STOP.get(Event())
+    with make_threads(size, stop) as threads:
+        for piece in reversed(pieces) if backwards else pieces:
+            if stop.is_set():
+                raise CancelledError
+            list((threads.map if size > 1 else map)(partial(work, piece), teams))
 
 
-def make_threads(size: int) -> ThreadPoolExecutor:
+def make_threads(size: int, stop: Event) -> ThreadPoolExecutor:
     """Return a pool of threads that flush numbers below 1e-38 to 0.
 
     These numbers occur ahead of a wave, and would make its simulation ten times as slow there.
+    stop: an event that stops `run_team` in these threads.
     """
-    return ThreadPoolExecutor(size, initializer=torch.set_flush_denormal, initargs=(True,))
+
+    def begin() -> None:
+        torch.set_flush_denormal(True)
+        _STOP.set(stop)
+
+    return ThreadPoolExecutor(size, initializer=begin)
 
 
 def each_shot(
@@ -73,13 +106,16 @@ def each_shot(
 ) -> None:
     """Call work(shot, threads) for all shots; the last ones share the threads of the process.
 
-    one_at_a_time: True if each shot has all threads, one after the other.
+    An exception such as KeyboardInterrupt stops all shots after the current piece of their sweeps.
+
+    one_at_a_time: True if each shot has all threads, one after the other; an exception then does
+    not stop a shot, because the other ranks of its crew would wait for the rest of it.
     """
-    threads = torch.get_num_threads()
+    threads, stop = torch.get_num_threads(), Event()
     blocks = -(-grid.rows // BLOCK)
     most = max(1, blocks // LEAST_SHARES[grid.planes > 1])
     if one_at_a_time:
-        with make_threads(1) as pool:
+        with make_threads(1, stop) as pool:
             for k in range(shots):
                 pool.submit(work, k, min(most, threads)).result()
         return
@@ -88,8 +124,12 @@ def each_shot(
     together = min(most, threads // rest) if rest else 1
     for numbers, size in ((range(alone), 1), (range(alone, shots), together)):
         if len(numbers):
-            with make_threads(min(len(numbers), threads)) as pool:
-                list(pool.map(lambda k, size=size: work(k, size), numbers))
+            with make_threads(min(len(numbers), threads), stop) as pool:
+                try:
+                    list(pool.map(lambda k, size=size: work(k, size), numbers))
+                except BaseException:
+                    stop.set()
+                    raise
 
 
 @intrinsic

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +15,9 @@ import torch
 from torch import Tensor
 
 from hpcfwi.wave import Boundary, Recompute, Snapshots
-from hpcfwi.wave.history import History, describe
+from hpcfwi.wave.engines.cpu import teams
+from hpcfwi.wave.engines.cpu.layout import make_grid
+from hpcfwi.wave.history import History, Span, describe
 from tests.wave.examples import Shots, random_shots, relative, smooth_shots, white_residual
 
 
@@ -177,3 +182,26 @@ def test_waves_outside_the_window_do_not_grow_in_the_adjoint() -> None:
         for asked in (False, True)
     )
     assert relative(without, with_them) < 1e-5
+
+
+def test_interrupt_stops_all_shots_after_their_current_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grid, pieces = make_grid((40, 40)), [0, 0, 0]
+    monkeypatch.setattr(teams, "UPDATES_PER_PIECE", 1)
+
+    def simulate(shot: int, size: int) -> None:
+        def work(span: Span, team: teams.ThreadTeam) -> None:  # noqa: ARG001
+            pieces[shot] += 1
+            time.sleep(0.001)
+            if shot == 0 and pieces[1] > 5:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                time.sleep(0.1)
+
+        teams.run_team(size, grid, (0, 12_000), work)
+
+    with threads(2), pytest.raises(KeyboardInterrupt):
+        teams.each_shot(simulate, 3, grid)
+    assert 5 < pieces[1] < 3000
+    assert pieces[0] < 3000
+    assert pieces[2] == 0

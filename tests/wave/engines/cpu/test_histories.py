@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from hpcfwi.bench.waves import make_shots
 from hpcfwi.wave import Boundary, Method, Recompute, Simulation, Snapshots, warm_up
-from hpcfwi.wave.engines.cpu import engine
-from hpcfwi.wave.engines.cpu.teams import ThreadTeam, run_team
+from hpcfwi.wave.engines.cpu import engine, teams
+from hpcfwi.wave.engines.cpu.teams import run_team
 from hpcfwi.wave.history import Format, History
 from tests.wave.engines.cpu.test_engine import long_line, threads
 from tests.wave.examples import EXACT, Shots, random_shots, relative, smooth_shots, white_residual
@@ -117,11 +116,12 @@ def test_threads_that_share_a_shot_do_not_change_its_bits(
 ) -> None:
     sizes: list[int] = []
 
-    def note_size(size: int, work: Callable[[ThreadTeam], None]) -> None:
+    def note_size(size: int, *rest: Any, **options: Any) -> None:
         sizes.append(size)
-        run_team(size, work)
+        run_team(size, *rest, **options)
 
     monkeypatch.setattr(engine, "run_team", note_size)
+    monkeypatch.setattr(teams, "UPDATES_PER_PIECE", 1)
     shots = shots_in(shape, shots=1, free_surface=True, samples=30)
     shots = replace(shots, vp=shots.vp.float())
     residual = white_residual(shots.simulate(keep=False).data)
@@ -138,6 +138,24 @@ def test_threads_that_share_a_shot_do_not_change_its_bits(
             found = results()
         assert set(sizes) == {count}
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("history", [Snapshots(3), *KEPT])
+@pytest.mark.parametrize("shape", [FLAT, SOLID])
+def test_sweeps_in_pieces_have_the_same_bits(
+    shape: tuple[int, ...], history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shots = shots_in(shape, samples=30, free_surface=True)
+
+    def results() -> tuple[Tensor, ...]:
+        simulation = shots.simulate(engine="cpu", history=history)
+        change = {"vp": torch.ones_like(shots.vp)}
+        data = simulation.data
+        return data, simulation.scatter(change), *gradients(simulation, white_residual(data))
+
+    expected = results()
+    monkeypatch.setattr(teams, "UPDATES_PER_PIECE", 1)
+    assert all(map(torch.equal, results(), expected))
 
 
 @pytest.mark.parametrize("history", [Snapshots(4), Boundary(4), Recompute(4, states=3)])

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from hpcfwi.bench.waves import measure_growth_of_memory
 from hpcfwi.survey import Components, SourceKinds
 from hpcfwi.wave import Acquisition, Method, Simulation
-from hpcfwi.wave.engines.cpu import staggered
+from hpcfwi.wave.engines.cpu import staggered, teams
 from hpcfwi.wave.engines.cpu.estimates import count_kept
 from hpcfwi.wave.engines.cpu.windows import whole_of
 from hpcfwi.wave.history import History, Recompute, Snapshots, describe
@@ -150,17 +150,36 @@ def test_threads_that_share_a_shot_compute_the_same_bits(
     model = {n: a.to(dtype) for n, a in random_medium("elastic", shape, water=3).items()}
     survey = random_survey(shape, shots=1, free_surface=True, **everything(shape))
     survey = replace(survey, wavelet=survey.wavelet.to(dtype))
-    teams = []
+    sizes = []
     run_team = staggered.run_team
-    monkeypatch.setattr(
-        staggered, "run_team", lambda size, work: (teams.append(size), run_team(size, work))
-    )
+
+    def note_size(size: int, *rest: Any, **options: Any) -> None:
+        sizes.append(size)
+        run_team(size, *rest, **options)
+
+    monkeypatch.setattr(staggered, "run_team", note_size)
     found = []
     for count in (1, threads):
         with on_threads(count):
             found.append(traces_and_gradients("elastic", model, survey, engine="cpu"))
-    assert set(teams) == {1, threads}
+    assert set(sizes) == {1, threads}
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("history", [Snapshots(3), Recompute(3, states=2)])
+@pytest.mark.parametrize("shape", [(50, 30), (13, 20, 12)])
+def test_sweeps_in_pieces_have_the_same_bits(
+    shape: tuple[int, ...], history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_medium("elastic", shape, water=3)
+    survey = random_survey(shape, shots=2, free_surface=True)
+
+    def results() -> list[torch.Tensor]:
+        return traces_and_gradients("elastic", model, survey, engine="cpu", history=history)
+
+    expected = results()
+    monkeypatch.setattr(teams, "UPDATES_PER_PIECE", 1)
+    assert all(map(torch.equal, results(), expected))
 
 
 @pytest.mark.parametrize("equation", ["viscoacoustic", "viscoelastic"])
@@ -452,7 +471,7 @@ def test_gradient_of_the_wavelet_alone_needs_no_parameter(engine: str) -> None:
 RELEASE = """
 import numpy as np
 from hpcfwi.wave import engines
-from hpcfwi.wave.engines.cpu import staggered
+from hpcfwi.wave.engines.cpu import staggered, teams
 from hpcfwi.wave.engines.cpu.layout import POOL
 array = POOL.take((1000, 1000), np.dtype(np.float32))
 array[...] = 1
