@@ -252,3 +252,10 @@ def test_checkpoints_without_a_config_are_refused(directory, config):
     missing = r"config\.toml: the file is missing, but .* has checkpoints"
     with pytest.raises(InputError, match=missing):
         directory.check(config)
+
+
+def test_path_through_a_file_is_refused_at_once(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcfwi.system.PAUSES", ())
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(InputError, match=f"because {tmp_path}/file is not a directory"):
+        RunDirectory(tmp_path / "file" / "run").check(config)
