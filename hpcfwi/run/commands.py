@@ -89,12 +89,13 @@ def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
         experiment = prepare(config, context)
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
+        context.from_root(directory.check_writable)
         check_observed(experiment, context)
         compared = compare_all_data(experiment, make_stages(experiment, context), context)
         findings = [finding for one in compared for finding in one.findings]
 
         def tell() -> None:
-            # The findings come first, because the directory may not be writable
+            # The findings come first, because the disk may be full
             write_findings(str(path), findings, sys.stdout, quiet)
             write_checked(directory, compared)
             for one in compared:

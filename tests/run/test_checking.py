@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 
@@ -130,6 +131,17 @@ def test_findings_are_written_even_if_the_run_directory_takes_no_files(
     found = capsys.readouterr()
     assert "first arrivals" in found.out
     assert "check.json" in found.err
+
+
+def test_check_into_a_directory_without_permission_is_refused_before_the_simulations(
+    observed, hpcfwi, tmp_path, capsys, monkeypatch
+):
+    path, access = write_damaged(tmp_path, observed, make_white), os.access
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path and access(path, mode))
+    assert hpcfwi("check", path) == 2
+    found = capsys.readouterr()
+    assert "cannot be written (Permission denied)" in found.err
+    assert "first arrivals" not in found.out
 
 
 @pytest.mark.usefixtures("no_figures")
