@@ -207,6 +207,14 @@ def find_plugin(key: str, name: str, registry: Mapping[str, str], folder: str | 
     return found
 
 
+def module_files(name: str, folder: str | None) -> list[Path]:
+    """Return the file of the module of "module:name" in a folder; empty for any other name."""
+    if folder is None or ":" not in name:
+        return []
+    module = Path(folder, *name.partition(":")[0].split("."))
+    return [path for path in (module.with_suffix(".py"), module / "__init__.py") if path.is_file()]
+
+
 def _check_folder(key: str, name: str, folder: Path) -> None:
     """Raise `InputError` if another user can write a module in a folder.
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hpcfwi.config import Config
 from hpcfwi.config.sections import HistorySection, WaveSection
 from hpcfwi.config.survey import Points, Receivers, Sources
-from hpcfwi.config.values import count_bytes
+from hpcfwi.config.values import count_bytes, module_files
 from hpcfwi.errors import InputError, StepFailure, quote
 from hpcfwi.inversion.conditioning import (
     Band,
@@ -461,9 +461,16 @@ class Experiment:
     @property
     def other_files(self) -> list[Path]:
         """The files of the input besides the observed data and those of the initial model."""
-        known, true = self.known, self.config.model.true
+        known, model = self.known, self.config.model
         by_name = (known.surfaces, known.priors, known.masks, known.weights, self.picks)
-        return [*map(Path, chain(*by_name)), *([] if true is None else [Path(true)])]
+        files = [*map(Path, chain(*by_name)), *([] if model.true is None else [Path(model.true)])]
+        if model.network is not None:
+            files += module_files(model.network.kind, model.network.folder)
+        for _, stage in self.config.stages():
+            prior = stage.inversion.prior
+            if prior is not None:
+                files += module_files(prior.denoiser, prior.folder)
+        return files
 
     @cached_property
     def fingerprint(self) -> str:

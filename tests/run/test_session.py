@@ -507,6 +507,7 @@ def test_changed_observed_data_are_refused_when_a_run_continues(hpcfwi, tmp_path
 
 
 LINES = (f"{shot} 0 {{0}}\n{shot} {N_RECEIVERS - 1} {{0}}\n" for shot in range(N_SHOTS))
+DENOISER = "def smooth(images, strength):\n    return {} * images\n"
 PICKS = f"shot receiver time\n{''.join(LINES)}"
 
 
@@ -519,13 +520,21 @@ PICKS = f"shot receiver time\n{''.join(LINES)}"
             PICKS.format(0.1),
             PICKS.format(0.2),
         ),
+        (
+            {"inversion.prior": {"denoiser": "own.file:smooth", "strength": 0.1}},
+            DENOISER.format(1.0),
+            DENOISER.format(0.9),
+        ),
     ],
-    ids=["surface", "picks"],
+    ids=["surface", "picks", "denoiser"],
 )
 def test_changed_other_file_is_refused_when_a_run_continues(
     hpcfwi, tmp_path, capfd, changes, old, new
 ):
     path, file = write_input(tmp_path, {**changes, "inversion.epochs": 2}), tmp_path / "file"
+    if old.startswith("def"):
+        file = tmp_path / "own" / "file.py"
+        file.parent.mkdir()
     more = ("--set", "inversion.epochs=3")
     file.write_text(old)
     assert hpcfwi("run", path) == 0
