@@ -204,7 +204,7 @@ def _check_positions(experiment: Experiment) -> Iterator[Finding]:
             yield _error(
                 f"{where}: {name}",
                 f"{outside.sum()} of {outside.size} lie outside the model, the first at "
-                f"{points[outside][0].tolist()} m; expected {list(grid.origin)} to "
+                f"{points[outside][0].round(3).tolist()} m; expected {list(grid.origin)} to "
                 f"{list(grid.last)} m, in the order {', '.join(grid.axes)}",
                 remedy,
             )

@@ -552,7 +552,7 @@ def check_inside(
     if outside.any():
         raise ValueError(
             f"{outside.sum()} {name} positions lie outside the model, the first at "
-            f"{positions[outside][0].tolist()} m; expected 0 to {last.tolist()} m"
+            f"{positions[outside][0].round(3).tolist()} m; expected 0 to {last.tolist()} m"
         )
 
 

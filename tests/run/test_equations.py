@@ -259,10 +259,10 @@ def test_migration_finds_the_reflectors(hpcfwi: Any, tmp_path: Path, equation: s
             "elastic",
             {
                 "survey.receivers.components": ["strain"],
-                "survey.receivers.direction": [0.0, 1.0],
-                "survey.receivers.gauge": 10.0,
+                "survey.receivers.direction": [1.0, 1.0],
+                "survey.receivers.gauge": 20.0,
             },
-            ["first ends of gauges", "lie outside the model"],
+            ["first ends of gauges", "lie outside the model, the first at [47.929, -7.071] m"],
         ),
         ("elastic", {"data.components": {"vz": 2.0}}, ["data.components", "survey has pressure"]),
         (
