@@ -131,8 +131,12 @@ def main() -> None:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # `__main__` has blocked them
         code = app(prog_name="hpcfwi", standalone_mode=False)
-    except Stopped:  # it came before the ranks started; later, a rank reports it
-        code = 3
+    except Stopped as error:  # it came before the ranks started; later, a rank reports it
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        from hpcfwi.parallel.launch import end_launch
+
+        code = end_launch(error)
     except typer.TyperException as error:
         code = _on_ranks(partial(_refuse, error))
     hdf5 = sys.modules.get("hpcfwi.storage.hdf5")

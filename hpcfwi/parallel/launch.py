@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch.distributed.nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from hpcfwi.errors import InputError
+from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.failure import COMPANY_WAIT, abort, end_job, exit_code, tell
 from hpcfwi.parallel.rendezvous import (
@@ -399,11 +399,11 @@ def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Cont
     )
 
 
-def end_launch(error: InputError) -> int:
-    """Print once for the job why the ranks could not start, and return the exit code.
+def end_launch(error: InputError | Stopped) -> int:
+    """Print once for the job why the ranks did not start, and return the exit code.
 
-    `launch` raises the error on every process, and processes whose MPI failed cannot communicate.
-    The process that is rank 0 according to the launcher prints the error.
+    `launch` raises an `InputError` on every process, and processes whose MPI failed cannot
+    communicate. The process that is rank 0 according to the launcher prints the error.
     """
     launcher = find_launcher(os.environ)
     if launcher is None or launcher.rank == 0:
