@@ -99,16 +99,18 @@ docs: .venv/.docs ## build the documentation of README.md, docs/, examples/ and 
 	@echo "build/docs/README.html"
 
 .venv/.docs: setup.cfg | setup
-	pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[docs]'
+	pip install --quiet --disable-pip-version-check --no-warn-conflicts \
+	    --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 # Deepwave and Devito see the packages of .venv, but .venv does not see them: Devito brings a package that
-# is named `benchmarks`, like the folder.
+# is named `benchmarks`, like the folder. pip would warn of versions of packages in .venv that are installed
+# without their dependencies on purpose, such as torchvision.
 build/peers/.complete: setup.cfg | setup
 	python -m venv build/peers
 	python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
 	    > "$$(build/peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
-	build/peers/bin/python -m pip install --quiet --disable-pip-version-check \
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts \
 	    --editable '.[deepwave,devito]'
 	@touch $@
 
