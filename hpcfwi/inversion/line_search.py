@@ -356,7 +356,11 @@ class LBFGS(Descent):
     def cost(self, shots: int) -> OptimizerCost:  # noqa: ARG002
         # The direction of steepest descent, twice, that of the search, and the trial model
         return OptimizerCost(
-            tries=(1.0, 1.2), carries=True, remembered=2 * 4 * self._memory, working=3 * 4 + 8
+            tries=(1.0, 1.2),
+            carries=True,
+            remembered=2 * 4 * self._memory,
+            working=3 * 4 + 8,
+            shared=2 * 4 * (self._memory - 1),
         )
 
     def state(self) -> Mapping[str, Any]:

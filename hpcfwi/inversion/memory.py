@@ -133,6 +133,10 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
     host, given = estimate_given(experiment)
     tapers = section.precondition is not None and section.precondition.taper is not None
     whole, shards = estimate_optimizer(experiment, ranks)
+    # Whole arrays are gathered from shards for each state that is written
+    written = whole
+    if not section.optimizer.sharded:
+        written -= _find_cost(experiment).shared * sum(size_unknowns(experiment))
     return MemoryOverhead(
         host=host + TAPER * cells * tapers,
         given=given,
@@ -141,7 +145,7 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
         remembered=shards if section.optimizer.sharded else whole,
         update=_estimate_update(experiment),
         traces=4 * traces * held,
-        records=_estimate_records(experiment, whole) if rank == 0 else 0,
+        records=_estimate_records(experiment, written) if rank == 0 else 0,
         each_shot=COMPARED * traces + _estimate_sources(experiment),
         engine=estimate_engine(rank),
         figures=FIGURES if rank == 0 and "matplotlib.figure" not in sys.modules else 0,
@@ -221,8 +225,11 @@ def _estimate_sources(experiment: Experiment) -> int:
     return 4 * experiment.survey.n_shots * experiment.survey.n_samples
 
 
-def _estimate_records(experiment: Experiment, whole: int) -> int:
-    """Return the bytes for figures and files on rank 0; whole: bytes of an optimizer's state."""
+def _estimate_records(experiment: Experiment, written: int) -> int:
+    """Return the bytes for figures and files on rank 0.
+
+    written: bytes of an optimizer's older state that is being written.
+    """
     section, grid, survey = experiment.config.inversion, experiment.initial.grid, experiment.survey
     is_large = prod(grid.shape) > MOST_WHOLE
     each = EXCERPTED + MODEL_FILE if is_large else PICTURES + FILES
@@ -230,7 +237,7 @@ def _estimate_records(experiment: Experiment, whole: int) -> int:
     # With a mask, each figure has the positions of the receivers that exist.
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
     drawn = DRAWN * _count_drawn(grid) * len(experiment.inverted.arrays)
-    return each * _count_values(experiment) + drawn + whole + 2 * 8 * grid.ndim * heard
+    return each * _count_values(experiment) + drawn + written + 2 * 8 * grid.ndim * heard
 
 
 def _count_drawn(grid: Grid) -> int:

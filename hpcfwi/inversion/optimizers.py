@@ -65,7 +65,7 @@ class OptimizerCost:
     products: least and usual number of shots in products; carries: True if the last of these models
     is usually the first of the next epoch, so that it is not simulated again with the same shots;
     remembered, working: bytes for each value of the model, of the state and (measured) of what a
-    step needs in addition.
+    step needs in addition; shared: those of the state that the next state also refers to.
     """
 
     tries: tuple[float, float] = (0.0, 0.0)
@@ -73,6 +73,7 @@ class OptimizerCost:
     carries: bool = False
     remembered: int = 0
     working: int = 0
+    shared: int = 0
 
 
 class Optimizer(Protocol):

@@ -213,6 +213,9 @@ def test_starting_model_and_prior_of_files_are_counted(estimate_on_ranks, tmp_pa
     assert found.host == 3 * 4 * 200 * 150 + RECEIVERS
 
 
+ALL_SHOTS = {"inversion.sampling": "all", "inversion.batch": 3}
+
+
 def sizes(arrays):
     return sum(array.nbytes for array in arrays)
 
@@ -247,6 +250,18 @@ def test_rank_0_holds_a_copy_of_the_state_that_is_written(tmp_path):
     sgd = {"inversion.optimizer": {"name": "sgd", "lr": 20.0}}
     less = estimate_overhead(experiment_of(tmp_path, sgd), 2, 0)
     assert overhead.records - less.records == overhead.remembered - less.remembered > 0
+
+
+def test_written_state_of_lbfgs_shares_all_pairs_but_one_with_the_next(tmp_path):
+    cells = experiment_of(tmp_path).fixed.size
+
+    def find_records(**keys):
+        lbfgs = {"name": "lbfgs", "step": 10.0, **keys}
+        experiment = experiment_of(tmp_path, {**ALL_SHOTS, "inversion.optimizer": lbfgs})
+        return estimate_overhead(experiment, 2, 0).records
+
+    assert find_records(memory=7) == find_records(memory=3)
+    assert find_records(memory=7, sharded=True) - find_records(memory=7) == 6 * 2 * 4 * cells
 
 
 def test_two_pictures_hold_positions_of_unmasked_receivers(estimate_on_ranks):
