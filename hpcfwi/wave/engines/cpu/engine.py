@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
-from hpcfwi.wave.engines.cpu.estimates import estimate_bytes, estimate_updates
+from hpcfwi.wave.engines.cpu.estimates import count_updates as count_updates
+from hpcfwi.wave.engines.cpu.estimates import estimate_bytes
 from hpcfwi.wave.engines.cpu.layout import (
     NOWHERE,
     POOL,
@@ -257,11 +258,6 @@ def footprint(problem: Problem, steps: int, layers: int = 1) -> int:  # noqa: AR
     layers: number of ranks that divide each shot; the bytes are those of all of them.
     """
     return estimate_bytes(problem, steps, torch.get_num_threads())
-
-
-def count_updates(problem: Problem, steps: int) -> float:
-    """Return the approximate number of cells with a wave, summed over shots and steps."""
-    return estimate_updates(problem, steps)
 
 
 def idle() -> int:

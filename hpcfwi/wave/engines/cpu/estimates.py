@@ -160,8 +160,8 @@ def _estimate_history(problem: Problem, steps: int, state: float) -> tuple[float
     if isinstance(history, Recompute):
         stretch = SAMPLES_PER_STATE * history.states
         waiting = state * min(history.states, -(-len(sampled) // stretch))
-        return _count_cells(problem, sampled[-stretch:]) * size, state, waiting
-    numbers, entries, others = _count_cells(problem, sampled), len(sampled), 0.0
+        return _count_stored(problem, sampled[-stretch:]) * size, state, waiting
+    numbers, entries, others = _count_stored(problem, sampled), len(sampled), 0.0
     if isinstance(history, Boundary):
         numbers += (steps + 1) * _count_rim(problem)
         entries, others = entries + steps + 1, 2.0
@@ -207,39 +207,36 @@ def count_kept(problem: Problem) -> int:
     return kept
 
 
-def _fastest(problem: Problem) -> NDArray[np.floating]:
-    """Return the speed of the fastest wave in each cell, m/s."""
-    return np.asarray(problem.equation.fastest(problem.model))
+def count_updates(problem: Problem, steps: int) -> float:
+    """Return the approximate number of cells with a wave, summed over shots and steps."""
+    return _count_cells(problem, range(steps), problem.sources / problem.spacing)
 
 
-def estimate_updates(problem: Problem, steps: int) -> float:
-    """Estimate the number of cells that waves have reached, summed over shots and steps."""
-    whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
-    medium = (_fastest(problem), problem.spacing, problem.dt)
-    shots = problem.sources / problem.spacing
-
-    def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
-        fronts = (unite(follow_wave(*medium, s, some) for s in sources) for sources in shots)
-        return np.sum([front.count_cells(*whole) for front in fronts], axis=0)
-
-    return sum_over(range(steps), count) if len(shots) else 0.0
-
-
-def _count_cells(problem: Problem, steps: range) -> float:
+def _count_stored(problem: Problem, steps: range) -> float:
     """Return the number of cells of its wave that a shot stores, summed over some steps."""
-    medium = (_fastest(problem), problem.spacing, problem.dt)
     sources = problem.sources[0] / problem.spacing
     sources += np.divide(problem.like.shape, 2) - sources.mean(axis=0)
     sources[:, 0] = float(problem.sources[..., 0].max()) / problem.spacing[0]
+    return _count_cells(problem, steps, sources[None], isinstance(problem.history, Boundary))
+
+
+def _count_cells(
+    problem: Problem, steps: range, shots: NDArray[np.float64], rebuilt: bool = False
+) -> float:
+    """Return the number of cells with a wave, summed over shots and steps.
+
+    shots: cells of the sources, (shot, source, ndim); rebuilt: True leaves out the interior.
+    """
+    medium = (np.asarray(problem.equation.fastest(problem.model)), problem.spacing, problem.dt)
     whole = [np.subtract(edge, problem.padding[0]) for edge in (0, problem.padded_shape)]
     interior = [np.subtract(edge, problem.padding[0]) for edge in problem.interior]
 
     def count(some: NDArray[np.int64]) -> NDArray[np.float64]:
-        front = unite(follow_wave(*medium, source, some) for source in sources)
-        rebuilt = isinstance(problem.history, Boundary)
-        return front.count_cells(*whole) - rebuilt * front.count_cells(*interior)
+        fronts = [unite(follow_wave(*medium, s, some) for s in sources) for sources in shots]
+        cells = (f.count_cells(*whole) - rebuilt * f.count_cells(*interior) for f in fronts)
+        return np.sum(list(cells), axis=0)
 
-    return sum_over(steps, count)
+    return sum_over(steps, count) if len(shots) else 0.0
 
 
 def _count_rim(problem: Problem) -> int:

@@ -23,8 +23,8 @@ from hpcfwi.wave.engines.cpu.engine import NAME as NAME
 from hpcfwi.wave.engines.cpu.engine import Sweeps
 from hpcfwi.wave.engines.cpu.engine import available as available
 from hpcfwi.wave.engines.cpu.engine import clear as clear
-from hpcfwi.wave.engines.cpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.engine import idle as idle
+from hpcfwi.wave.engines.cpu.estimates import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
 from hpcfwi.wave.engines.cpu.layout import (
     NOWHERE,
