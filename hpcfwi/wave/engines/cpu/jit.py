@@ -34,8 +34,8 @@ class PartOfLoop(JITCodeLibrary):
     def _finalize_final_module(self) -> None:
         self._finalized = True
 
-    # Numba gives machine code its environment (globals and errors) through the code generator of
-    # the library. There is no machine code, and the loops raise no errors.
+    # Numba gives machine code its environment through the code generator of the library. There is
+    # no machine code, and errors with constant messages, as loops raise them, need no environment.
     @property
     def codegen(self) -> PartOfLoop:
         return self

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import njit, typeof
 
-from hpcfwi.wave.engines.cpu import kernels
+from hpcfwi.wave.engines.cpu import jit, kernels
 from hpcfwi.wave.engines.cpu.kernels import Cells, SlabPlace
 from hpcfwi.wave.engines.cpu.layout import Axis, Laplacian, Sides
 from tests.ranks import long_form
@@ -94,3 +94,22 @@ def test_sums_are_compiled_to_packed_instructions_and_fused_by_the_source_only(
     assert len(packed) >= count_sums(name, order, ndim)
     # The bits would depend on the compilation if the compiler chose which products to fuse.
     assert not re.search(r"\bf(add|sub|mul)\b.*\b(contract|fast)\b", code)
+
+
+@pytest.mark.parametrize(
+    "decorator", [jit.within_loops, jit.over_rows], ids=["within loops", "over rows"]
+)
+def test_functions_of_loops_have_no_machine_code_of_their_own(decorator) -> None:
+    @decorator
+    def double(x):
+        return x + x
+
+    double.compile((typeof(1.0),))
+    (part,) = double.overloads.values()
+    assert part.library.get_pointer_to_function(part.fndesc.llvm_func_name) == 0
+
+    @jit.loop
+    def call(x):
+        return double(x)
+
+    assert call(1.0) == 2.0
