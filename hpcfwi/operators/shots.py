@@ -253,6 +253,11 @@ class Born(Shots):
         used = self._simulator.method.find_equation().parameters
         self.model = model.select(name for name in model.arrays if name in used)
 
+    def linearize(self, model: Model) -> Born:
+        """Return the same stack, because the derivative of a linear one is itself."""
+        self.check(model)
+        return self
+
     def vjp(self, x: Model, ys: Any) -> Any:  # noqa: ARG002
         # The stack is linear, so that the derivative does not depend on x.
         return self.adjoint(ys)

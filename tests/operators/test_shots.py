@@ -153,6 +153,12 @@ def test_adjoint_with_sampled_history_passes_dot_product_test(history):
     assert dot(born(x), y) == pytest.approx(dot(x, born.adjoint(y)), rel=1e-12)
 
 
+def test_linearization_of_a_linearization_is_itself():
+    born = make_shots().linearize(make_model())
+    change = randomize(born.model)
+    assert torch.equal(born.linearize(change)(change), born(change))
+
+
 def test_linearization_error_is_quadratic_in_model_change():
     shots, model = make_shots(), make_model()
     direction, born = randomize(model), shots.linearize(model)

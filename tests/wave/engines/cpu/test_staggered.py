@@ -471,7 +471,7 @@ def test_gradient_of_the_wavelet_alone_needs_no_parameter(engine: str) -> None:
 RELEASE = """
 import numpy as np
 from hpcfwi.wave import engines
-from hpcfwi.wave.engines.cpu import staggered, teams
+from hpcfwi.wave.engines.cpu import staggered
 from hpcfwi.wave.engines.cpu.layout import POOL
 array = POOL.take((1000, 1000), np.dtype(np.float32))
 array[...] = 1
