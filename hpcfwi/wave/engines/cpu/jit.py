@@ -15,14 +15,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
+from hpcfwi.wave.engines.cpu.layout import LANES
+
 # Indices are unsigned. The check of a signed index for a negative value, which counts from the end,
 # can keep the compiler from vectorizing a loop.
 U = np.uint64
+# Bytes that the processor loads into its caches at once.
+CACHE_LINE = 64
 
 
 class PartOfLoop(JITCodeLibrary):
@@ -82,6 +88,7 @@ PART: dict[str, Any] = {**LEAN, "no_cpython_wrapper": True, "no_cfunc_wrapper": 
 
 loop: Any = njit(**LEAN)
 within_loops: Any = njit(pipeline_class=PartCompiler, **PART)
+within_row: Any = njit(pipeline_class=PartCompiler, forceinline=True, **PART)
 over_rows: Any = njit(pipeline_class=RowCompiler, **PART)
 
 
@@ -98,3 +105,28 @@ def _fuse(typing_context, a, b, c):
 # the bits of a shot would depend on the compilation: processes that compile and processes that load
 # from the cache would differ.
 fma: Any = intrinsic(_fuse)
+
+
+def _prefetch(typing_context, array, row, column):
+    """Have LANES cells of a row loaded into the cache. They may lie outside of the array."""
+
+    def generate(context, builder, signature, args):
+        kind, (values, row, column) = signature.args[0], args
+        fields = context.make_array(kind)(context, builder, values)
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        hint = builder.module.declare_intrinsic(
+            "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, *3 * [number]])
+        )
+        # For reading, to stay in all caches, as data.
+        options = number(0), number(3), number(1)
+        size = context.get_abi_sizeof(context.get_value_type(kind.dtype))
+        for k in range(0, LANES, CACHE_LINE // size):
+            place = [row, builder.add(column, column.type(k))]
+            cell = cgutils.get_item_pointer(context, builder, kind, fields, place)
+            builder.call(hint, [builder.bitcast(cell, pointer), *options])
+        return context.get_dummy_value()
+
+    return types.none(array, row, column), generate
+
+
+prefetch: Any = intrinsic(_prefetch)

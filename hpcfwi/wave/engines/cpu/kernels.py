@@ -8,6 +8,10 @@ known to the compiler, so that it unrolls the sum. Entry m of a stencil is the w
 m + 1 and -(m + 1). An axis across the rows is given by its stride, the number of rows between
 neighbours. Arrays of the size of the grid have the layout of `layout`.
 
+Along a row, most functions go through groups of LANES cells. Before they compute a group, they ask
+for the cells of a later row, which are then in the cache when they are needed (`prefetch`). The
+compiler vectorizes no loop that asks for memory, so that the cells of a group have their own one.
+
 Points that differ only in x form a line. Their values are first added up along the line, and the
 sum is then added once to each of the rows over which the points are spread; recording is the
 reverse. Points between grid points therefore take little more time than points on the grid.
@@ -23,9 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfwi.wave.engines.cpu.jit import U, fma, over_rows, within_loops
-from hpcfwi.wave.engines.cpu.layout import MARGIN, Box, Cut, GridLayout
+from hpcfwi.wave.engines.cpu.jit import U, fma, over_rows, prefetch, within_loops, within_row
+from hpcfwi.wave.engines.cpu.layout import BLOCK, LANES, MARGIN, Box, Cut, GridLayout
 from hpcfwi.wave.numerics import Taps
+
+# Distance in rows from the cells that are computed to those that are asked for from memory.
+AHEAD = 2
 
 
 class Cells(NamedTuple):
@@ -76,31 +83,57 @@ def columns_of_cells(cells):
 
 
 @within_loops
+def groups_of_cells(cells):
+    """Return the first columns of groups of LANES cells, of which there must be a whole number."""
+    return range(U(cells.first), U(cells.first + cells.n), U(LANES))
+
+
+@within_loops
 def zero_of(array):
     """Return 0 in the precision of an array."""
     return array.dtype.type(0)
+
+
+@within_row
+def advance_row(prev, p, v2dt2, u, r, first, n, laplacian, far):
+    """Do the work of `advance` for n cells of a row."""
+    c0, stride, near, x = laplacian.c0, U(laplacian.stride), laplacian.near, laplacian.x
+    for i in range(U(n)):
+        j = first + i
+        second = c0 * p[r, j]
+        for m in range(len(x)):
+            k = U(1 + m)
+            if far is not None:
+                second = fma(far[m], p[r - k * stride, j] + p[r + k * stride, j], second)
+            second = fma(near[m], p[r - k, j] + p[r + k, j], second)
+            second = fma(x[m], p[r, j - k] + p[r, j + k], second)
+        if u is not None:
+            u[r, j] = second
+        prev[r, j] = fma(v2dt2[r, j], second, (p[r, j] + p[r, j]) - prev[r, j])
 
 
 @over_rows
 def advance(prev, p, v2dt2, u, cells, laplacian, far):
     """Set prev to 2 p - prev + v2dt2 times the Laplacian of p, and u to the Laplacian if not None.
 
-    far: `laplacian.far`, a separate argument because Numba removes the code for a value of None
-    only if the value is an argument.
+    cells: whole groups; far: `laplacian.far`, a separate argument because Numba removes the code
+    for a value of None only if the value is an argument.
     """
-    c0, stride, near, x = laplacian.c0, U(laplacian.stride), laplacian.near, laplacian.x
     for r in rows_of_cells(cells):
-        for j in columns_of_cells(cells):
-            second = c0 * p[r, j]
-            for m in range(len(x)):
-                k = U(1 + m)
-                if far is not None:
-                    second = fma(far[m], p[r - k * stride, j] + p[r + k * stride, j], second)
-                second = fma(near[m], p[r - k, j] + p[r + k, j], second)
-                second = fma(x[m], p[r, j - k] + p[r, j + k], second)
-            if u is not None:
-                u[r, j] = second
-            prev[r, j] = fma(v2dt2[r, j], second, (p[r, j] + p[r, j]) - prev[r, j])
+        for first in groups_of_cells(cells):
+            if far is not None:
+                ahead = r + U(AHEAD)
+                prefetch(prev, ahead, first)
+                prefetch(v2dt2, ahead, first)
+                prefetch(p, ahead + U(len(far)) * U(laplacian.stride), first)
+            advance_row(prev, p, v2dt2, u, r, first, LANES, laplacian, far)
+
+
+@over_rows
+def advance_columns(prev, p, v2dt2, u, cells, laplacian, far):
+    """Do the work of `advance` for any number of columns."""
+    for r in rows_of_cells(cells):
+        advance_row(prev, p, v2dt2, u, r, U(cells.first), cells.n, laplacian, far)
 
 
 @over_rows
@@ -120,12 +153,16 @@ def relax_slope(memory, f, cells, place, axis):
     for i in range(U(cells.rows)):
         k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
         a, b = place.a[profile], place.b[profile]
-        for j in columns_of_cells(cells):
-            slope = b * memory[k, j]
-            for m in range(len(d)):
-                away = U(1 + m) * stride
-                slope = fma(a * d[m], f[r + away, j] - f[r - away, j], slope)
-            memory[k, j] = slope
+        for first in groups_of_cells(cells):
+            prefetch(memory, k + U(AHEAD), first)
+            prefetch(f, r + U(AHEAD) + U(len(d)) * stride, first)
+            for lane in range(U(LANES)):
+                j = first + lane
+                slope = b * memory[k, j]
+                for m in range(len(d)):
+                    away = U(1 + m) * stride
+                    slope = fma(a * d[m], f[r + away, j] - f[r - away, j], slope)
+                memory[k, j] = slope
 
 
 @over_rows
@@ -136,35 +173,44 @@ def relax_slope_back(memory, q, cells, place, axis):
     for i in range(U(cells.rows)):
         k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
         a, b = place.a[profile], place.b[profile]
-        for j in columns_of_cells(cells):
-            slope = b * phi[k, j]
-            for m in range(len(d)):
-                away, beyond = U(1 + m) * stride, U(1 + m) * step
-                slope = fma(a * d[m], q[r + away, j] - q[r - away, j], slope)
-                slope = fma(a * d[m], zeta[k + beyond, j] - zeta[k - beyond, j], slope)
-            phi[k, j] = slope
+        for first in groups_of_cells(cells):
+            prefetch(phi, k + U(AHEAD), first)
+            prefetch(zeta, k + U(AHEAD) + U(len(d)) * step, first)
+            prefetch(q, r + U(AHEAD) + U(len(d)) * stride, first)
+            for lane in range(U(LANES)):
+                j = first + lane
+                slope = b * phi[k, j]
+                for m in range(len(d)):
+                    away, beyond = U(1 + m) * stride, U(1 + m) * step
+                    slope = fma(a * d[m], q[r + away, j] - q[r - away, j], slope)
+                    slope = fma(a * d[m], zeta[k + beyond, j] - zeta[k - beyond, j], slope)
+                phi[k, j] = slope
 
 
 @over_rows
 def absorb(prev, p, v2dt2, u, memory, cells, place, axis):
     """Add the CPML terms across the rows to prev, and to u unless it is None."""
-    psi, zeta = memory
+    (psi, zeta), zero = memory, zero_of(prev)
     stride, step, c0, c, d = U(axis.stride), U(place.step), axis.c0, axis.c, axis.d
     for i in range(U(cells.rows)):
         k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
         a, b = place.a[profile], place.b[profile]
-        for j in columns_of_cells(cells):
-            second = c0 * p[r, j]
-            slope = zero_of(psi)
-            for m in range(len(d)):
-                away, beyond = U(1 + m) * stride, U(1 + m) * step
-                second = fma(c[m], p[r - away, j] + p[r + away, j], second)
-                slope = fma(d[m], psi[k + beyond, j] - psi[k - beyond, j], slope)
-            relaxed = fma(b, zeta[k, j], a * (second + slope))
-            zeta[k, j] = relaxed
-            if u is not None:
-                u[r, j] += slope + relaxed
-            prev[r, j] = fma(v2dt2[r, j], slope + relaxed, prev[r, j])
+        for first in groups_of_cells(cells):
+            prefetch(zeta, k + U(AHEAD), first)
+            prefetch(psi, k + U(AHEAD) + U(len(d)) * step, first)
+            for lane in range(U(LANES)):
+                j = first + lane
+                second = c0 * p[r, j]
+                slope = zero
+                for m in range(len(d)):
+                    away, beyond = U(1 + m) * stride, U(1 + m) * step
+                    second = fma(c[m], p[r - away, j] + p[r + away, j], second)
+                    slope = fma(d[m], psi[k + beyond, j] - psi[k - beyond, j], slope)
+                relaxed = fma(b, zeta[k, j], a * (second + slope))
+                zeta[k, j] = relaxed
+                if u is not None:
+                    u[r, j] += slope + relaxed
+                prev[r, j] = fma(v2dt2[r, j], slope + relaxed, prev[r, j])
 
 
 @over_rows
@@ -174,30 +220,37 @@ def advance_absorbing(prev, p, v2dt2, u, memory, cells, laplacian, other, apart,
     other, apart: weights of the second differences along the other axis across the rows, None for a
     grid of one plane, and the distance of its neighbours, in array rows.
     """
-    psi, zeta = memory
+    (psi, zeta), zero = memory, zero_of(prev)
     c0, x, apart = laplacian.c0 - axis.c0, laplacian.x, U(apart)
     across, step, own, c, d = U(axis.stride), U(place.step), axis.c0, axis.c, axis.d
     for i in range(U(cells.rows)):
         k, r, profile = U(place.row) + i, U(cells.row) + i, U(place.profile) + U(place.per_row) * i
         a, b = place.a[profile], place.b[profile]
-        for j in columns_of_cells(cells):
-            second, slope = own * p[r, j], zero_of(psi)
-            for m in range(len(x)):
-                n = U(1 + m)
-                second = fma(c[m], p[r - n * across, j] + p[r + n * across, j], second)
-                slope = fma(d[m], psi[k + n * step, j] - psi[k - n * step, j], slope)
-            relaxed = fma(b, zeta[k, j], a * (second + slope))
-            zeta[k, j] = relaxed
-            total = fma(c0, p[r, j], second)
-            for m in range(len(x)):
-                n = U(1 + m)
-                if other is not None:
-                    total = fma(other[m], p[r - n * apart, j] + p[r + n * apart, j], total)
-                total = fma(x[m], p[r, j - n] + p[r, j + n], total)
-            total += slope + relaxed
-            if u is not None:
-                u[r, j] = total
-            prev[r, j] = fma(v2dt2[r, j], total, (p[r, j] + p[r, j]) - prev[r, j])
+        for first in groups_of_cells(cells):
+            prefetch(prev, r + U(AHEAD), first)
+            prefetch(v2dt2, r + U(AHEAD), first)
+            prefetch(p, r + U(AHEAD) + U(len(d)) * across, first)
+            prefetch(zeta, k + U(AHEAD), first)
+            prefetch(psi, k + U(AHEAD) + U(len(d)) * step, first)
+            for lane in range(U(LANES)):
+                j = first + lane
+                second, slope = own * p[r, j], zero
+                for m in range(len(x)):
+                    n = U(1 + m)
+                    second = fma(c[m], p[r - n * across, j] + p[r + n * across, j], second)
+                    slope = fma(d[m], psi[k + n * step, j] - psi[k - n * step, j], slope)
+                relaxed = fma(b, zeta[k, j], a * (second + slope))
+                zeta[k, j] = relaxed
+                total = fma(c0, p[r, j], second)
+                for m in range(len(x)):
+                    n = U(1 + m)
+                    if other is not None:
+                        total = fma(other[m], p[r - n * apart, j] + p[r + n * apart, j], total)
+                    total = fma(x[m], p[r, j - n] + p[r, j + n], total)
+                total += slope + relaxed
+                if u is not None:
+                    u[r, j] = total
+                prev[r, j] = fma(v2dt2[r, j], total, (p[r, j] + p[r, j]) - prev[r, j])
 
 
 @over_rows
@@ -207,13 +260,17 @@ def absorb_back(prev, v2dt2, memory, cells, place, axis):
     step, c0, c, d = U(place.step), axis.c0, axis.c, axis.d
     for i in range(U(cells.rows)):
         k, r = U(place.row) + i, U(cells.row) + i
-        for j in columns_of_cells(cells):
-            extra = c0 * zeta[k, j]
-            for m in range(len(d)):
-                beyond = U(1 + m) * step
-                extra = fma(c[m], zeta[k - beyond, j] + zeta[k + beyond, j], extra)
-                extra = fma(d[m], phi[k + beyond, j] - phi[k - beyond, j], extra)
-            prev[r, j] = fma(v2dt2[r, j], extra, prev[r, j])
+        for first in groups_of_cells(cells):
+            prefetch(phi, k + U(AHEAD) + U(len(d)) * step, first)
+            prefetch(zeta, k + U(AHEAD) + U(len(d)) * step, first)
+            for lane in range(U(LANES)):
+                j = first + lane
+                extra = c0 * zeta[k, j]
+                for m in range(len(d)):
+                    beyond = U(1 + m) * step
+                    extra = fma(c[m], zeta[k - beyond, j] + zeta[k + beyond, j], extra)
+                    extra = fma(d[m], phi[k + beyond, j] - phi[k - beyond, j], extra)
+                prev[r, j] = fma(v2dt2[r, j], extra, prev[r, j])
 
 
 @over_rows
@@ -222,11 +279,13 @@ def absorb_side(prev, p, v2dt2, u, memory, cells, row, column, sides):
 
     row, column: place of the memory variables and profiles of the first cell.
     """
-    psi, zeta = memory
+    (psi, zeta), zero = memory, zero_of(prev)
     a, b, c0, c, d = sides.a, sides.b, sides.axis.c0, sides.axis.c, sides.axis.d
     first, s = U(cells.first), U(column)
     for i in range(U(cells.rows)):
         k, r = U(row) + i, U(cells.row) + i
+        prefetch(psi, k + U(BLOCK), s)
+        prefetch(zeta, k + U(BLOCK), s)
         for j in range(U(cells.n)):
             slope = b[s + j] * psi[k, s + j]
             for m in range(len(d)):
@@ -237,7 +296,7 @@ def absorb_side(prev, p, v2dt2, u, memory, cells, row, column, sides):
         k, r = U(row) + i, U(cells.row) + i
         for j in range(U(cells.n)):
             f, t = first + j, s + j
-            second, slope = c0 * p[r, f], zero_of(psi)
+            second, slope = c0 * p[r, f], zero
             for m in range(len(d)):
                 second = fma(c[m], p[r, f + U(1 + m)] + p[r, f - U(1 + m)], second)
                 slope = fma(d[m], psi[k, t + U(1 + m)] - psi[k, t - U(1 + m)], slope)
@@ -257,6 +316,8 @@ def absorb_side_back(prev, q, v2dt2, memory, cells, row, column, sides):
     first, s = U(cells.first), U(column)
     for i in range(U(cells.rows)):
         k, r = U(row) + i, U(cells.row) + i
+        prefetch(phi, k + U(BLOCK), s)
+        prefetch(zeta, k + U(BLOCK), s)
         for j in range(U(cells.n)):
             zeta[k, s + j] = fma(b[s + j], zeta[k, s + j], a[s + j] * q[r, first + j])
     for i in range(U(cells.rows)):

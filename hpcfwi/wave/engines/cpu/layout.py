@@ -13,7 +13,7 @@ HALO, half the highest order, is as far as a stencil reaches. Where the grid is 
 layers, the zeros before and after it along z are replaced by the values of its neighbours.
 
 The zeros after a row are those before the next one: a column beyond the last is one of them. The
-cells of a row begin at a multiple of 64 bytes, and their number is a whole number of SIMD loops,
+cells of a row begin at a multiple of 64 bytes, and are a whole number of groups of LANES cells,
 which makes the sweeps a third faster. A field stays 0 where v^2 dt^2 is 0, as it is around the
 grid.
 
@@ -46,7 +46,7 @@ from hpcfwi.wave.problem import Problem, square_speed
 
 # Columns of zeros before the cells of a row: HALO, rounded up to 64 bytes in single precision.
 MARGIN = 16
-# Cells of a SIMD loop: eight per register in single precision, unrolled four times.
+# Cells that are computed together. A loop of known length needs no other loop for the rest.
 LANES = 32
 # Number of rows that are computed together. Few enough of them stay in the first two caches.
 BLOCK = 16
@@ -55,7 +55,7 @@ BLOCK = 16
 class GridLayout(NamedTuple):
     """The position of a grid's cells in an array of the layout.
 
-    planes, rows, nx: cells along each axis; n: nx, rounded up to a whole number of SIMD loops;
+    planes, rows, nx: cells along each axis; n: nx, rounded up to a multiple of LANES;
     stride: array rows from one plane to the next; base: array row of the first row of the first
     plane.
     """

@@ -43,6 +43,7 @@ from hpcfwi.wave.engines.cpu.kernels import (
     add_square,
     advance,
     advance_absorbing,
+    advance_columns,
     cells_of,
     drive,
     inject,
@@ -278,7 +279,9 @@ def rebuild(tables, waves, n, part, u):
     if part.left < part.right:
         for plane in range(part.front, part.back):
             cells = cells_of(tables.grid, part, plane)
-            advance(later, p, tables.v2dt2, u, cells, tables.laplacian, tables.laplacian.far)
+            advance_columns(
+                later, p, tables.v2dt2, u, cells, tables.laplacian, tables.laplacian.far
+            )
 
 
 class Shot(NamedTuple):

@@ -16,8 +16,11 @@ from hpcfwi.wave.engines.cpu.layout import Axis, Laplacian, Sides
 from tests.ranks import long_form
 
 CELLS = Cells(8, 4, 16, 128)
-# Names of x86's packed additions and subtractions, with or without AVX.
-PACKED = {np.dtype(np.float32): r"\bv?(add|sub)ps\b", np.dtype(np.float64): r"\bv?(add|sub)pd\b"}
+# x86's packed additions and subtractions, with the registers of AVX.
+PACKED = {
+    np.dtype(np.float32): r"\bv(?:add|sub)ps\b.*%[yz]mm",
+    np.dtype(np.float64): r"\bv(?:add|sub)pd\b.*%[yz]mm",
+}
 
 
 def make_arguments(name: str, order: int, ndim: int, dtype: type) -> tuple[object, ...]:
@@ -59,6 +62,19 @@ def count_sums(name: str, order: int, ndim: int) -> int:
     return pairs[name] * order // 2
 
 
+def compile_function(name: str, order: int, ndim: int, dtype: type) -> tuple[str, str]:
+    """Return the intermediate code and the assembly of one form of a function of `kernels`."""
+    function = getattr(kernels, name)
+
+    @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    def call(arguments):
+        function(*arguments)
+
+    call.compile((typeof(make_arguments(name, order, ndim, dtype)),))
+    (signature,) = call.signatures
+    return call.inspect_llvm(signature), call.inspect_asm(signature)
+
+
 FLAT = ("absorb", "absorb_back", "absorb_side", "absorb_side_back", "relax_slope")
 CASES = [
     *product(("advance", "advance_absorbing"), (2, 3)),
@@ -81,19 +97,20 @@ CASES = [
 def test_sums_are_compiled_to_packed_instructions_and_fused_by_the_source_only(
     name, ndim, order, dtype
 ):
-    function = getattr(kernels, name)
-
-    @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
-    def call(arguments):
-        function(*arguments)
-
-    signature = (typeof(make_arguments(name, order, ndim, dtype)),)
-    call.compile(signature)
-    code = call.inspect_llvm(call.signatures[0])
-    packed = re.findall(PACKED[np.dtype(dtype)], call.inspect_asm(call.signatures[0]))
+    code, assembly = compile_function(name, order, ndim, dtype)
+    packed = re.findall(PACKED[np.dtype(dtype)], assembly)
     assert len(packed) >= count_sums(name, order, ndim)
     # The bits would depend on the compilation if the compiler chose which products to fuse.
     assert not re.search(r"\bf(add|sub|mul)\b.*\b(contract|fast)\b", code)
+
+
+@pytest.mark.parametrize(("dtype", "lines"), [(np.float32, 2), (np.float64, 4)])
+def test_advance_asks_for_three_groups_of_later_rows_in_3d(dtype, lines) -> None:
+    calls = [
+        compile_function("advance", 8, ndim, dtype)[0].count("call void @llvm.prefetch")
+        for ndim in (2, 3)
+    ]
+    assert calls == [0, 3 * lines]
 
 
 @pytest.mark.parametrize(
