@@ -14,10 +14,12 @@ the order in which states are stored and simulated again (Griewank and Walther 2
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import comb, floor
 from numbers import Integral
-from typing import Any, ClassVar, NamedTuple, Protocol, cast, get_args
+from typing import Any, ClassVar, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -340,21 +342,41 @@ Span = tuple[int, int]
 """The first step of a segment, and the last one + 1."""
 
 
-class ForwardSweeps(Protocol):
-    """The forward simulation of a shot or of several, which is at rest at first."""
+class Sweeps:
+    """The forward sweeps of a shot or of several, which are at rest at first.
 
-    def save(self) -> Any:
+    make_state: returns the arrays of the state at rest, or tuples of them; the last has only
+    intermediate results. It is called when the state is needed, which is never for stored samples.
+    run: simulates some steps. Its arguments are the state at the first of them, their span, the
+    number of the first sample in the store (None if none is stored), and True if windows are found,
+    False if they are known.
+    """
+
+    def __init__(
+        self, make_state: Callable[[], Any], run: Callable[[Any, Span, int | None, bool], None]
+    ) -> None:
+        self._make_state, self._run = make_state, run
+
+    @cached_property
+    def _state(self) -> Any:
+        return self._make_state()
+
+    def _arrays(self) -> Iterator[Any]:
+        for field in self._state[:-1]:
+            yield from field if isinstance(field, tuple) else (field,)
+
+    def save(self) -> list[Any]:
         """Return a copy of the state."""
+        return [deepcopy(array) for array in self._arrays()]
 
-    def load(self, saved: Any) -> None:
+    def load(self, saved: list[Any] | None) -> None:
         """Return to a state that `save` has returned, or for None to the state at rest."""
+        for k, array in enumerate(self._arrays()):
+            array[...] = 0 if saved is None else saved[k]
 
-    def advance(self, span: Span, first: int | None, explores: bool) -> None:
-        """Simulate some steps, from the state at the first.
-
-        first: the number of the first sample in the store, None if none is stored; explores: True
-        if windows are found, False if they are known.
-        """
+    def advance(self, span: Span, first: int | None, explores: bool = False) -> None:
+        """Simulate some steps, from the state at the first; the arguments are those of `run`."""
+        self._run(self._state, span, first, explores)
 
 
 class Recomputation:
@@ -380,7 +402,7 @@ class Recomputation:
         # The segment at whose beginning the state is, and the one whose samples are stored
         self._position, self._sampled = 0, -1
 
-    def simulate(self, sweeps: ForwardSweeps) -> None:
+    def simulate(self, sweeps: Sweeps) -> None:
         """Simulate all steps."""
         self._kept, self._position, self._sampled = {}, 0, -1
         for action in schedule(self._segments, self._states):
@@ -389,7 +411,7 @@ class Recomputation:
                 self._sample(sweeps, action.segment, explores=True)
                 break
 
-    def reverse(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
+    def reverse(self, sweeps: Sweeps, follow: Callable[[Span, int], None]) -> None:
         """Go through the samples of all segments, the last one first.
 
         follow: a function of a segment's span and of the number of its first sample, which is
@@ -408,7 +430,7 @@ class Recomputation:
             follow(self._span(action.segment), action.segment * self.length)
             self._kept.pop(action.segment, None)
 
-    def repeat(self, sweeps: ForwardSweeps, follow: Callable[[Span, int], None]) -> None:
+    def repeat(self, sweeps: Sweeps, follow: Callable[[Span, int], None]) -> None:
         """Do so with the first segment first."""
         if self._sampled < 0 or self._segments > 1:
             self._load(sweeps, 0)
@@ -417,7 +439,7 @@ class Recomputation:
                 self._sample(sweeps, segment, explores=True)
             follow(self._span(segment), segment * self.length)
 
-    def _go_to(self, sweeps: ForwardSweeps, action: Action, explores: bool = False) -> None:
+    def _go_to(self, sweeps: Sweeps, action: Action, explores: bool = False) -> None:
         """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
         if self._position != action.origin:
             self._load(sweeps, action.origin)
@@ -428,12 +450,12 @@ class Recomputation:
         if isinstance(action, Keep):
             self._kept[action.segment] = sweeps.save()
 
-    def _load(self, sweeps: ForwardSweeps, segment: int) -> None:
+    def _load(self, sweeps: Sweeps, segment: int) -> None:
         """Load the state at the beginning of a segment, or the initial state."""
         sweeps.load(self._kept.get(segment))
         self._position = segment
 
-    def _sample(self, sweeps: ForwardSweeps, segment: int, explores: bool = False) -> None:
+    def _sample(self, sweeps: Sweeps, segment: int, explores: bool = False) -> None:
         """Simulate a segment and store its samples."""
         self._sampled = -1  # until all of them are stored
         sweeps.advance(self._span(segment), segment * self.length, explores)

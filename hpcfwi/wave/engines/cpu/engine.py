@@ -9,10 +9,9 @@ first-order equations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -64,6 +63,7 @@ from hpcfwi.wave.history import (
     Recomputation,
     Recompute,
     Span,
+    Sweeps,
     sampling_offset,
 )
 from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
@@ -175,38 +175,6 @@ class ShotHistory:
             explores,
             no_rebuilding(shot) if waves is None else Rebuilding(True, self._rim, waves),
         )
-
-
-class Sweeps:
-    """The forward sweeps of a shot, for its `Recomputation`; see `history.ForwardSweeps`.
-
-    make_state: returns the state at rest, a named tuple whose last array has only intermediate
-    results; run: a function of the state and of the arguments of `advance`.
-    """
-
-    def __init__(
-        self, make_state: Callable[[], Any], run: Callable[[Any, Span, int | None, bool], None]
-    ) -> None:
-        self._make_state, self._run = make_state, run
-
-    @cached_property
-    def _state(self) -> Any:
-        # Stored samples need no state
-        return self._make_state()
-
-    def _arrays(self) -> Iterator[NDArray]:
-        for field in self._state[:-1]:
-            yield from field if isinstance(field, tuple) else (field,)
-
-    def save(self) -> list[NDArray]:
-        return [array.copy() for array in self._arrays()]
-
-    def load(self, saved: list[NDArray] | None) -> None:
-        for k, array in enumerate(self._arrays()):
-            array[...] = 0 if saved is None else saved[k]
-
-    def advance(self, span: Span, first: int | None, explores: bool) -> None:
-        self._run(self._state, span, first, explores)
 
 
 @dataclass(frozen=True, eq=False)

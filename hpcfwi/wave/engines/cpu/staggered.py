@@ -20,7 +20,6 @@ from hpcfwi.wave.engines import first_order
 from hpcfwi.wave.engines.cpu import staggered_sweeps as sweeps
 from hpcfwi.wave.engines.cpu.compilation import keep_loops
 from hpcfwi.wave.engines.cpu.engine import NAME as NAME
-from hpcfwi.wave.engines.cpu.engine import Sweeps
 from hpcfwi.wave.engines.cpu.engine import available as available
 from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import idle as idle
@@ -67,6 +66,7 @@ from hpcfwi.wave.history import (
     Recomputation,
     Snapshots,
     Span,
+    Sweeps,
     sampling_offset,
 )
 from hpcfwi.wave.layers import (

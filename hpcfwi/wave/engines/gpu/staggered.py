@@ -39,6 +39,7 @@ from hpcfwi.wave.history import (
     Recompute,
     Snapshots,
     Span,
+    Sweeps,
     sampled_steps,
     sampling_offset,
 )
@@ -280,9 +281,9 @@ class _GpuShots:
         history = self._problem.history if self._samples > 0 else Snapshots()
         self._history = []
         self._replay = Recomputation(history, signal.shape[-1], self._problem.interval)
-        sweep = _ForwardSweep(self, self._sent, self._factors)
-        self._replay.simulate(sweep)
-        return sweep.recorded
+        recorded = self._make_traces()
+        self._replay.simulate(self._sweeps(self._sent, self._factors, recorded))
+        return recorded
 
     def scatter(
         self,
@@ -300,14 +301,19 @@ class _GpuShots:
             torch.zeros_like(known) if factor is None else factor.detach()
             for known, factor in zip(self._factors, factors, strict=True)
         ]
-        scattered = _ForwardSweep(self, self._sent, varied, change)
-        again = _ForwardSweep(self, self._sent, self._factors, records=False)
-        self._replay.repeat(again, scattered.follow)
-        found = scattered.recorded
+        found = self._make_traces()
+        scattered = self._sweeps(self._sent, varied, found, change)
+
+        def follow(span: Span, first: int) -> None:
+            self._first = first
+            scattered.advance(span, None)
+
+        self._replay.repeat(self._sweeps(self._sent, self._factors), follow)
         if signal is not None:
-            again = _ForwardSweep(self, signal.detach(), self._factors)
+            recorded = self._make_traces()
+            again = self._sweeps(signal.detach(), self._factors, recorded)
             again.advance((0, signal.shape[-1]), None)
-            found = found + again.recorded
+            found = found + recorded
         return found
 
     def backpropagate(self, arriving: Tensor) -> Derivatives:
@@ -355,13 +361,81 @@ class _GpuShots:
                     heard = weights * arriving[..., n, None]
                     additions[k].apply(flat, heard.flatten())
 
-        self._replay.reverse(_ForwardSweep(self, self._sent, self._factors, records=False), follow)
+        self._replay.reverse(self._sweeps(self._sent, self._factors), follow)
         rates: list[Tensor | None] = [None] * len(self._rates)
         for place, number in enumerate(self._varying):
             rates[number] = problem.interval * layout.take_out(gradients[place])
         return Derivatives(
             signal, rates, factors, [problem.interval * layout.take_out(e) for e in energies]
         )
+
+    def _sweeps(
+        self,
+        signal: Tensor,
+        factors: Sequence[Tensor],
+        recorded: Tensor | None = None,
+        change: Tensor | None = None,
+    ) -> Sweeps:
+        """Return sweeps of the waves of sources, or of those scattered by a change of the rates.
+
+        recorded: a tensor of zeros (shot, trace, time) for the recorded fields, if they are wanted.
+        The scattered field reads the samples.
+        """
+
+        def make_state() -> tuple[Tensor, ...]:
+            counts = self._fields, self._memories, self._samples
+            return tuple(self._zeros(count, self._count) for count in counts)
+
+        def run(
+            state: tuple[Tensor, ...],
+            span: Span,
+            first: int | None,
+            explores: bool,  # noqa: ARG001
+        ) -> None:
+            fields, memory, samples = state
+            flat, stores = fields.view(-1), first is not None
+            if first is not None:
+                self._history, self._first = [], first
+            for n in range(*span):
+                if recorded is not None:
+                    self._record(flat, recorded, 0, n)
+                for k, stage in enumerate(self._stages):
+                    sampled = self._stores(n) and bool(stage.samples)
+                    if sampled and change is not None:
+                        self._load(n, k, samples)
+                    self._launch(
+                        "advance", fields, self._rates, memory, self._a, self._b, self._weights,
+                        self._constants, samples, self._rates if change is None else change,
+                        longest=self._longest, DIFFERENCES=stage.differences, TARGETS=stage.targets,
+                        TERMS=stage.terms, RELAXATIONS=stage.relaxations, SAMPLES=stage.samples,
+                        PRODUCTS=stage.products, COUNT=stage.n_samples, RADIUS=self._layout.radius,
+                        MIXED=self._is_mixed, STORE=sampled and stores,
+                        CHANGE=sampled and change is not None,
+                    )  # fmt: skip
+                    if sampled and stores:
+                        self._store(k, samples)
+                    for number, additions in self._additions[k]:
+                        sent = self._signal_of(signal, number, n)
+                        additions.apply(flat, (factors[number] * sent[..., None]).flatten())
+                    if self._problem.free_surface:
+                        self._reflect(fields, stage)
+                if recorded is not None:
+                    self._record(flat, recorded, 1, n)
+
+        return Sweeps(make_state, run)
+
+    @cached_property
+    def _additions(self) -> list[list[tuple[int, _Additions]]]:
+        """The emissions of each stage, by number, and the additions to their taps."""
+        return [
+            [(number, _Additions(places.flatten())) for number, places in emitted]
+            for emitted in self._emitted
+        ]
+
+    def _make_traces(self) -> Tensor:
+        """Return zeros in the shape of the recorded fields."""
+        receivers, steps = self._problem.receivers.shape[1], self._sent.shape[-1]
+        return self._like.new_zeros((self._count, receivers, steps))
 
     @property
     def _fields(self) -> int:
@@ -501,99 +575,6 @@ class _GpuShots:
             "scatter", fields, buffers, self._weights, first=first, depths=-first,
             SOURCES=stage.sources, TERMS=stage.source_terms, RADIUS=self._layout.radius,
         )  # fmt: skip
-
-
-class _ForwardSweep:
-    """A sweep through the steps of all shots, see `history.ForwardSweeps`.
-
-    change: None for the waves of the sources. The scattered field has the changes of the rates,
-    and reads the samples. recorded: the recorded fields (shot, trace, time), if it records.
-    """
-
-    def __init__(
-        self,
-        shots: _GpuShots,
-        signal: Tensor,
-        factors: Sequence[Tensor],
-        change: Tensor | None = None,
-        records: bool = True,
-    ) -> None:
-        self._shots, self._signal, self._factors, self._change = shots, signal, factors, change
-        self._records = records
-
-    # If all samples are stored, nothing is repeated, and none of the following arrays is needed
-
-    @cached_property
-    def _emissions(self) -> list[list[tuple[int, _Additions]]]:
-        return [
-            [(number, _Additions(places.flatten())) for number, places in emitted]
-            for emitted in self._shots._emitted
-        ]
-
-    @cached_property
-    def _fields(self) -> Tensor:
-        return self._shots._zeros(self._shots._fields, self._shots._count)
-
-    @cached_property
-    def _memory(self) -> Tensor:
-        return self._shots._zeros(self._shots._memories, self._shots._count)
-
-    @cached_property
-    def _samples(self) -> Tensor:
-        return self._shots._zeros(self._shots._samples, self._shots._count)
-
-    @cached_property
-    def recorded(self) -> Tensor:
-        receivers = self._shots._problem.receivers.shape[1]
-        shape = self._shots._count, receivers, self._signal.shape[-1]
-        return self._shots._like.new_zeros(shape)
-
-    def save(self) -> tuple[Tensor, Tensor]:
-        return self._fields.clone(), self._memory.clone()
-
-    def load(self, saved: tuple[Tensor, Tensor] | None) -> None:
-        for k, array in enumerate((self._fields, self._memory)):
-            array.zero_() if saved is None else array.copy_(saved[k])
-
-    def advance(self, span: Span, first: int | None, explores: bool = True) -> None:  # noqa: ARG002
-        if first is not None:
-            self._shots._history, self._shots._first = [], first
-        self._run(span, first is not None)
-
-    def follow(self, span: Span, first: int) -> None:
-        """Simulate the scattered field where these samples are stored."""
-        self._shots._first = first
-        self._run(span, False)
-
-    def _run(self, span: Span, stores: bool) -> None:
-        shots, change = self._shots, self._change
-        fields, memory, samples = self._fields, self._memory, self._samples
-        flat = fields.view(-1)
-        for n in range(*span):
-            if self._records:
-                shots._record(flat, self.recorded, 0, n)
-            for k, stage in enumerate(shots._stages):
-                sampled = shots._stores(n) and bool(stage.samples)
-                if sampled and change is not None:
-                    shots._load(n, k, samples)
-                shots._launch(
-                    "advance", fields, shots._rates, memory, shots._a, shots._b, shots._weights,
-                    shots._constants, samples, shots._rates if change is None else change,
-                    longest=shots._longest, DIFFERENCES=stage.differences, TARGETS=stage.targets,
-                    TERMS=stage.terms, RELAXATIONS=stage.relaxations, SAMPLES=stage.samples,
-                    PRODUCTS=stage.products, COUNT=stage.n_samples, RADIUS=shots._layout.radius,
-                    MIXED=shots._is_mixed, STORE=sampled and stores,
-                    CHANGE=sampled and change is not None,
-                )  # fmt: skip
-                if sampled and stores:
-                    shots._store(k, samples)
-                for number, additions in self._emissions[k]:
-                    sent = shots._signal_of(self._signal, number, n)
-                    additions.apply(flat, (self._factors[number] * sent[..., None]).flatten())
-                if shots._problem.free_surface:
-                    shots._reflect(fields, stage)
-            if self._records:
-                shots._record(flat, self.recorded, 1, n)
 
 
 simulate = partial(first_order.simulate, _GpuShots)
