@@ -386,26 +386,28 @@ class Recomputation:
     single segment, as for snapshots, no state is stored and nothing is repeated.
 
     steps: number of steps of the simulation; interval: steps from one sample to the next; length:
-    number of samples of a segment.
+    number of samples of a segment; states: largest number of stored states; kept: the stored ones,
+    by the segment that begins with them.
     """
 
     def __init__(self, history: History, steps: int, interval: int) -> None:
         self._steps, self.length = steps, max(1, len(sampled_steps(steps, interval)))
-        self._states = 0
+        self.states = 0
         self._segments = 1
         if isinstance(history, Recompute):
-            count, self._states = self.length, history.states
+            count = self.length
             self.length = min(count, SAMPLES_PER_STATE * history.states)
             self._segments = -(-count // self.length)
+            self.states = min(history.states, self._segments - 1)
         self._stride = self.length * interval
-        self._kept: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}
         # The segment at whose beginning the state is, and the one whose samples are stored
         self._position, self._sampled = 0, -1
 
     def simulate(self, sweeps: Sweeps) -> None:
         """Simulate all steps."""
-        self._kept, self._position, self._sampled = {}, 0, -1
-        for action in schedule(self._segments, self._states):
+        self.kept, self._position, self._sampled = {}, 0, -1
+        for action in schedule(self._segments, self.states):
             self._go_to(sweeps, action, explores=True)
             if isinstance(action, Reverse):
                 self._sample(sweeps, action.segment, explores=True)
@@ -418,17 +420,17 @@ class Recomputation:
         called when these samples are stored.
         """
         self._position = -1
-        for action in schedule(self._segments, self._states):
+        for action in schedule(self._segments, self.states):
             if isinstance(action, Keep):
                 # The states that `simulate` has left can be used once
-                if action.segment not in self._kept:
+                if action.segment not in self.kept:
                     self._go_to(sweeps, action)
                 continue
             if self._sampled != action.segment:
                 self._go_to(sweeps, action)
                 self._sample(sweeps, action.segment)
             follow(self._span(action.segment), action.segment * self.length)
-            self._kept.pop(action.segment, None)
+            self.kept.pop(action.segment, None)
 
     def repeat(self, sweeps: Sweeps, follow: Callable[[Span, int], None]) -> None:
         """Do so with the first segment first."""
@@ -448,11 +450,11 @@ class Recomputation:
             sweeps.advance(span, None, explores)
             self._position = action.segment
         if isinstance(action, Keep):
-            self._kept[action.segment] = sweeps.save()
+            self.kept[action.segment] = sweeps.save()
 
     def _load(self, sweeps: Sweeps, segment: int) -> None:
         """Load the state at the beginning of a segment, or the initial state."""
-        sweeps.load(self._kept.get(segment))
+        sweeps.load(self.kept.get(segment))
         self._position = segment
 
     def _sample(self, sweeps: Sweeps, segment: int, explores: bool = False) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
 from hpcfwi.wave.engines.gpu.layout import Blueprint, Layout, Sizes, layout_of, spread_out
-from hpcfwi.wave.history import KINDS, Kind
+from hpcfwi.wave.history import KINDS, Kind, Recomputation
 from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
 from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
 from hpcfwi.wave.problem import (
@@ -102,10 +102,12 @@ _POOL = SweepPool()
 class GpuState:
     """A sweep after its forward pass; it returns to the pool when this object is deleted.
 
-    crew, layers: the ranks that simulate the shots, and the layer of each.
+    replay: the stored states; crew, layers: the ranks that simulate the shots, and the layer of
+    each.
     """
 
     sweep: Sweep
+    replay: Recomputation
     crew: Crew
     layers: list[Layer]
 
@@ -139,7 +141,8 @@ def footprint(problem: Problem, steps: int, layers: int = 1) -> int:
     points = _most(problem.sources, problem), _most(problem.receivers, problem)
     parts = cut(problem, layers)
     layouts = [layout_of(problem, parts, number) for number in range(layers)]
-    sweep = max(_blueprint(problem, each, steps, *points).count_bytes() for each in layouts)
+    blueprints = [_blueprint(problem, each, steps, *points) for each in layouts]
+    sweep = max(each.count_bytes() + each.count_states() for each in blueprints)
     size = problem.n_shots * problem.like.element_size()
     # Copies of inputs and outputs: the gradient and its operands, traces and adjoint sources. The
     # first rank of a crew has those of the whole grid.
@@ -185,16 +188,17 @@ def forward(
         )
     )
     blueprint = _blueprint(problem, layout, wavelet.shape[-1], sources.sizes, receivers.sizes, keep)
-    state = GpuState(_POOL.take(blueprint, problem), crew, layers)
-    state.sweep.load(problem, sources, receivers, crew)
-    traces = state.sweep.run_forward(wavelet)
+    sweep = _POOL.take(blueprint, problem)
+    state = GpuState(sweep, blueprint.recomputation, crew, layers)
+    sweep.load(problem, sources, receivers, crew)
+    traces = sweep.run_forward(state.replay, wavelet)
     owners = find_layers(problem.receiver_taps, layers)
     return join_points(traces, owners, crew), state if keep else None
 
 
 def backward(problem: Problem, state: GpuState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
-    image, wavelet, energies = state.sweep.run_backward(adjoint_source)
+    image, wavelet, energies = state.sweep.run_backward(state.replay, adjoint_source)
     sources = find_layers(problem.source_taps, state.layers)
     wavelet = join_points(wavelet, sources, state.crew)
     joined = [join_fields(fields, state.crew) for fields in (image, *energies)]
@@ -209,7 +213,7 @@ def backward(problem: Problem, state: GpuState, adjoint_source: Tensor) -> Gradi
 def scatter(problem: Problem, state: GpuState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the change of the traces (shot, receiver, time) with the speed, to first order."""
     change = square_speed(problem) * relative_change(problem, direction)
-    traces = state.sweep.run_scattered(change)
+    traces = state.sweep.run_scattered(state.replay, change)
     return join_points(traces, find_layers(problem.receiver_taps, state.layers), state.crew)
 
 

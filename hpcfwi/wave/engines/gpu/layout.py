@@ -33,7 +33,15 @@ from torch import Tensor
 
 from hpcfwi.wave import numerics
 from hpcfwi.wave.engines.gpu.device import STRETCH
-from hpcfwi.wave.history import Boundary, History, Recompute, sampled_steps, sampling_offset
+from hpcfwi.wave.history import (
+    Boundary,
+    History,
+    Recomputation,
+    Recompute,
+    Snapshots,
+    sampled_steps,
+    sampling_offset,
+)
 from hpcfwi.wave.layers import HALO, Halo, Layer, find_layers
 from hpcfwi.wave.numerics import Taps
 from hpcfwi.wave.problem import Problem
@@ -44,12 +52,9 @@ FORMATS = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
-# Smallest number of sampled steps in a segment that is simulated again: a stored state takes as
-# much memory as several samples.
-SEGMENT_SAMPLES = 8
 # Upper limits: number of captured loops of a sweep, each with stretches of two lengths; number of
 # launches of a step; bytes of the card's memory that a captured launch takes.
-LOOPS, LAUNCHES, ARGUMENTS = 5, 9, 4096
+LOOPS, LAUNCHES, ARGUMENTS = 6, 9, 4096
 # Largest number of stored cells that a program handles, and that share one scale.
 KEPT = 256
 # Formats with scales, and the value to which the largest magnitude of the cells of a scale is
@@ -101,21 +106,10 @@ class Blueprint:
         return lcm(2, self.interval)
 
     @property
-    def segment(self) -> int:
-        """Number of steps of a segment: a multiple of `period`."""
-        return -(-SEGMENT_SAMPLES * self.interval // self.period) * self.period
-
-    @property
-    def segments(self) -> int:
-        return -(-(self.steps - 1) // self.segment)
-
-    @property
-    def states(self) -> int:
-        """Number of stored states, without the initial one, which is zero."""
-        if not self.recomputes:
-            return 0
-        assert isinstance(self.history, Recompute)
-        return min(self.history.states, self.segments - 1)
+    def recomputation(self) -> Recomputation:
+        """The order in which states are stored and segments simulated again, before a pass."""
+        history = self.history if self.keeps else Snapshots()
+        return Recomputation(history, self.steps - 1, self.interval)
 
     @property
     def kept_as(self) -> torch.dtype:
@@ -147,8 +141,6 @@ class Blueprint:
             "rebuilt": (2 * rebuilds, shots, layout.size),
             "past": (2 * again, shots, layout.size),
             "past_memory": (2 * again, shots, layout.memory_size),
-            "states": (self.states, 2, shots, layout.size),
-            "states_memory": (self.states, 2, shots, layout.memory_size),
             "wavelet": (shots, steps, self.sources.points),
             "wavelet_gradient": (shots, steps, self.sources.points),
             "traces": (shots, steps, self.receivers.points),
@@ -156,8 +148,7 @@ class Blueprint:
         arrays = {name: (shape, self.dtype) for name, shape in shapes.items()}
         kept_as = self.kept_as
         samples = len(sampled_steps(steps - 1, self.interval)) if keeps else 0
-        if again:
-            samples = min(samples, self.segment // self.interval)
+        samples = min(samples, self.recomputation.length)
         frame = _volume(layout.frame) if rebuilds else layout.size
         edge = _volume(layout.perimeter) if rebuilds else 0
         for name, slots, cells in (("samples", samples, frame), ("edges", steps - 1, edge)):
@@ -224,6 +215,11 @@ class Blueprint:
         arrays = sum(prod(shape) * dtype.itemsize for shape, dtype in self.list_arrays().values())
         listed = [*self.layout.frame, *self.layout.perimeter] if self.rebuilds else []
         return arrays + 4 * _volume(listed) + self.captured
+
+    def count_states(self) -> int:
+        """Return the bytes of the states that the forward pass stores."""
+        values = 2 * self.shots * (self.layout.size + self.layout.memory_size)
+        return self.recomputation.states * values * self.dtype.itemsize
 
 
 def _volume(boxes: Sequence[Sequence[tuple[int, int]]]) -> int:

@@ -73,9 +73,9 @@ def footprint(problem: Problem, steps: int) -> int:
     fields = state + 2 * derivatives + rates + 2
     samples = len(sampled_steps(steps, problem.interval))
     if isinstance(history, Recompute):
-        length = Recomputation(history, steps, problem.interval).length
-        fields += state * (1 + min(history.states, -(-samples // length)))
-        samples = length
+        replay = Recomputation(history, steps, problem.interval)
+        fields += state * (1 + replay.states)
+        samples = replay.length
     kind, _ = FORMATS[history.format]
     each = size if kind is None else min(size, kind.itemsize)
     kept = derivatives * samples * each

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -38,7 +40,7 @@ from hpcfwi.wave.engines.gpu.layout import (
     upload,
     weigh_differences,
 )
-from hpcfwi.wave.history import Keep, Reverse, schedule
+from hpcfwi.wave.history import Recomputation, Span, Sweeps
 from hpcfwi.wave.layers import ALONE, Crew
 from hpcfwi.wave.problem import Problem, square_speed
 
@@ -256,13 +258,14 @@ class Sweep:
             upload(arrays[f"{name}_starts"], blueprint.find_starts(name))
         self._stream = _stream(device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
-        self.forwards, self.backwards, self.repeats, self.keeps, self.scatters = (
-            Loop(self.clock, direction, blueprint.period, captures=not layout.halo)
-            for direction in (1, -1, 1, 1, 1)
-        )
+        make_loop = partial(Loop, self.clock, period=blueprint.period, captures=not layout.halo)
+        self.forwards = {flags: make_loop(1) for flags in product((False, True), repeat=2)}
+        self.backwards, self.scatters = make_loop(-1), make_loop(1)
         self._crew: Crew = ALONE
-        # The slot of each stored state, by segment.
-        self.stored: dict[int, int] = {}
+        # The adjoint or scattered wave takes the arrays of a wave that is not simulated again
+        self._waves, self._memory = arrays["fields"], arrays["memory"][:2]
+        if blueprint.recomputes:
+            self._waves, self._memory = arrays["past"], arrays["past_memory"]
         self.stepper = Stepper(blueprint, problem, arrays, self.clock)
 
     def count_bytes(self) -> int:
@@ -281,17 +284,17 @@ class Sweep:
             for table in ("cells", "weights", "occupied", "points", "spreading"):
                 upload(arrays[f"{name}_{table}"], getattr(matrix, table))
 
-    def _take_over(self) -> None:
+    def _take_over(self, *states: list[Tensor]) -> None:
         """Change to the current stream, and make it wait for kernels in the previous one.
 
-        The tensors are recorded in the current stream, so that their memory is not reused before
-        its kernels have finished.
+        The tensors, also those of the states, are recorded in the current stream, so that their
+        memory is not reused before its kernels have finished.
         """
         now = _stream(self.blueprint.device)
         if now is None or self._stream is None or now == self._stream:
             return
         now.wait_stream(self._stream)
-        for tensor in self._list_tensors():
+        for tensor in chain(self._list_tensors(), *states):
             tensor.record_stream(now)
         self._stream = now
 
@@ -302,48 +305,61 @@ class Sweep:
         yield self.clock
         yield from self.stepper.tables
 
-    def run_forward(self, wavelet: Tensor) -> Tensor:
-        """Return the traces (shot, receiver, time) of wavelets (shot, source, time)."""
+    def run_forward(self, replay: Recomputation, wavelet: Tensor) -> Tensor:
+        """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
+
+        replay: stores states for the other passes, which have the same argument.
+        """
         self._take_over()
-        arrays, last = self.arrays, self.blueprint.steps - 1
+        arrays = self.arrays
         with on_device(self.blueprint.device):
-            for name in ("fields", "memory", "energies"):
-                arrays[name].zero_()
+            for array in (self._waves, self._memory, arrays["energies"]):
+                array.zero_()
             arrays["wavelet"].copy_(wavelet.transpose(1, 2))
-            self._run_storing(last)
-            self.clock.fill_(last)
-            self._launch_exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
+            replay.simulate(self._sweeps(records=True))
+            self._record_last(self._waves)
             if self.blueprint.rebuilds:
                 arrays["last"].copy_(arrays["fields"])
         return self._copy_traces()
 
-    def run_scattered(self, change: Tensor) -> Tensor:
+    def run_scattered(self, replay: Recomputation, change: Tensor) -> Tensor:
         """Return the traces (shot, receiver, time) of the scattered field.
 
         change: of v2dt2, on the padded grid.
         """
-        self._take_over()
-        arrays, last = self.arrays, self.blueprint.steps - 1
+        self._take_over(*replay.kept.values())
+        arrays = self.arrays
         with on_device(self.blueprint.device):
-            for name in ("fields", "memory", "u", "rebuilt", "past", "past_memory"):
+            for name in ("fields", "memory", "u", "rebuilt"):
                 arrays[name].zero_()
             arrays["image"].copy_(-self.blueprint.interval * self.blueprint.layout.lay_out(change))
-            self.scatters.run(self._step_scattered, 0, last)
-            self.clock.fill_(last)
-            self._launch_exchange(0, field=arrays["fields"][last % 2], receivers="receivers")
+
+            def follow(span: Span, first: int) -> None:  # noqa: ARG001
+                self.scatters.run(self._step_scattered, span[0], span[1] - span[0])
+
+            replay.repeat(self._sweeps(), follow)
+            self._record_last(arrays["fields"])
         return self._copy_traces()
+
+    def _record_last(self, fields: Tensor) -> None:
+        """Record the field of the last step."""
+        last = self.blueprint.steps - 1
+        self.clock.fill_(last)
+        self._launch_exchange(0, field=fields[last % 2], receivers="receivers")
 
     def _copy_traces(self) -> Tensor:
         """Return the traces as a copy, also if there is one receiver and no copy is necessary."""
         traces = self.arrays["traces"].transpose(1, 2)
         return traces.clone(memory_format=torch.contiguous_format)
 
-    def run_backward(self, adjoint_source: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def run_backward(
+        self, replay: Recomputation, adjoint_source: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the image, the gradient with respect to the wavelet, and the energies.
 
         adjoint_source: the gradient with respect to the traces, (shot, receiver, time).
         """
-        self._take_over()
+        self._take_over(*replay.kept.values())
         arrays, last = self.arrays, self.blueprint.steps - 1
         with on_device(self.blueprint.device):
             for name in ("fields", "memory", "u", "image", "wavelet_gradient"):
@@ -354,85 +370,34 @@ class Sweep:
             self.clock.fill_(last)
             self._launch_exchange(0, target=arrays["fields"][last % 2], sources="receivers")
             self._swap(arrays["fields"][last % 2])
-            if self.blueprint.recomputes:
-                self._run_segments(last)
-            else:
-                self.backwards.run(self._step_backward, last - 1, last)
+
+            def follow(span: Span, first: int) -> None:  # noqa: ARG001
+                self.backwards.run(self._step_backward, span[1] - 1, span[1] - span[0])
+
+            replay.reverse(self._sweeps(), follow)
         image, *energies = (
             self.blueprint.interval * self.blueprint.layout.take_out(fields)
             for fields in (arrays["image"][0], *arrays["energies"])
         )
         return image, arrays["wavelet_gradient"].transpose(1, 2).clone(), energies
 
-    def _run_storing(self, last: int) -> None:
-        """Run all steps, and store the states with which the backward pass begins."""
-        blueprint, arrays, begin = self.blueprint, self.arrays, 0
-        self.stored.clear()
-        for action in schedule(blueprint.segments, blueprint.states) if blueprint.states else ():
-            if isinstance(action, Reverse):
-                break
-            end = action.segment * blueprint.segment
-            self.forwards.run(self._step_forward, begin, end - begin)
-            self._store(action.segment, arrays["fields"], arrays["memory"][:2])
-            begin = end
-        self.forwards.run(self._step_forward, begin, last - begin)
+    def _sweeps(self, records: bool = False) -> Sweeps:
+        """Return the sweeps of the forward wave, which record traces and energies if wanted."""
 
-    def _run_segments(self, last: int) -> None:
-        """Simulate the segments again, the last one first, and run the backward pass of each."""
+        def run(_: Any, span: Span, first: int | None, explores: bool) -> None:  # noqa: ARG001
+            flags = records, first is not None
+            step = partial(self._step_forward, *flags)
+            self.forwards[flags].run(step, span[0], span[1] - span[0])
+
+        return Sweeps(lambda: (self._waves, self._memory, self.arrays["u"]), run)
+
+    def _step_forward(self, records: bool, stores: bool, n: int, at: int) -> None:
+        """Advance the forward wave from step n to n + 1; `at` is n minus the time of the clock."""
         blueprint, arrays = self.blueprint, self.arrays
-        for action in schedule(blueprint.segments, blueprint.states):
-            if isinstance(action, Keep) and action.segment in self.stored:
-                continue
-            self._load_state(action.origin)
-            origin, begin = (k * blueprint.segment for k in action)
-            self.repeats.run(self._step_past, origin, begin - origin)
-            if isinstance(action, Keep):
-                self._store(action.segment, arrays["past"], arrays["past_memory"])
-            else:
-                steps = min(blueprint.segment, last - begin)
-                self.keeps.run(self._step_kept, begin, steps)
-                self.backwards.run(self._step_backward, begin + steps - 1, steps)
-                self.stored.pop(action.segment, None)
-
-    def _store(self, segment: int, fields: Tensor, memory: Tensor) -> None:
-        slot = min(set(range(self.blueprint.states)) - set(self.stored.values()))
-        self.arrays["states"][slot].copy_(fields)
-        self.arrays["states_memory"][slot].copy_(memory)
-        self.stored[segment] = slot
-
-    def _load_state(self, segment: int) -> None:
-        for name in ("past", "past_memory"):
-            past = self.arrays[name]
-            if segment in self.stored:
-                past.copy_(self.arrays[name.replace("past", "states")][self.stored[segment]])
-            else:
-                past.zero_()
-
-    def _step_forward(self, n: int, at: int) -> None:
-        """Advance the field from step n to n + 1; `at` is n minus the time of the clock."""
-        blueprint, arrays = self.blueprint, self.arrays
-        sampled, cur = blueprint.is_sampled(n), arrays["fields"][n % 2]
-        keep = sampled and not blueprint.recomputes
-        self._simulate(n, at, arrays["fields"], arrays["memory"], keep, records=True)
-        if sampled and len(arrays["energies"]):
-            arrays["energies"][0].addcmul_(cur, cur)
-        if blueprint.rebuilds:
-            self._launch_kept(kernels.store, self.edges, at, field=cur)
-
-    def _step_past(self, n: int, at: int) -> None:
-        """Advance the field that is simulated again from step n to n + 1."""
-        self._simulate(n, at, self.arrays["past"], self.arrays["past_memory"], keep=False)
-
-    def _step_kept(self, n: int, at: int) -> None:
-        """Advance the field that is simulated again, and store its samples."""
-        keep = self.blueprint.is_sampled(n)
-        self._simulate(n, at, self.arrays["past"], self.arrays["past_memory"], keep)
-
-    def _simulate(
-        self, n: int, at: int, fields: Tensor, memory: Tensor, keep: bool, records: bool = False
-    ) -> None:
-        cur, new = fields[n % 2], fields[(n + 1) % 2]
-        psi, zeta = memory[0], memory[1]
+        cur, new = self._waves[n % 2], self._waves[(n + 1) % 2]
+        psi, zeta = self._memory
+        sampled = blueprint.is_sampled(n)
+        keep = sampled and stores
         self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
         self._launch_exchange(
             at,
@@ -442,8 +407,12 @@ class Sweep:
             receivers="receivers",
         )
         self._swap(new)
-        if keep and not self.blueprint.keeps_straight:
-            self._launch_kept(kernels.store, self.samples, at, field=self.arrays["u"])
+        if keep and not blueprint.keeps_straight:
+            self._launch_kept(kernels.store, self.samples, at, field=arrays["u"])
+        if records and sampled and len(arrays["energies"]):
+            arrays["energies"][0].addcmul_(cur, cur)
+        if blueprint.rebuilds:
+            self._launch_kept(kernels.store, self.edges, at, field=cur)
 
     def _step_scattered(self, n: int, at: int) -> None:
         """Advance the scattered field from step n to n + 1.
@@ -456,8 +425,6 @@ class Sweep:
         cur, new = arrays["fields"][n % 2], arrays["fields"][(n + 1) % 2]
         psi, zeta = arrays["memory"][:2]
         sampled, change = blueprint.is_sampled(n), arrays["image"][0]
-        if blueprint.recomputes:
-            self._step_kept(n, at)
         if blueprint.rebuilds:
             self._rebuild(n, at, 1, keep=sampled)
         if sampled:

@@ -26,7 +26,7 @@ from hpcfwi.wave import (
     numerics,
 )
 from hpcfwi.wave.engines.gpu import engine as gpu
-from hpcfwi.wave.engines.gpu import layout, sweep
+from hpcfwi.wave.engines.gpu import sweep
 from hpcfwi.wave.engines.gpu.device import CANDIDATES, Tile
 from hpcfwi.wave.history import History
 from hpcfwi.wave.problem import Gradients
@@ -178,8 +178,7 @@ def test_field_is_rebuilt_from_its_perimeter_in_three_dimensions() -> None:
     assert_agreement(on_device(tiny_volume()), 1e-10, history=Boundary(1))
 
 
-def test_recomputed_field_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
+def test_recomputed_field_gives_the_same_gradient() -> None:
     shots = on_device(tiny_shots(samples=6))
     expected = tiny_shots(samples=6).simulate(engine="eager")
     residual = white_residual(expected.data)
@@ -280,14 +279,16 @@ def test_clear_frees_the_arrays_of_finished_simulations() -> None:
 
 
 def test_footprint_is_at_most_twice_the_allocated_memory() -> None:
-    shots = on_device(tiny_shots(samples=3, receivers=5))
-    for history in (Snapshots(1), Boundary(1, format="int8")):
+    shots = on_device(tiny_shots(samples=12, receivers=5))
+    for history in (Snapshots(1), Boundary(1, format="int8"), Recompute(1, states=2)):
         simulation = shots.simulate(engine="gpu", history=history)
         used: Any = simulation._state.sweep  # type: ignore[union-attr]
         tables = (used.samples.cells, used.edges.cells, used.stepper.frame_tiles)
-        arrays = [*used.arrays.values(), *(each for each in tables if each is not None)]
+        states = [each for state in simulation._state.replay.kept.values() for each in state]  # type: ignore[union-attr]
+        assert bool(states) == isinstance(history, Recompute)
+        arrays = [*used.arrays.values(), *(each for each in tables if each is not None), *states]
         taken = sum(array.numel() * array.element_size() for array in arrays)
-        told = gpu.footprint(simulation._problem, 3) - used.blueprint.captured
+        told = gpu.footprint(simulation._problem, 12) - used.blueprint.captured
         assert taken <= told < 2 * taken
 
 
@@ -322,7 +323,7 @@ def test_replayed_graphs_give_the_bits_of_plain_launches() -> None:
     for _ in range(3):
         simulation, gradients = both_ways(shots, history=Snapshots(3))
         runs.append((simulation.data, gradients.model["vp"], gradients.wavelet))
-        loops = simulation._state.sweep.forwards._graphs  # type: ignore[union-attr]
+        loops = simulation._state.sweep.forwards[True, True]._graphs  # type: ignore[union-attr]
         del simulation
         gc.collect()
     assert any(graph is not None for graph in loops.values())

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.wave import Boundary, Recompute, Snapshots
-from hpcfwi.wave.engines.gpu import engine, layout
+from hpcfwi.wave.engines.gpu import engine
 from hpcfwi.wave.engines.gpu.layout import KEPT, Sizes, layout_of
 from hpcfwi.wave.history import History, describe
 from hpcfwi.wave.layers import ALONE, HALO, Crew, Halo, Layer, cut
@@ -143,9 +143,8 @@ HISTORIES = [
 
 @pytest.mark.parametrize("history", HISTORIES, ids=describe)
 def test_layers_have_the_bits_of_the_whole_grid(
-    history: History, monkeypatch: pytest.MonkeyPatch
+    history: History,
 ) -> None:
-    monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     assert_same_bits(flat(order=8), history)
 
 

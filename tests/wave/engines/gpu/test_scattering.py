@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hpcfwi.wave import Boundary, Recompute, Snapshots, numerics
-from hpcfwi.wave.engines.gpu import layout
 from hpcfwi.wave.history import History
 from tests.wave.engines.gpu.test_engine import DEVICE, on_device, tiny_shots, tiny_volume
 from tests.wave.examples import EXACT, Shots, relative, white_direction, white_residual
@@ -56,9 +55,8 @@ def test_scattering_agrees_to_rounding_in_single_precision() -> None:
 
 @pytest.mark.parametrize("history", [Boundary(1), Recompute(1, states=1)])
 def test_scattering_agrees_with_torch_with_every_history(
-    history: History, monkeypatch: pytest.MonkeyPatch
+    history: History,
 ) -> None:
-    monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(order=4, free_surface=True, sources=2))
     assert difference(shots, history=history) < 1e-10
 
@@ -68,9 +66,8 @@ def test_scattering_agrees_with_torch_with_every_history(
     [EXACT, Snapshots(2), Snapshots(2, format="int8"), Boundary(2), Recompute(2, states=1)],
 )
 def test_scattering_passes_the_dot_product_test_with_every_history(
-    history: History, monkeypatch: pytest.MonkeyPatch
+    history: History,
 ) -> None:
-    monkeypatch.setattr(layout, "SEGMENT_SAMPLES", 2)
     shots = on_device(tiny_shots(order=4, free_surface=True))
     tolerance = 1e-10 if isinstance(history, Boundary) else 1e-12
     assert scattering_error(shots, engine="gpu", history=history) < tolerance
