@@ -35,12 +35,12 @@ HISTORIES: tuple[Kind, ...] = ("snapshots",)
 
 
 @dataclass(frozen=True)
-class EagerStaggeredState:
-    """The differentiable forward pass of each shot: the leaves of its graph, and its traces."""
+class EagerShot:
+    """The differentiable forward pass of a shot: the leaves of its graph, and its traces."""
 
-    models: list[Mapping[str, Tensor]]
-    wavelets: list[Tensor]
-    traces: list[Tensor]
+    model: Mapping[str, Tensor]
+    wavelet: Tensor
+    traces: Tensor
 
 
 def footprint(problem: Problem, steps: int) -> int:
@@ -50,11 +50,9 @@ def footprint(problem: Problem, steps: int) -> int:
     return fields * steps * cells * problem.like.element_size()
 
 
-def forward(
-    problem: Problem, wavelet: Tensor, keep: bool
-) -> tuple[Tensor, EagerStaggeredState | None]:
+def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, list[EagerShot] | None]:
     """Return the traces of all shots, and a state; see `Engine.forward`."""
-    state = EagerStaggeredState([], [], [])
+    state = []
     for shot in range(problem.n_shots):
         model = {
             name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
@@ -63,34 +61,28 @@ def forward(
         emitted = wavelet[shot : shot + 1].detach().clone().requires_grad_(keep)
         with torch.set_grad_enabled(keep):
             traces = _simulate_one(problem, shot, model, emitted)
-        state.models.append(model)
-        state.wavelets.append(emitted)
-        state.traces.append(traces)
-    return torch.cat(state.traces).detach(), state if keep else None
+        state.append(EagerShot(model, emitted, traces))
+    return torch.cat([each.traces for each in state]).detach(), state if keep else None
 
 
-def backward(problem: Problem, state: EagerStaggeredState, adjoint_source: Tensor) -> Gradients:
+def backward(problem: Problem, state: list[EagerShot], adjoint_source: Tensor) -> Gradients:
     """Return the gradients, shot by shot; see `Engine.backward`."""
-    each = [
+    gradients = [
         torch.autograd.grad(
-            traces,
-            [wavelet, *(model[name] for name in problem.wanted)],
+            each.traces,
+            [each.wavelet, *(each.model[name] for name in problem.wanted)],
             adjoint_source[shot : shot + 1],
             retain_graph=True,
             materialize_grads=True,
         )
-        for shot, (model, wavelet, traces) in enumerate(
-            zip(state.models, state.wavelets, state.traces, strict=True)
-        )
+        for shot, each in enumerate(state)
     ]
-    wavelets, *arrays = zip(*each, strict=True)
+    wavelets, *arrays = zip(*gradients, strict=True)
     model = {name: torch.stack(some) for name, some in zip(problem.wanted, arrays, strict=True)}
     return Gradients(model, torch.cat(wavelets), None, None)
 
 
-def scatter(
-    problem: Problem, state: EagerStaggeredState, direction: Mapping[str, Tensor]
-) -> Tensor:
+def scatter(problem: Problem, state: list[EagerShot], direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
     found = []
     with forward_ad.dual_level():
@@ -98,8 +90,8 @@ def scatter(
             name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
             for name, array in problem.model.items()
         }
-        for shot, wavelet in enumerate(state.wavelets):
-            traces = _simulate_one(problem, shot, model, wavelet.detach())
+        for shot, each in enumerate(state):
+            traces = _simulate_one(problem, shot, model, each.wavelet.detach())
             found.append(forward_ad.unpack_dual(traces).tangent)  # type: ignore[no-untyped-call]
     return torch.cat(found)
 
