@@ -32,15 +32,14 @@ from hpcfwi.wave.engines.gpu.engine import NAME as NAME
 from hpcfwi.wave.engines.gpu.engine import available as available
 from hpcfwi.wave.engines.gpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.gpu.engine import is_interpreted
+from hpcfwi.wave.engines.gpu.layout import FORMATS
 from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import (
     Kind,
     Recomputation,
-    Recompute,
     Snapshots,
     Span,
     Sweeps,
-    sampled_steps,
     sampling_offset,
 )
 from hpcfwi.wave.numerics import staggered_difference
@@ -52,14 +51,8 @@ HISTORIES: tuple[Kind, ...] = ("snapshots", "recompute")
 # Cells of a program, and its warps: one cell for each thread. The time of an interpreted program
 # hardly depends on its cells.
 BLOCK, WARPS = 1 << 14 if is_interpreted() else 128, 4
-# The type of stored samples, and the value to which the largest of a shot is scaled, if it is.
-FORMATS: dict[str, tuple[torch.dtype | None, float]] = {
-    "full": (None, 0.0),
-    "float32": (torch.float32, 0.0),
-    "bfloat16": (torch.bfloat16, 0.0),
-    "float16": (torch.float16, 1024.0),
-    "int8": (torch.int8, 127.0),
-}
+# Formats with scales, and the value to which the largest magnitude of a shot's sample is scaled.
+UNITS = {torch.float16: 1024.0, torch.int8: 127.0}
 
 
 def footprint(problem: Problem, steps: int) -> int:
@@ -71,14 +64,10 @@ def footprint(problem: Problem, steps: int) -> int:
     # Fields, memory variables, buffers, samples, gradients and energies of a shot
     state = len(system.fields) + derivatives
     fields = state + 2 * derivatives + rates + 2
-    samples = len(sampled_steps(steps, problem.interval))
-    if isinstance(history, Recompute):
-        replay = Recomputation(history, steps, problem.interval)
+    replay = Recomputation(history, steps, problem.interval)
+    if replay.states:
         fields += state * (1 + replay.states)
-        samples = replay.length
-    kind, _ = FORMATS[history.format]
-    each = size if kind is None else min(size, kind.itemsize)
-    kept = derivatives * samples * each
+    kept = derivatives * replay.length * FORMATS.get(history.format, problem.like.dtype).itemsize
     cells = StaggeredLayout(problem.padded_shape, problem.order // 2).size
     points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
     # Models, rates and their graph, and mixed profiles exist once
@@ -254,9 +243,12 @@ class _GpuShots:
         self._layout = StaggeredLayout(problem.padded_shape, problem.order // 2)
         self._rates = torch.stack([self._layout.lay_out(r.detach()) for r in discrete.rates])
         self._stages = [_Stage(scheme, k, self._varying) for k in range(2)]
+        self._fields, self._is_mixed = len(scheme.system.fields), scheme.system.multiaxial > 0.0
+        self._memories = sum(stage.n_differences for stage in self._stages)
+        self._samples = max(stage.n_samples for stage in self._stages)
         self._longest = max(problem.padded_shape)
         self._a, self._b = map(like.new_tensor, scheme.pad_profiles())
-        if scheme.system.multiaxial:
+        if self._is_mixed:
             # One after the other, because those of a whole grid take much memory
             mixed = (scheme.mixed_profile(*each) for each in scheme.system.find_places())
             each = [(like.new_tensor(p.a), like.new_tensor(p.b)) for p in mixed]
@@ -437,22 +429,6 @@ class _GpuShots:
         receivers, steps = self._problem.receivers.shape[1], self._sent.shape[-1]
         return self._like.new_zeros((self._count, receivers, steps))
 
-    @property
-    def _fields(self) -> int:
-        return len(self._scheme.system.fields)
-
-    @property
-    def _is_mixed(self) -> bool:
-        return self._scheme.system.multiaxial > 0.0
-
-    @property
-    def _memories(self) -> int:
-        return sum(stage.n_differences for stage in self._stages)
-
-    @property
-    def _samples(self) -> int:
-        return max(stage.n_samples for stage in self._stages)
-
     def _zeros(self, *counts: int) -> Tensor:
         return self._like.new_zeros((*counts, self._layout.size))
 
@@ -514,15 +490,15 @@ class _GpuShots:
 
     def _store(self, stage: int, samples: Tensor) -> None:
         """Append the samples of a stage to the history."""
-        kind, largest = FORMATS[self._problem.history.format]
         values = samples[: self._stages[stage].n_samples]
+        kind = FORMATS.get(self._problem.history.format, values.dtype)
         scale = values.new_ones((*values.shape[:2], 1))
-        if largest:
-            scale = values.abs().amax(-1, keepdim=True) / largest
+        if kind in UNITS:
+            scale = values.abs().amax(-1, keepdim=True) / UNITS[kind]
             scale = torch.where(scale > 0.0, scale, 1.0)
             values = values / scale
             values = values.round() if kind == torch.int8 else values
-        kept = values.clone() if kind is None or kind == values.dtype else values.to(kind)
+        kept = values.to(kind, copy=True)
         if not stage or not self._stages[0].samples:
             self._history.append([])
         self._history[-1].append((kept, scale))
