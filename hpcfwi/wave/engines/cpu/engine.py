@@ -197,12 +197,6 @@ class CpuState:
         """The layer of this rank."""
         return self.layers[self.crew.number]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the layer of this rank."""
-        grid = self.tables.grid
-        return (grid.rows, grid.nx) if grid.planes == 1 else (grid.planes, grid.rows, grid.nx)
-
     def join_points(self, values: Tensor, taps: Taps) -> Tensor:
         """Return the values (shot, point, time) of all layers on rank 0 of the crew; collective.
 
@@ -271,7 +265,7 @@ def backward(problem: Problem, state: CpuState, adjoint_source: Tensor) -> Gradi
 
     All ranks of the crew call this. Only rank 0 gets the gradients.
     """
-    tables = state.tables
+    tables, shape = state.tables, (state.layer.planes, *problem.padded_shape[1:])
     arriving = adjoint_source.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
     sources = problem.sources.shape[1]
@@ -287,7 +281,7 @@ def backward(problem: Problem, state: CpuState, adjoint_source: Tensor) -> Gradi
 
         def join(array: NDArray) -> Tensor | None:
             # Each sampled step stands for so many steps in the sums over time.
-            return join_fields(problem.interval * take_out(array, state.shape), state.crew)
+            return join_fields(problem.interval * take_out(array, shape), state.crew)
 
         # One after the other, because each takes the memory of several fields
         image = join(sums[:1])

@@ -17,7 +17,7 @@ from hpcfwi.model import AXES
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
 from hpcfwi.wave.engines.cpu.windows import count_bytes, count_cells, count_scales, rim_of
 from hpcfwi.wave.equation import FirstOrderEquation
-from hpcfwi.wave.history import SAMPLES_PER_STATE, Boundary, Recompute, sampled_steps
+from hpcfwi.wave.history import Boundary, Recomputation, Recompute, sampled_steps
 from hpcfwi.wave.layers import Layer
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import group_terms
@@ -158,9 +158,9 @@ def _estimate_history(problem: Problem, steps: int, state: float) -> tuple[float
     history, sampled = problem.history, sampled_steps(steps, problem.interval)
     size = problem.like.element_size()
     if isinstance(history, Recompute):
-        stretch = SAMPLES_PER_STATE * history.states
-        waiting = state * min(history.states, -(-len(sampled) // stretch))
-        return _count_stored(problem, sampled[-stretch:]) * size, state, waiting
+        replay = Recomputation(history, steps, problem.interval)
+        stored = _count_stored(problem, sampled[-replay.length :])
+        return stored * size, state, state * replay.states
     numbers, entries, others = _count_stored(problem, sampled), len(sampled), 0.0
     if isinstance(history, Boundary):
         numbers += (steps + 1) * _count_rim(problem)
