@@ -177,32 +177,34 @@ class _Asked:
             method = replace(method, boundary_frequency=peak)
         return replace(self, method=method, keep=False)
 
-    def kept(self, vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor) -> Simulation:
+    def kept(self, *tensors: Tensor) -> Simulation:
         """Return the simulation with its history, which is made if there is none."""
         if self.simulation is None or not self.keep:
-            self.simulation = self.simulate(vp, wavelet, sources, receivers, keep=True)
+            self.simulation = self.simulate(*tensors, keep=True)
             self.keep = True
         return self.simulation
 
-    def simulate(
-        self, vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor, keep: bool
-    ) -> Simulation:
+    def simulate(self, *tensors: Tensor, keep: bool) -> Simulation:
         """Simulate shots with these arguments."""
+        vp, wavelet, sources, receivers = tensors
         shots = Acquisition(self.dt, wavelet, sources, receivers)
         return simulate({"vp": vp}, self.spacing, shots, self.method, keep=keep, illuminate=False)
 
 
 class _Acoustic(torch.autograd.Function):
-    """Traces as a function of vp and wavelet, in the form for the transforms of `torch.func`."""
+    """Traces as a function of vp and wavelet, in the form for the transforms of `torch.func`.
+
+    Its inputs are vp, wavelet, sources, receivers and an `_Asked`.
+    """
 
     @staticmethod
-    def forward(
-        vp: Tensor, wavelet: Tensor, sources: Tensor, receivers: Tensor, asked: _Asked
-    ) -> Tensor:
-        asked.simulation = asked.simulate(vp, wavelet, sources, receivers, asked.keep)
+    def forward(*inputs: Any) -> Tensor:
+        *tensors, asked = inputs
+        asked.simulation = asked.simulate(*tensors, keep=asked.keep)
         # The result is detached from the simulation's tensor, because its graph will refer to the
         # simulation.
-        return asked.simulation.data.detach()
+        data: Tensor = asked.simulation.data
+        return data.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
@@ -229,24 +231,13 @@ class _Acoustic(torch.autograd.Function):
         return _Push.apply(vp, wavelet, *inputs, ctx.asked) + nothing  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        vp: Tensor,
-        wavelet: Tensor,
-        sources: Tensor,
-        receivers: Tensor,
-        asked: _Asked,
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Map over shots at once, and over models one after the other."""
-        found, written = [], []
-        for number in range(info.batch_size):
-            model, *shots = _take(number, (vp, wavelet, sources, receivers), in_dims)
-            if in_dims[0] is not None:
-                found.append(_Acoustic.apply(model, *shots, replace(asked)))  # type: ignore[no-untyped-call]
-            written.append(write_out(*shots))  # type: ignore[arg-type]
-        if found:
-            return torch.stack(found), 0
+        if in_dims[0] is not None:
+            return _map(_Acoustic, info, in_dims, inputs), 0
+        vp, *tensors, asked = inputs
+        each = (_take(number, tensors, in_dims[1:]) for number in range(info.batch_size))
+        written = [write_out(*shots) for shots in each]  # type: ignore[arg-type]
         together = (torch.cat(parts) for parts in zip(*written, strict=True))
         data = _Acoustic.apply(vp, *together, asked)  # type: ignore[no-untyped-call]
         return data.unflatten(0, (info.batch_size, -1)), 0
@@ -256,15 +247,10 @@ class _Gradient(torch.autograd.Function):
     """The gradients with respect to vp and wavelet, as a function of the adjoint source."""
 
     @staticmethod
-    def forward(
-        adjoint_source: Tensor,
-        vp: Tensor,
-        wavelet: Tensor,
-        sources: Tensor,
-        receivers: Tensor,
-        asked: _Asked,
-    ) -> tuple[Tensor, Tensor]:
-        found = asked.kept(vp, wavelet, sources, receivers).backpropagate(adjoint_source)
+    def forward(adjoint_source: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *tensors, asked = inputs
+        wavelet = tensors[1]
+        found = asked.kept(*tensors).backpropagate(adjoint_source)
         emitted = _as_given(found.wavelet[None], wavelet.ndim)[0]
         return found.model["vp"].sum(0), emitted.to(wavelet)
 
@@ -286,19 +272,11 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        adjoint_source: Tensor,
-        vp: Tensor,
-        wavelet: Tensor,
-        sources: Tensor,
-        receivers: Tensor,
-        asked: _Asked,
+        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Map over shots that were simulated together at once, over models one after the other."""
-        inputs = adjoint_source, vp, wavelet, sources, receivers
-        count = info.batch_size
-        simulation = asked.simulation
+        adjoint_source, _, wavelet, *_, asked = inputs
+        count, simulation = info.batch_size, asked.simulation
         if in_dims[1] is None and simulation is not None and in_dims[0] is not None:
             together = adjoint_source.movedim(in_dims[0], 0).flatten(0, 1)
             if len(together) == len(simulation.data):
@@ -308,27 +286,15 @@ class _Gradient(torch.autograd.Function):
                 by_wavelet = _as_given(emitted, ndim).to(wavelet)
                 by_vp = found.model["vp"]
                 return (by_vp.reshape(count, -1, *by_vp.shape[1:]).sum(1), by_wavelet), (0, 0)
-        each = [
-            _Gradient.apply(*_take(number, inputs, in_dims), replace(asked))  # type: ignore[no-untyped-call]
-            for number in range(count)
-        ]
-        by_vp, by_wavelet = (torch.stack(parts) for parts in zip(*each, strict=True))
-        return (by_vp, by_wavelet), (0, 0)
+        return _map(_Gradient, info, in_dims, inputs), (0, 0)
 
 
 class _Push(torch.autograd.Function):
     """The derivative of the traces with respect to vp and the wavelet in given directions."""
 
     @staticmethod
-    def forward(
-        by_vp: Tensor | None,
-        by_wavelet: Tensor | None,
-        vp: Tensor,
-        wavelet: Tensor,
-        sources: Tensor,
-        receivers: Tensor,
-        asked: _Asked,
-    ) -> Tensor:
+    def forward(by_vp: Tensor | None, by_wavelet: Tensor | None, *inputs: Any) -> Tensor:
+        vp, wavelet, *places, asked = inputs
         found: Tensor | float = 0.0
         if asked.method.engine == "eager":
             raise NotImplementedError(
@@ -337,10 +303,10 @@ class _Push(torch.autograd.Function):
                 'use engine="cpu", or simulate(...).scatter'
             )
         if by_vp is not None:
-            found = asked.kept(vp, wavelet, sources, receivers).scatter({"vp": by_vp})
+            found = asked.kept(vp, wavelet, *places).scatter({"vp": by_vp})
         if by_wavelet is not None:
             tuned = asked.tuned_to(wavelet)
-            found = found + tuned.simulate(vp, by_wavelet, sources, receivers, keep=False).data
+            found = found + tuned.simulate(vp, by_wavelet, *places, keep=False).data
         assert isinstance(found, Tensor), "one of the two has a direction"
         return found.detach().clone()
 
@@ -358,12 +324,19 @@ class _Push(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Map over the inputs one after the other."""
-        *tensors, asked = inputs
-        each = [
-            _Push.apply(*_take(number, tensors, in_dims), replace(asked))  # type: ignore[no-untyped-call]
-            for number in range(info.batch_size)
-        ]
-        return torch.stack(each), 0
+        return _map(_Push, info, in_dims, inputs), 0
+
+
+def _map(function: Any, info: Any, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> Any:
+    """Return the stacked results of a function, applied to each item of the inputs alone."""
+    *tensors, asked = inputs
+    each = [
+        function.apply(*_take(number, tensors, in_dims), replace(asked))
+        for number in range(info.batch_size)
+    ]
+    if isinstance(each[0], Tensor):
+        return torch.stack(each)
+    return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
 
 
 def _take(
