@@ -190,15 +190,11 @@ def backward(problem: Problem, state: FirstOrderState, adjoint_source: Tensor) -
     leaves = [state.model[name] for name in problem.wanted]
     each = []
     for shot in range(problem.n_shots if leaves else 0):
+        numbers = [*discrete.rates, *(factor[shot] for factor in discrete.factors)]
         pairs = [
-            (rate, by_rate[shot])
-            for rate, by_rate in zip(discrete.rates, found.rates, strict=True)
-            if by_rate is not None
-        ]
-        pairs += [
-            (factor[shot], by_factor[shot])
-            for factor, by_factor in zip(discrete.factors, found.factors, strict=True)
-            if factor.requires_grad
+            (number, gradient[shot])
+            for number, gradient in zip(numbers, [*found.rates, *found.factors], strict=True)
+            if gradient is not None and number.requires_grad
         ]
         outputs, gradients = zip(*pairs, strict=True)
         each.append(
