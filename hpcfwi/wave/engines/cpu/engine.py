@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +75,24 @@ NAME = "cpu"
 HISTORIES: tuple[Kind, ...] = KINDS
 
 
+def run_sweep(
+    sweep: Callable[..., None],
+    threads: int,
+    span: Span,
+    shot: Any,
+    state: Any,
+    tape: Any,
+    *results: Any,
+    backwards: bool = False,
+) -> None:
+    """Run a compiled sweep through a span of steps, piece by piece, on so many threads."""
+
+    def work(piece: Span, team: Any) -> None:
+        sweep(shot, state, piece, tape, *results, team)
+
+    run_team(threads, shot.tables.grid, span, work, backwards=backwards)
+
+
 class ShotHistory:
     """The samples of a shot, and the data from which others are computed again.
 
@@ -129,13 +148,8 @@ class ShotHistory:
         def advance(fields: Fields, span: Span, first: int | None, explores: bool) -> None:
             if self._rebuilds:
                 self._last = fields.waves
-            shot, tape = self._shot, self._make_tape(first, explores, self._last)
-            run_team(
-                threads,
-                shot.tables.grid,
-                span,
-                lambda piece, team: sweep_forward(shot, fields, piece, tape, records, team),
-            )
+            tape = self._make_tape(first, explores, self._last)
+            run_sweep(sweep_forward, threads, span, self._shot, fields, tape, records)
 
         return Sweeps(partial(make_fields, self._shot.tables, threads), advance)
 
@@ -143,18 +157,13 @@ class ShotHistory:
         self, sweep: Callable[..., None], ends: WayBack | Scattering, threads: int
     ) -> Callable[[Span, int], None]:
         """Return a function that runs another sweep over the samples of a segment."""
-        shot, fields = self._shot, make_fields(self._shot.tables, threads)
+        fields = make_fields(self._shot.tables, threads)
 
         def follow(span: Span, first: int) -> None:
             waves = None if self._last is None else self._last.copy()
             tape = self._make_tape(first, False, waves)
-            run_team(
-                threads,
-                shot.tables.grid,
-                span,
-                lambda piece, team: sweep(shot, fields, piece, tape, ends, team),
-                backwards=sweep is sweep_backward,
-            )
+            backwards = sweep is sweep_backward
+            run_sweep(sweep, threads, span, self._shot, fields, tape, ends, backwards=backwards)
 
         return follow
 

@@ -23,6 +23,7 @@ from hpcfwi.wave.engines.cpu.engine import NAME as NAME
 from hpcfwi.wave.engines.cpu.engine import available as available
 from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import idle as idle
+from hpcfwi.wave.engines.cpu.engine import run_sweep
 from hpcfwi.wave.engines.cpu.estimates import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
 from hpcfwi.wave.engines.cpu.layout import (
@@ -50,7 +51,7 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     sort_recorders,
     widen_seams,
 )
-from hpcfwi.wave.engines.cpu.teams import each_shot, make_neighbours, run_team
+from hpcfwi.wave.engines.cpu.teams import each_shot, make_neighbours
 from hpcfwi.wave.engines.cpu.windows import (
     NO_STORE,
     Frame,
@@ -211,13 +212,8 @@ class _CpuShots:
 
             def follow(span: Span, first: int) -> None:
                 tape = kept.tape._replace(first=first, explores=False)
-                run_team(
-                    threads,
-                    kept.shot.tables.grid,
-                    span,
-                    lambda piece, team: sweeps.sweep_staggered(
-                        scattered, state, piece, tape, traces, change, team
-                    ),
+                run_sweep(
+                    sweeps.sweep_staggered, threads, span, scattered, state, tape, traces, change
                 )
 
             kept.replay.repeat(
@@ -296,14 +292,7 @@ class _CpuShots:
         def run(state: StaggeredState, span: Span, first: int | None, explores: bool) -> None:
             used = NO_TAPE._replace(windows=tape.windows) if first is None else tape
             used = used._replace(first=first or 0, explores=explores)
-            run_team(
-                threads,
-                shot.tables.grid,
-                span,
-                lambda piece, team: sweeps.sweep_staggered(
-                    shot, state, piece, used, traces, None, team
-                ),
-            )
+            run_sweep(sweeps.sweep_staggered, threads, span, shot, state, used, traces, None)
 
         return Sweeps(partial(self._make_state, threads, forward=True), run)
 
@@ -395,16 +384,9 @@ class _CpuShots:
             gradients = StaggeredGradients(sums[k], energies[k], signal[k], by_weights[k])
 
             def follow(span: Span, first: int) -> None:
-                tape = kept.tape._replace(first=first)
-                run_team(
-                    threads,
-                    kept.shot.tables.grid,
-                    span,
-                    lambda piece, team: sweeps.sweep_staggered_back(
-                        kept.shot, state, piece, tape, heard[k], gradients, team
-                    ),
-                    backwards=True,
-                )
+                tape, back = kept.tape._replace(first=first), sweeps.sweep_staggered_back
+                ends = heard[k], gradients
+                run_sweep(back, threads, span, kept.shot, state, tape, *ends, backwards=True)
 
             again = self._sweeps(_unheard(kept.shot), kept.tape, threads, nothing)
             kept.replay.reverse(again, follow)

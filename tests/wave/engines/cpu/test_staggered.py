@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from hpcfwi.bench.waves import measure_growth_of_memory
 from hpcfwi.survey import Components, SourceKinds
 from hpcfwi.wave import Acquisition, Method, Simulation
+from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.engines.cpu import staggered, teams
 from hpcfwi.wave.engines.cpu.estimates import count_kept
 from hpcfwi.wave.engines.cpu.windows import whole_of
@@ -151,13 +152,13 @@ def test_threads_that_share_a_shot_compute_the_same_bits(
     survey = random_survey(shape, shots=1, free_surface=True, **everything(shape))
     survey = replace(survey, wavelet=survey.wavelet.to(dtype))
     sizes = []
-    run_team = staggered.run_team
+    run_team = cpu.run_team
 
     def note_size(size: int, *rest: Any, **options: Any) -> None:
         sizes.append(size)
         run_team(size, *rest, **options)
 
-    monkeypatch.setattr(staggered, "run_team", note_size)
+    monkeypatch.setattr(cpu, "run_team", note_size)
     found = []
     for count in (1, threads):
         with on_threads(count):
