@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import product
-from math import ceil, inf, pi, prod, sin
+from math import ceil, inf, pi, prod
 from typing import TypeVar, get_args
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -395,7 +394,7 @@ def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) ->
     return result
 
 
-# Number of wavenumbers in each direction for which `carried_frequency` finds the error.
+# Number of wavenumbers in each direction for which the error of the phase velocity is found.
 WAVENUMBERS = 2000
 
 
@@ -429,53 +428,39 @@ def phase_velocity_error(scheme: Discretization, frequency: float) -> float:
     in which its magnitude is largest. frequency: Hz. The result is -inf if the grid carries no wave
     of this frequency in some direction.
     """
-    errors = [_error_along(direction, scheme, frequency) for direction in _directions(scheme)]
-    return max(errors, key=abs)
+    curves = _find_errors(scheme)
+    return max((float(np.interp(frequency, *curve, right=-inf)) for curve in curves), key=abs)
 
 
 def carried_frequency(scheme: Discretization, error: float) -> float:
     """Return the highest frequency (Hz) at which `phase_velocity_error` is within `error`."""
-    # Frequencies are found for many wavenumbers, because the reverse needs scipy.optimize, which
-    # takes 30 MB.
     carried = scheme.velocity / (2.0 * max(scheme.spacing))
-    for direction in _directions(scheme):
-        wavenumbers = np.linspace(0.0, _shortest(direction, scheme), WAVENUMBERS)[1:]
-        symbols = _symbol(wavenumbers * direction[:, None], scheme)
-        sines = np.minimum(1.0, 0.5 * scheme.velocity * scheme.dt * np.sqrt(symbols))
-        frequencies = np.arcsin(sines) / (pi * scheme.dt)
-        errors = np.abs(2.0 * pi * frequencies / (wavenumbers * scheme.velocity) - 1.0)
-        first = int(np.argmax(np.append(errors > error, True)))
-        carried = min(carried, frequencies[first - 1] if first else 0.0)
+    for frequencies, errors in _find_errors(scheme):
+        first = int(np.argmax(np.append(np.abs(errors) > error, True)))
+        carried = min(carried, frequencies[first - 1])
     return float(carried)
 
 
-def _directions(scheme: Discretization) -> list[NDArray[np.float64]]:
-    """Return the axes and the diagonals between them, along which the error has its extremes."""
-    ndim = len(scheme.spacing)
-    corners = [np.array(c, dtype=np.float64) for c in product((0, 1), repeat=ndim) if any(c)]
-    return [c / np.linalg.norm(c) for c in corners]
+def _find_errors(
+    scheme: Discretization,
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield frequencies from 0 on and the errors of their phase velocities, for each direction.
 
-
-def _error_along(direction: NDArray[np.float64], scheme: Discretization, frequency: float) -> float:
-    target = (2.0 / (scheme.velocity * scheme.dt) * sin(pi * frequency * scheme.dt)) ** 2
-    shortest = _shortest(direction, scheme)
-
-    def excess(wavenumber: float) -> float:
-        return float(_symbol(wavenumber * direction, scheme)) - target
-
-    largest = excess(shortest) + target
-    if largest < target:
-        return -inf
-    # A wave whose wavenumber is lost in rounding is carried without error.
-    if target < 1e-12 * largest or excess(0.0) >= 0.0:
-        return 0.0
-    wavenumber = scipy.optimize.brentq(excess, 0.0, shortest, xtol=1e-15 * shortest, rtol=1e-14)
-    return float(2.0 * pi * frequency / wavenumber / scheme.velocity - 1.0)
-
-
-def _shortest(direction: NDArray[np.float64], scheme: Discretization) -> float:
-    """Return the Nyquist wavenumber of the axis that reaches it first, up to which symbols rise."""
-    return float((pi / (np.asarray(scheme.spacing) * np.maximum(direction, 1e-12))).min())
+    The directions are the axes and the diagonals between them, along which the error has its
+    extremes. Frequencies are found for wavenumbers, because the reverse has no formula.
+    """
+    spacing = np.asarray(scheme.spacing)
+    for corner in product((0.0, 1.0), repeat=len(spacing)):
+        if any(corner):
+            direction = np.array(corner) / np.linalg.norm(corner)
+            # Symbols rise up to the Nyquist wavenumber of the axis that reaches it first
+            shortest = (pi / (spacing * np.maximum(direction, 1e-12))).min()
+            wavenumbers = np.linspace(0.0, shortest, WAVENUMBERS)[1:]
+            symbols = _symbol(wavenumbers * direction[:, None], scheme)
+            sines = np.minimum(1.0, 0.5 * scheme.velocity * scheme.dt * np.sqrt(symbols))
+            frequencies = np.arcsin(sines) / (pi * scheme.dt)
+            errors = 2.0 * pi * frequencies / (wavenumbers * scheme.velocity) - 1.0
+            yield np.append(0.0, frequencies), np.append(0.0, errors)
 
 
 def _symbol(wavenumbers: NDArray[np.float64], scheme: Discretization) -> NDArray[np.float64]:
