@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfwi.wave.engines.eager import count_updates as count_updates
 from hpcfwi.wave.engines.gpu.device import find_disk, keep_kernels
 from hpcfwi.wave.engines.gpu.layout import Blueprint, Layout, Sizes, layout_of, spread_out
 from hpcfwi.wave.history import KINDS, Kind, Recomputation
@@ -149,11 +150,6 @@ def footprint(problem: Problem, steps: int, layers: int = 1) -> int:
     fields = 5 if problem.illuminate else 4
     copies = fields * sum(each.size for each in layouts)
     return sweep + size * (copies + 3 * steps * problem.receivers.shape[1])
-
-
-def count_updates(problem: Problem, steps: int) -> float:
-    """Return the cells that `forward` computes, summed over shots and steps: all of the grid."""
-    return problem.count_cells(steps)
 
 
 def idle() -> int:
