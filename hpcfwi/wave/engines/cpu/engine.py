@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
 from hpcfwi.wave.engines.cpu.estimates import count_updates as count_updates
-from hpcfwi.wave.engines.cpu.estimates import estimate_bytes
+from hpcfwi.wave.engines.cpu.estimates import footprint as footprint
 from hpcfwi.wave.engines.cpu.layout import (
     NOWHERE,
     POOL,
@@ -221,14 +221,6 @@ def available() -> str | None:
     """
     find_disk()
     return None
-
-
-def footprint(problem: Problem, steps: int, layers: int = 1) -> int:  # noqa: ARG001
-    """Return the approximate bytes of `forward` and `backward` for so many steps.
-
-    layers: number of ranks that divide each shot; the bytes are those of all of them.
-    """
-    return estimate_bytes(problem, steps, torch.get_num_threads())
 
 
 def idle() -> int:

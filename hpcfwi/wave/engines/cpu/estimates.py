@@ -94,13 +94,15 @@ def sum_over(steps: range, count: Callable[[NDArray[np.int64]], NDArray[np.float
     return float(count(some).mean()) * len(steps)
 
 
-def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
+def footprint(problem: Problem, steps: int, layers: int = 1) -> int:  # noqa: ARG001
     """Estimate the bytes of the forward and the backward pass of a chunk of shots.
+
+    layers: number of ranks that divide each shot; the bytes are those of all of them.
 
     Every shot counts as if it were in the middle of the model. Shots at the ends of a line store
     less, but in buffers that other shots have filled before.
     """
-    shots, size = problem.n_shots, problem.like.element_size()
+    threads, shots, size = torch.get_num_threads(), problem.n_shots, problem.like.element_size()
     rows, columns = field_shape(problem.padded_shape)
     # Memory, in fields: the waves and the memory variables; for a running shot, also u, the image
     # and its intermediate results; for a waiting shot, its gradients and illuminations.
@@ -113,14 +115,13 @@ def estimate_bytes(problem: Problem, steps: int, threads: int) -> int:
     return int(fields * rows * columns * size + shots * (kept + traces))
 
 
-def estimate_staggered_bytes(problem: Problem, steps: int, threads: int, layers: int) -> int:
+def staggered_footprint(problem: Problem, steps: int, layers: int = 1) -> int:
     """Estimate the bytes of the forward and the backward pass of a first-order equation.
 
-    See `estimate_bytes`. A shot that runs has its fields, memory variables and buffers; each shot
-    keeps samples and the gradients of the rates. layers: number of ranks that divide each shot,
-    whose bytes are counted together. Each of them has all rates.
+    See `footprint`. A shot that runs has its fields, memory variables and buffers; each shot
+    keeps samples and the gradients of the rates. Each rank has all rates.
     """
-    system = problem.system
+    threads, system = torch.get_num_threads(), problem.system
     rates, derivatives = system.count_rates(), len(system.derivatives)
     shots, size, ndim = problem.n_shots, problem.like.element_size(), problem.like.ndim
     rows, columns = field_shape(problem.padded_shape)

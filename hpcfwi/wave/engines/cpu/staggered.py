@@ -25,7 +25,7 @@ from hpcfwi.wave.engines.cpu.engine import clear as clear
 from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.engine import run_sweep
 from hpcfwi.wave.engines.cpu.estimates import count_updates as count_updates
-from hpcfwi.wave.engines.cpu.estimates import estimate_staggered_bytes
+from hpcfwi.wave.engines.cpu.estimates import staggered_footprint
 from hpcfwi.wave.engines.cpu.layout import (
     NOWHERE,
     field_shape,
@@ -82,14 +82,7 @@ from hpcfwi.wave.layers import (
 from hpcfwi.wave.problem import Problem
 
 HISTORIES: tuple[Kind, ...] = ("snapshots", "recompute")
-
-
-def footprint(problem: Problem, steps: int, layers: int = 1) -> int:
-    """Return the approximate bytes of `forward` and `backward` for so many steps.
-
-    layers: number of ranks that divide each shot; the bytes are those of all of them.
-    """
-    return estimate_staggered_bytes(problem, steps, torch.get_num_threads(), layers)
+footprint = staggered_footprint
 
 
 class _CpuShots:

@@ -11,7 +11,7 @@ import torch
 
 from hpcfwi.bench.waves import make_shots
 from hpcfwi.wave import Snapshots
-from hpcfwi.wave.engines.cpu.engine import estimate_bytes
+from hpcfwi.wave.engines.cpu.engine import footprint
 from hpcfwi.wave.engines.cpu.windows import STEPS_PER_WINDOW
 from hpcfwi.wave.history import sampled_steps
 
@@ -66,5 +66,5 @@ def test_estimated_windows_agree_with_the_cells_of_the_wave(dtype: torch.dtype) 
     windows = keeper.windows[np.array(sampled_steps(599, 10)) // STEPS_PER_WINDOW]
     cells = np.diff(windows)[:, ::2].prod(axis=1).sum()
     fewer = replace(problem, history=replace(kept, interval=599))
-    rest = estimate_bytes(fewer, 599, 1)
-    assert estimate_bytes(problem, 599, 1) - rest == pytest.approx(cells, rel=0.25)
+    rest = footprint(fewer, 599)
+    assert footprint(problem, 599) - rest == pytest.approx(cells, rel=0.25)
