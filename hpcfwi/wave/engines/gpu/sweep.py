@@ -385,13 +385,13 @@ class Sweep:
         """Return the sweeps of the forward wave, which record traces and energies if wanted."""
 
         def run(_: Any, span: Span, first: int | None, explores: bool) -> None:  # noqa: ARG001
-            flags = records, first is not None
-            step = partial(self._step_forward, *flags)
-            self.forwards[flags].run(step, span[0], span[1] - span[0])
+            stores = first is not None
+            step = partial(self._step_forward, records=records, stores=stores)
+            self.forwards[records, stores].run(step, span[0], span[1] - span[0])
 
         return Sweeps(lambda: (self._waves, self._memory, self.arrays["u"]), run)
 
-    def _step_forward(self, records: bool, stores: bool, n: int, at: int) -> None:
+    def _step_forward(self, n: int, at: int, records: bool = True, stores: bool = True) -> None:
         """Advance the forward wave from step n to n + 1; `at` is n minus the time of the clock."""
         blueprint, arrays = self.blueprint, self.arrays
         cur, new = self._waves[n % 2], self._waves[(n + 1) % 2]
