@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.model import AXES
 from hpcfwi.survey import EXPLOSIVE, PRESSURE, Components, SourceKinds, select_kinds
@@ -199,6 +200,24 @@ def relative_change(problem: Problem, direction: Mapping[str, Tensor]) -> Tensor
     It is of first order. Its transpose maps an image to a gradient in `make_gradients`.
     """
     return extend(2.0 * direction["vp"] / problem.model["vp"], *problem.padding)
+
+
+def make_leaves(problem: Problem, keep: bool) -> Problem:
+    """Return a problem with copies of the arrays; the wanted ones require gradients if `keep`."""
+    model = {
+        name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
+        for name, array in problem.model.items()
+    }
+    return replace(problem, model=model)
+
+
+def make_dual(problem: Problem, direction: Mapping[str, Tensor]) -> Problem:
+    """Return a problem whose arrays have this direction as their tangents of forward-mode."""
+    model = {
+        name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
+        for name, array in problem.model.items()
+    }
+    return replace(problem, model=model)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ It keeps every step, so that it is for small models: tests, and research with a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -22,7 +22,7 @@ from hpcfwi.wave.engines.eager import idle as idle
 from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.numerics import staggered_difference
-from hpcfwi.wave.problem import Gradients, Problem
+from hpcfwi.wave.problem import Gradients, Problem, make_dual, make_leaves
 from hpcfwi.wave.staggered import (
     FieldPoints,
     StaggeredScheme,
@@ -54,14 +54,11 @@ def forward(problem: Problem, wavelet: Tensor, keep: bool) -> tuple[Tensor, list
     """Return the traces of all shots, and a state; see `Engine.forward`."""
     state = []
     for shot in range(problem.n_shots):
-        model = {
-            name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
-            for name, array in problem.model.items()
-        }
-        emitted = wavelet[shot : shot + 1].detach().clone().requires_grad_(keep)
+        leaves = make_leaves(problem.select([shot]), keep)
+        emitted = wavelet[[shot]].detach().requires_grad_(keep)
         with torch.set_grad_enabled(keep):
-            traces = _simulate_one(problem, shot, model, emitted)
-        state.append(EagerShot(model, emitted, traces))
+            traces = simulate(leaves, emitted)
+        state.append(EagerShot(leaves.model, emitted, traces))
     return torch.cat([each.traces for each in state]).detach(), state if keep else None
 
 
@@ -86,21 +83,11 @@ def scatter(problem: Problem, state: list[EagerShot], direction: Mapping[str, Te
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
     found = []
     with forward_ad.dual_level():
-        model = {
-            name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
-            for name, array in problem.model.items()
-        }
+        dual = make_dual(problem, direction)
         for shot, each in enumerate(state):
-            traces = _simulate_one(problem, shot, model, each.wavelet.detach())
+            traces = simulate(dual.select([shot]), each.wavelet.detach())
             found.append(forward_ad.unpack_dual(traces).tangent)  # type: ignore[no-untyped-call]
     return torch.cat(found)
-
-
-def _simulate_one(
-    problem: Problem, shot: int, model: Mapping[str, Tensor], wavelet: Tensor
-) -> Tensor:
-    """Return the traces (1, receiver, time) of a shot."""
-    return simulate(replace(problem.select(slice(shot, shot + 1)), model=model), wavelet)
 
 
 def simulate(problem: Problem, wavelet: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ the model to the rates, and from the recorded fields to the traces, is different
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hpcfwi.wave.history import graph_is_kept
-from hpcfwi.wave.problem import Gradients, Problem, SecondDerivative, crop
+from hpcfwi.wave.problem import (
+    Gradients,
+    Problem,
+    SecondDerivative,
+    crop,
+    make_dual,
+    make_leaves,
+)
 from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
 
 
@@ -161,17 +168,16 @@ def forward(
 ) -> tuple[Tensor, FirstOrderState | None]:
     """Return traces (shot, receiver, time), and a state; see `Engine.forward`."""
     with torch.set_grad_enabled(keep):
-        model = {
-            name: array.detach().clone().requires_grad_(keep and name in problem.wanted)
-            for name, array in problem.model.items()
-        }
+        leaves = make_leaves(problem, keep)
         wavelet = wavelet.detach().clone().requires_grad_(keep)
-        discrete = discretize_shots(replace(problem, model=model), wavelet)
+        discrete = discretize_shots(leaves, wavelet)
         shots = make(problem, discrete, keep)
         found = shots.simulate(discrete.signal, discrete.factors)
         recorded = found.requires_grad_(keep)
         traces = combine(recorded, discrete.scheme)
-    state = FirstOrderState(shots, discrete, model, wavelet, recorded, traces) if keep else None
+    state = (
+        FirstOrderState(shots, discrete, leaves.model, wavelet, recorded, traces) if keep else None
+    )
     return traces.detach(), state
 
 
@@ -218,11 +224,7 @@ def backward(problem: Problem, state: FirstOrderState, adjoint_source: Tensor) -
 def scatter(problem: Problem, state: FirstOrderState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
     with forward_ad.dual_level():
-        model = {
-            name: forward_ad.make_dual(array, direction[name]) if name in direction else array  # type: ignore[no-untyped-call]
-            for name, array in problem.model.items()
-        }
-        discrete = discretize_shots(replace(problem, model=model), state.wavelet.detach())
+        discrete = discretize_shots(make_dual(problem, direction), state.wavelet.detach())
         rates, factors = (
             [forward_ad.unpack_dual(each).tangent for each in some]  # type: ignore[no-untyped-call]
             for some in (discrete.rates, discrete.factors)
