@@ -391,10 +391,7 @@ class Acoustic(torch.nn.Module):
         `DataParallel` divides every argument along its first axis, which must then be that of
         shots. Without shots there are no traces, and gradients are zero.
         """
-        data: Tensor = acoustic(
-            self.vp, self.spacing, self.dt, wavelet, sources, receivers, **self.options
-        )
-        return data
+        return acoustic(self.vp, self.spacing, self.dt, wavelet, sources, receivers, **self.options)
 
 
 def share_of_mean(total: Tensor, shots: int, ranks: int) -> Tensor:
@@ -518,12 +515,13 @@ def propagate(
     ndim = next(iter(select_arrays(model, asked).values())).ndim
     kinds = _find_kinds(source_kind, ndim)
     check_kinds(names, kinds, asked, ndim)
+    found = None
     if not isinstance(asked, FirstOrderEquation):
         found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **method.options)
-        return found if isinstance(components, str) else torch.stack([found] * len(names))
-    if len(sources) == 0:
+    elif len(sources) == 0:
         arrays = [model[name] for name in asked.parameters]
         found = _make_no_traces(arrays, wavelet, np.shape(receivers)[-2])
+    if found is not None:
         return found if isinstance(components, str) else torch.stack([found] * len(names))
     places = as_positions(receivers, "receivers", ndim)
     of_each = np.repeat(np.arange(len(names), dtype=np.int8), places.shape[-2])
