@@ -208,23 +208,26 @@ class _Stage:
 
 
 class _Additions:
-    """Additions to cells of a flat array, of which several may be to the same cell.
+    """Additions to places in a flat array, of which several may be the same.
 
-    places: (entry,). Each cell adds its entries in their order, so that bits do not change.
+    Each place adds its entries in their order, so that bits do not change.
     """
 
     def __init__(self, places: Tensor) -> None:
-        self.cells, inverse, counts = torch.unique(places, return_inverse=True, return_counts=True)
+        self.places = places
+        self.cells, inverse, counts = torch.unique(
+            places.flatten(), return_inverse=True, return_counts=True
+        )
         most = int(counts.max()) if len(counts) else 0
         order = inverse.argsort(stable=True)
         begins = counts.cumsum(0) - counts
-        rank = torch.arange(len(places), device=places.device) - begins[inverse[order]]
-        self.entries = places.new_full((len(self.cells), most), len(places))
+        rank = torch.arange(len(order), device=places.device) - begins[inverse[order]]
+        self.entries = places.new_full((len(self.cells), most), len(order))
         self.entries[inverse[order], rank] = order
 
     def apply(self, flat: Tensor, values: Tensor) -> None:
-        """Add values (entry,) to a flat array."""
-        padded = torch.cat([values, values.new_zeros(1)])[self.entries]
+        """Add values in the shape of the places to a flat array."""
+        padded = torch.cat([values.flatten(), values.new_zeros(1)])[self.entries]
         total = flat[self.cells]
         for column in padded.unbind(1):
             total = total + column
@@ -318,7 +321,7 @@ class _GpuShots:
         energies = [self._zeros(shots) for _ in range(2 if problem.illuminate else 0)]
         signal = torch.zeros_like(self._sent)
         factors = [torch.zeros_like(f) for f in self._factors]
-        additions = [_Additions(places.flatten()) for places, _ in self._heard]
+        additions = [_Additions(places) for places, _ in self._heard]
         flat = fields.view(-1)
 
         def follow(span: Span, first: int) -> None:
@@ -326,8 +329,9 @@ class _GpuShots:
             for n in range(span[1] - 1, span[0] - 1, -1):
                 for k in (1, 0):
                     stage = self._stages[k]
-                    for number, places in self._emitted[k]:
-                        values, sent = flat[places], self._signal_of(self._sent, number, n)
+                    for number, emitted in self._emitted[k]:
+                        values = flat[emitted.places]
+                        sent = self._signal_of(self._sent, number, n)
                         factors[number] += values * sent[..., None]
                         self._signal_of(signal, number, n).add_(
                             (values * self._factors[number]).sum(-1)
@@ -349,9 +353,8 @@ class _GpuShots:
                     if problem.free_surface:
                         self._scatter(stage, fields, buffers, -layout.radius)
                         self._fold(fields, self._stages[1 - k])
-                    places, weights = self._heard[k]
-                    heard = weights * arriving[..., n, None]
-                    additions[k].apply(flat, heard.flatten())
+                    weights = self._heard[k][1]
+                    additions[k].apply(flat, weights * arriving[..., n, None])
 
         self._replay.reverse(self._sweeps(self._sent, self._factors), follow)
         rates: list[Tensor | None] = [None] * len(self._rates)
@@ -406,23 +409,15 @@ class _GpuShots:
                     )  # fmt: skip
                     if sampled and stores:
                         self._store(k, samples)
-                    for number, additions in self._additions[k]:
+                    for number, additions in self._emitted[k]:
                         sent = self._signal_of(signal, number, n)
-                        additions.apply(flat, (factors[number] * sent[..., None]).flatten())
+                        additions.apply(flat, factors[number] * sent[..., None])
                     if self._problem.free_surface:
                         self._reflect(fields, stage)
                 if recorded is not None:
                     self._record(flat, recorded, 1, n)
 
         return Sweeps(make_state, run)
-
-    @cached_property
-    def _additions(self) -> list[list[tuple[int, _Additions]]]:
-        """The emissions of each stage, by number, and the additions to their taps."""
-        return [
-            [(number, _Additions(places.flatten())) for number, places in emitted]
-            for emitted in self._emitted
-        ]
 
     def _make_traces(self) -> Tensor:
         """Return zeros in the shape of the recorded fields."""
@@ -450,12 +445,12 @@ class _GpuShots:
         return torch.as_tensor(places, device=self._like.device)
 
     @cached_property
-    def _emitted(self) -> list[list[tuple[int, Tensor]]]:
-        """The emissions of each stage, by number, and the places of their taps."""
-        found: list[list[tuple[int, Tensor]]] = [[], []]
+    def _emitted(self) -> list[list[tuple[int, _Additions]]]:
+        """The emissions of each stage, by number, and the additions to their taps."""
+        found: list[list[tuple[int, _Additions]]] = [[], []]
         for number, it in enumerate(self._scheme.emissions):
-            places = self._find_places(it.field, it.points.cells)
-            found[self._scheme.system.stage_of(it.field)].append((number, places))
+            additions = _Additions(self._find_places(it.field, it.points.cells))
+            found[self._scheme.system.stage_of(it.field)].append((number, additions))
         return found
 
     @cached_property
@@ -475,12 +470,8 @@ class _GpuShots:
             places = [self._find_places(name, each.cells) for name, each in points]
             weights = [self._like.new_tensor(each.weights) for _, each in points]
             none = torch.zeros(shape, dtype=torch.int64, device=self._like.device)
-            found.append(
-                (
-                    torch.cat([none, *places], -1),
-                    torch.cat([self._like.new_zeros(shape), *weights], -1),
-                )
-            )
+            together = torch.cat([self._like.new_zeros(shape), *weights], -1)
+            found.append((torch.cat([none, *places], -1), together))
         return found
 
     def _record(self, flat: Tensor, recorded: Tensor, stage: int, n: int) -> None:
