@@ -104,10 +104,9 @@ class _CpuShots:
         self._layer = self._layers[crew.number]
         self._shape = (self._layer.planes, *problem.padded_shape[1:])
         self._tables = make_tables(problem, scheme, self._varying, self._layer)
-        self._emissions = [
-            [Entries(e.points, self._tables.cut, shot) for e in scheme.emissions] for shot in shots
-        ]
-        self._orders, self._emitters = zip(*map(self._place_emitters, shots), strict=True)
+        # The taps of all emissions are numbered together
+        self._taps = [emission.points.weights.shape[2] for emission in scheme.emissions]
+        self._emitters, self._places = zip(*map(self._place_emitters, shots), strict=True)
         self._recorders = [
             make_recorders(scheme, shot, self._dtype, self._tables.cut) for shot in shots
         ]
@@ -118,7 +117,7 @@ class _CpuShots:
         """Find the layers that read the sources and the traces, and what they read of others."""
         sources, count = self._problem.sources.shape[1], self._problem.receivers.shape[1]
         self._of_sources, emitted = self._find_readers(
-            [(each.cells, each.cells["source"] % sources) for each in self._emitters], sources
+            [(e.cells, p[0]) for e, p in zip(self._emitters, self._places, strict=True)], sources
         )
         self._of_traces, recorded = self._find_readers(
             [(each.cells, each.trace_of_entries) for each in self._recorders], count
@@ -227,30 +226,33 @@ class _CpuShots:
 
         return found + self._record(run_again)
 
-    def _place_emitters(self, shot: int) -> tuple[NDArray[np.int64], Emitters]:
-        """Return the order of a shot's emitters, by stage and row, and them with weights of 0."""
-        system, signals, cells, stages = self._scheme.system, self._scheme.signals, [], []
-        for emission, entries in zip(self._scheme.emissions, self._emissions[shot], strict=True):
+    def _place_emitters(self, shot: int) -> tuple[Emitters, tuple[NDArray[np.int64], ...]]:
+        """Return a shot's emitters, by stage and row, with weights of 0, and their places.
+
+        The places are the source and the tap of each.
+        """
+        system, signals, cells, stages, taps = self._scheme.system, self._scheme.signals, [], [], []
+        sources = self._problem.sources.shape[1]
+        for number, emission in enumerate(self._scheme.emissions):
+            entries = Entries(emission.points, self._tables.cut, shot)
             some = np.zeros(entries.tap.size, EMISSION)
             some["field"] = list(system.fields).index(emission.field)
             some["row"], some["column"] = entries.row, entries.column
-            number = signals.index(emission.signal)
-            some["source"] = number * self._problem.sources.shape[1] + entries.point
+            some["source"] = signals.index(emission.signal) * sources + entries.point
             cells.append(some)
             stages.append(np.full(entries.tap.size, system.stage_of(emission.field)))
-        together, stage = np.concatenate(cells), np.concatenate(stages)
+            taps.append(sum(self._taps[:number]) + entries.tap)
+        together, stage, tap = map(np.concatenate, (cells, stages, taps))
         order = np.lexsort((together["row"], stage))
         ends = (0, int((stage == 0).sum()), stage.size)
-        return order, Emitters(together[order], np.zeros(stage.size, self._dtype), ends)
+        emitters = Emitters(together[order], np.zeros(stage.size, self._dtype), ends)
+        return emitters, (emitters.cells["source"] % sources, tap[order])
 
     def _weigh_emitters(self, shot: int, factors: Sequence[Tensor]) -> Emitters:
         """Return the emitters of a shot in the whole grid with these factors."""
-        weights = [
-            entries.take(factor.detach()[shot].numpy())
-            for entries, factor in zip(self._emissions[shot], factors, strict=True)
-        ]
-        sorted_weights = np.concatenate(weights)[self._orders[shot]].astype(self._dtype)
-        return self._emitters[shot]._replace(weights=sorted_weights)
+        together = torch.cat([factor.detach()[shot] for factor in factors], dim=1).numpy()
+        weights = together[self._places[shot]].astype(self._dtype)
+        return self._emitters[shot]._replace(weights=weights)
 
     def _of_entries(self, shot: int) -> NDArray[np.int64]:
         """Return the layer that records the trace of each entry of a shot's recorders, or -1."""
@@ -258,8 +260,7 @@ class _CpuShots:
 
     def _is_mine(self, shot: int) -> NDArray[np.bool_]:
         """Return True for each emitter whose source's derivative this rank computes."""
-        points = self._emitters[shot].cells["source"] % self._problem.sources.shape[1]
-        return self._of_sources[shot, points] == self._crew.number
+        return self._of_sources[shot, self._places[shot][0]] == self._crew.number
 
     def _record(self, run: Callable[[int, int, NDArray], None]) -> Tensor:
         """Return the recorded fields (shot, trace, time) of all layers on rank 0; collective.
@@ -389,28 +390,22 @@ class _CpuShots:
         for place, number in enumerate(self._varying):
             image = problem.interval * take_out(sums[:, place], self._shape)
             rates[number] = join_fields(image, self._crew)
-        factors = [np.zeros(e.points.weights.shape, dtype) for e in self._scheme.emissions]
+        factors = np.zeros((shots, problem.sources.shape[1], sum(self._taps)), dtype)
         for number, by_weight in enumerate(by_weights):
-            values, begin = np.zeros(self._orders[number].size, dtype), 0
-            values[self._orders[number][self._is_mine(number)]] = by_weight
-            for factor, entries in zip(factors, self._emissions[number], strict=True):
-                end = begin + entries.tap.size
-                factor[number, entries.point, entries.tap] = values[begin:end]
-                begin = end
+            mine = self._is_mine(number)
+            point, tap = self._places[number]
+            factors[number, point[mine], tap[mine]] = by_weight
+        by_factor = join_points(torch.from_numpy(factors), self._of_sources, self._crew)
         of_signals = np.tile(self._of_sources, len(self._scheme.signals))
-        found = (
-            join_points(torch.from_numpy(signal).transpose(1, 2), of_signals, self._crew),
-            [join_points(torch.from_numpy(f), self._of_sources, self._crew) for f in factors],
-            [
-                join_fields(
-                    problem.interval * take_out(energies[:, number], self._shape), self._crew
-                )
-                for number in range(energies.shape[1])
-            ],
-        )
+        sent = join_points(torch.from_numpy(signal).transpose(1, 2), of_signals, self._crew)
+        squares = [
+            join_fields(problem.interval * take_out(energies[:, number], self._shape), self._crew)
+            for number in range(energies.shape[1])
+        ]
         if self._crew.number > 0:
             return None
-        return Derivatives(found[0], rates, found[1], [e for e in found[2] if e is not None])
+        found = [each for each in squares if each is not None]
+        return Derivatives(sent, rates, list(torch.split(by_factor, self._taps, dim=2)), found)
 
 
 NO_TAPE = StaggeredTape(0, 0, 0, NO_STORE, np.zeros((0, 6), np.int64), True)
