@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ from hpcfwi.wave.problem import (
 
 if TYPE_CHECKING:
     from hpcfwi.wave.engines.gpu.sweep import Sweep
+
+T = TypeVar("T")
 
 NAME = "gpu"
 HISTORIES: tuple[Kind, ...] = KINDS
@@ -58,16 +60,17 @@ class SweepPool:
         """Return a sweep with this blueprint and arbitrary contents, from the pool or a new one."""
         from hpcfwi.wave.engines.gpu.sweep import Sweep
 
-        sweep = self._find(blueprint)
-        if sweep is not None:
-            return sweep
+        return self._find(blueprint) or self.make_room(lambda: Sweep(blueprint, problem))
+
+    def make_room(self, run: Callable[[], T]) -> T:
+        """Return the result of a function, which is called again without spares if memory ends."""
         try:
-            return Sweep(blueprint, problem)
+            return run()
         except torch.OutOfMemoryError:
             pass
-        # The error, and with it the memory of the unfinished sweep, is released at this point.
+        # The error, and with it the memory of what was unfinished, is released at this point.
         self.clear()
-        return Sweep(blueprint, problem)
+        return run()
 
     def put(self, sweep: Sweep) -> None:
         """Put a sweep into the pool; the oldest are released if they take too much memory."""
@@ -187,14 +190,16 @@ def forward(
     sweep = _POOL.take(blueprint, problem)
     state = GpuState(sweep, blueprint.recomputation, crew, layers)
     sweep.load(problem, sources, receivers, crew)
-    traces = sweep.run_forward(state.replay, wavelet)
+    traces = _POOL.make_room(lambda: sweep.run_forward(state.replay, wavelet))
     owners = find_layers(problem.receiver_taps, layers)
     return join_points(traces, owners, crew), state if keep else None
 
 
 def backward(problem: Problem, state: GpuState, adjoint_source: Tensor) -> Gradients:
     """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
-    image, wavelet, energies = state.sweep.run_backward(state.replay, adjoint_source)
+    image, wavelet, energies = _POOL.make_room(
+        lambda: state.sweep.run_backward(state.replay, adjoint_source)
+    )
     sources = find_layers(problem.source_taps, state.layers)
     wavelet = join_points(wavelet, sources, state.crew)
     joined = [join_fields(fields, state.crew) for fields in (image, *energies)]

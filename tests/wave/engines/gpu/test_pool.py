@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpcfwi.wave import Boundary
+from hpcfwi.wave import Boundary, Recompute
+from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.engines.gpu import sweep
 from hpcfwi.wave.engines.gpu.device import STRETCH
 from hpcfwi.wave.engines.gpu.engine import SPARE, SweepPool
@@ -79,6 +80,26 @@ def test_spare_sweeps_are_freed_when_memory_runs_out(monkeypatch: Any) -> None:
     monkeypatch.setattr(sweep, "Sweep", make)
     assert pool.take("this", None) == "made for this"
     assert tries == [10, 0]
+
+
+def test_spare_sweeps_are_freed_when_states_find_no_memory(monkeypatch: Any) -> None:
+    gpu.clear()
+    del on_device(tiny_shots(samples=3)).simulate(engine="gpu")._state
+    tries: list[int] = []
+    run = sweep.Sweep.run_forward
+
+    def run_out(*given: Any) -> torch.Tensor:
+        tries.append(gpu.idle())
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("no")
+        return run(*given)
+
+    monkeypatch.setattr(sweep.Sweep, "run_forward", run_out)
+    shots = on_device(tiny_shots(samples=4))
+    simulation = shots.simulate(engine="gpu", history=Recompute(1, states=1))
+    assert simulation.data.any()
+    assert tries[0] > 0
+    assert tries[1:] == [0]
 
 
 def test_sweep_waits_for_work_in_another_stream(
