@@ -58,6 +58,10 @@ class FieldPoints:
     cells: NDArray[np.int64]
     weights: NDArray[np.float64]
 
+    def times(self, factors: float | NDArray[np.float64]) -> FieldPoints:
+        """Return the points with multiplied weights."""
+        return FieldPoints(self.cells, factors * self.weights)
+
 
 @dataclass(frozen=True)
 class Emission:
@@ -296,10 +300,9 @@ def _points(
 
 def _source_points(problem: Problem, system: System, kind: str, name: str) -> FieldPoints:
     """Return the points at which sources of a kind add to a field, weighted by their factors."""
-    points = _points(problem, system, name, problem.sources)
     factors = problem.source_kinds[kind]
     factors = factors.reshape(factors.shape + (1,) * (3 - factors.ndim))
-    return FieldPoints(points.cells, factors * points.weights)
+    return _points(problem, system, name, problem.sources).times(factors)
 
 
 def _make_recordings(problem: Problem, system: System, axes: str) -> tuple[Recording, ...]:
@@ -313,16 +316,14 @@ def _make_recordings(problem: Problem, system: System, axes: str) -> tuple[Recor
         if name == STRAIN:
             points = _strain_points(problem, system, axes, components)
         else:
-            each = system.components[name]
-            at = {key: _points(problem, system, key, problem.receivers) for key in each}
             points = {
-                k: FieldPoints(at[k].cells, factor * at[k].weights) for k, factor in each.items()
+                key: _points(problem, system, key, problem.receivers).times(factor)
+                for key, factor in system.components[name].items()
             }
-        if not traces.all():
-            points = {
-                k: FieldPoints(each.cells, np.where(traces[..., None], each.weights, 0.0))
-                for k, each in points.items()
-            }
+        points = {
+            key: FieldPoints(each.cells, np.where(traces[..., None], each.weights, 0.0))
+            for key, each in points.items()
+        }
         found.append(Recording(traces, points, integrate=name == STRAIN))
     return tuple(found)
 
