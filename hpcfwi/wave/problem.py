@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -94,10 +93,6 @@ class Problem:
     def interior(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The cells of that grid that no absorbing term reaches: from first to last + 1."""
         return numerics.interior(self.padded_shape, *self.padding, self.order // 2)
-
-    def count_cells(self, steps: int) -> float:
-        """Return the number of cells of the padded grid, summed over shots and steps."""
-        return float(self.n_shots) * steps * prod(self.padded_shape)
 
     def select(self, shots: Any) -> Problem:
         """Return the problem of some shots, given by an index of NumPy."""

@@ -56,7 +56,7 @@ def footprint(problem: Problem, steps: int) -> int:
 
 def count_updates(problem: Problem, steps: int) -> float:
     """Return the number of all cells, summed over shots and steps."""
-    return problem.count_cells(steps)
+    return float(problem.n_shots) * steps * prod(problem.padded_shape)
 
 
 def idle() -> int:
