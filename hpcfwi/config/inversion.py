@@ -19,8 +19,10 @@ from hpcfwi.config.values import (
     FileName,
     Length,
     OneOrPair,
+    Pair,
     Position,
     Section,
+    Several,
     Unit,
     exactly_one,
     name_of,
@@ -122,7 +124,7 @@ else:
     WaveletName = Literal[*WAVELETS]
 
 Bound = Annotated[float, Field(le=max(p.highest for p in PARAMETERS.values()))]
-Bounds = Annotated[tuple[Bound, Bound], Field(strict=False)]
+Bounds = Pair[Bound]
 
 
 class Optimizer(Choice):
@@ -254,9 +256,7 @@ class InversionSection(Section):
     """Depth down to which cells keep their initial velocity, such as the depth of the sea floor."""
     fixed: Fixed | None = None
     """Cells that keep their initial velocity, in place of `fixed_above`."""
-    parameters: Annotated[tuple[ParameterName, ...], Field(strict=False, min_length=1)] = (
-        next(iter(PARAMETERS)),
-    )
+    parameters: Annotated[Several[ParameterName], Field(min_length=1)] = (next(iter(PARAMETERS)),)
     """Parameters of the model that are inverted for; stages may have different ones."""
     parametrization: ParametrizationName = "velocity"
     """The unknowns in place of the parameters.

@@ -15,6 +15,7 @@ from hpcfwi.config.values import (
     Count,
     FileName,
     Length,
+    Pair,
     Section,
     Unit,
     check_size,
@@ -283,10 +284,7 @@ class AttenuationSection(Section):
 
     frequency: Annotated[float, Field(gt=0.0, le=1e6), Unit("Hz")] = 10.0
     """Frequency at which waves have the velocities of the model; others are slower or faster."""
-    band: Annotated[
-        tuple[Annotated[float, Field(gt=0.0, le=1e6)], Annotated[float, Field(gt=0.0, le=1e6)]],
-        Field(strict=False),
-    ] = (2.0, 30.0)
+    band: Pair[Annotated[float, Field(gt=0.0, le=1e6)]] = (2.0, 30.0)
     """Lowest and highest frequency (Hz) between which quality factors are constant."""
     mechanisms: Annotated[int, Field(ge=1, le=3)] = 1
     """Number of relaxation mechanisms.

@@ -18,9 +18,11 @@ from hpcfwi.config.values import (
     Hertz,
     Length,
     OneOrPair,
+    Pair,
     Position,
     Seconds,
     Section,
+    Several,
     Time,
     Unit,
     exactly_one,
@@ -87,12 +89,7 @@ class Sources(Points):
     `"force-z"`, `"force-y"` and `"force-x"` are forces, which the equations except `"acoustic"`
     have. The wavelet is then in N (N/m in 2-D), positive downwards and towards larger y and x.
     """
-    moment: (
-        Annotated[
-            tuple[Annotated[tuple[Moment, ...], Field(strict=False)], ...], Field(strict=False)
-        ]
-        | None
-    ) = None
+    moment: Several[Several[Moment]] | None = None
     """A symmetric moment tensor, in place of `kind`, in the order z, x or z, y, x of the axes.
 
     `[[1.0, 0.0], [0.0, -1.0]]` is an example for a 2-D model. The elastic equations
@@ -127,16 +124,14 @@ class Receivers(Points):
     """Distance along x from the source to the first receiver; negative towards smaller x."""
     spacing: Position | None = None
     """Distance along x from one receiver to the next; negative towards smaller x."""
-    components: Annotated[tuple[ComponentName, ...], Field(strict=False, min_length=1)] = (
-        "pressure",
-    )
+    components: Annotated[Several[ComponentName], Field(min_length=1)] = ("pressure",)
     """The components of the waves that each receiver records, as one trace each.
 
     `"vz"`, `"vy"` and `"vx"` are particle velocities, positive downwards and towards larger y and
     x. `"strain"` is the strain along a fibre (DAS), averaged over `gauge`. The equation
     `"acoustic"` has only `"pressure"`.
     """
-    direction: Annotated[tuple[Moment, ...], Field(strict=False)] | None = None
+    direction: Several[Moment] | None = None
     """Direction of the fibre, with depth first; `[0.0, 1.0]` is horizontal in a 2-D model."""
     gauge: Length | None = None
     """Length of fibre over which the strain is averaged."""
@@ -273,6 +268,7 @@ def check_times(dt: float, duration: float, frequency: float) -> None:
 
 Corner = Annotated[float, Field(ge=0.0, le=1e12), Unit("Hz")]
 Offset = Annotated[float, Field(ge=0.0, le=1e9), Unit("m")]
+Point = Annotated[tuple[Offset, Time], Field(strict=False)]
 Power = Annotated[float, Field(ge=-10.0, le=10.0)]
 Factor = Annotated[float, Field(gt=0.0, le=1e9)]
 
@@ -289,13 +285,7 @@ class Mute(Section):
     """Velocity of a straight line, such as that of the direct wave."""
     delay: Time = 0.0
     """Delay of the line after `offset / velocity`, the `curve` or the `picks`; may be negative."""
-    curve: (
-        Annotated[
-            tuple[Annotated[tuple[Offset, Time], Field(strict=False)], ...],
-            Field(strict=False, min_length=2),
-        ]
-        | None
-    ) = None
+    curve: Annotated[Several[Point], Field(min_length=2)] | None = None
     """Points [offset in m, time in s] of a line: linear between them, constant beyond the ends."""
     picks: FileName | None = None
     """A text file of first breaks: a header that names the columns, and a row for each pick.
@@ -377,20 +367,18 @@ class DataSection(Section):
     formulas and describes when to use which key.
     """
 
-    band: Annotated[tuple[Corner, Corner], Field(strict=False)] | None = None
+    band: Pair[Corner] | None = None
     """Lowest and highest frequency: `[0.0, 3.0]` is a low-pass, `[2.0, 12.0]` a band-pass filter.
 
     The filter has zero phase, and halves the amplitude at both frequencies. Traces and wavelet are
     sampled only as finely as the band requires. By default all frequencies are used.
     """
-    offsets: Annotated[tuple[Offset, Offset], Field(strict=False)] | None = None
+    offsets: Pair[Offset] | None = None
     """Smallest and largest offset of the traces that are used.
 
     `inversion.max_offset` is a further limit.
     """
-    mute: Annotated[
-        tuple[Mute, ...], BeforeValidator(_listed), Field(strict=False, max_length=20)
-    ] = ()
+    mute: Annotated[Several[Mute], BeforeValidator(_listed), Field(max_length=20)] = ()
     """Parts of the traces that are silenced: one table or a list of tables."""
     weight: Weight | None = None
     """Factors of whole traces, which depend on offset or amplitude."""

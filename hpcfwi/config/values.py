@@ -252,9 +252,11 @@ def tag_pair(value: object) -> str:
     return "a pair" if isinstance(value, list | tuple) else "a number"
 
 
+# Lists of TOML, which become tuples
+Pair = Annotated[tuple[_T, _T], Field(strict=False)]
+Several = Annotated[tuple[_T, ...], Field(strict=False)]
 OneOrPair = Annotated[
-    Annotated[_T, Tag("a number")] | Annotated[tuple[_T, _T], Field(strict=False), Tag("a pair")],
-    Discriminator(tag_pair),
+    Annotated[_T, Tag("a number")] | Annotated[Pair[_T], Tag("a pair")], Discriminator(tag_pair)
 ]
 """One number or two, such as along x, or along y and x; or for the first and the last epoch."""
 
