@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from hpcfwi.config import Config
-from hpcfwi.config.values import Choice, Section, Unit, keys_of, meaning
+from hpcfwi.config.values import Choice, OneOf, Section, Unit, keys_of, meaning
 
 PAGE = Path(__file__).with_name("input.md")
 
@@ -109,7 +109,9 @@ def _value(kind: Any, metadata: Any = ()) -> str:
         return _value(arguments[0], arguments[1:])
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_value(part) for part in arguments if part is not NoneType)
-    if get_origin(kind) is Literal:
+    names = [name for each in metadata if isinstance(each, OneOf) for name in each.names]
+    if names or get_origin(kind) is Literal:
+        arguments = names or arguments
         return ", ".join(f"`{json.dumps(value)}`" for value in arguments)
     if get_origin(kind) is dict:
         name, value = arguments

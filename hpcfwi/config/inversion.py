@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log2
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
@@ -18,6 +18,7 @@ from hpcfwi.config.values import (
     Count,
     FileName,
     Length,
+    OneOf,
     OneOrPair,
     Pair,
     Position,
@@ -106,23 +107,7 @@ class PriorSection(Section):
     """Folder of the module of your own function; by default the folder of the input file."""
 
 
-if TYPE_CHECKING:
-    MisfitName = str
-    OptimizerName = str
-    ParameterName = str
-    ParametrizationName = str
-    RegularizerName = str
-    SamplingName = str
-    WaveletName = str
-else:
-    MisfitName = Literal[*MISFITS]
-    OptimizerName = Literal[*OPTIMIZERS]
-    ParameterName = Literal[*PARAMETERS]
-    ParametrizationName = Literal[*PARAMETRIZATIONS]
-    RegularizerName = Literal[*REGULARIZERS]
-    SamplingName = Literal[*SAMPLINGS]
-    WaveletName = Literal[*WAVELETS]
-
+ParameterName = Annotated[str, OneOf(PARAMETERS)]
 Bound = Annotated[float, Field(le=max(p.highest for p in PARAMETERS.values()))]
 Bounds = Pair[Bound]
 
@@ -131,7 +116,7 @@ class Optimizer(Choice):
     """The optimizer, which computes the update of the model from the gradient."""
 
     registry = OPTIMIZERS
-    name: OptimizerName
+    name: Annotated[str, OneOf(OPTIMIZERS)]
     sharded: bool = False
     """If true, the state of the optimizer is divided among the ranks.
 
@@ -153,21 +138,21 @@ class Misfit(Choice):
     """The misfit between simulated and observed data; docs/misfits.md says when to use which."""
 
     registry = MISFITS
-    name: MisfitName
+    name: Annotated[str, OneOf(MISFITS)]
 
 
 class SourceWavelet(Choice):
     """The wavelet of the sources: the wavelet of the survey, or an estimate from the data."""
 
     registry = WAVELETS
-    name: WaveletName
+    name: Annotated[str, OneOf(WAVELETS)]
 
 
 class Regularizer(Choice):
     """The regularizer, a penalty of the model that is added to the misfit."""
 
     registry = REGULARIZERS
-    name: RegularizerName
+    name: Annotated[str, OneOf(REGULARIZERS)]
     prior: FileName | None = None
     """A model file with the model m0 whose penalty is 0; by default the initial model.
 
@@ -232,7 +217,7 @@ class InversionSection(Section):
     With a pair, such as `[8, 32]`, the number grows evenly from the first epoch to the last. With
     an encoding, it is the number of encoded shots.
     """
-    sampling: SamplingName = "sweep"
+    sampling: Annotated[str, OneOf(SAMPLINGS)] = "sweep"
     """How the shots of an epoch are chosen.
 
     `"sweep"`: every shot of the survey is used once before any is repeated, in a new random order
@@ -258,7 +243,7 @@ class InversionSection(Section):
     """Cells that keep their initial velocity, in place of `fixed_above`."""
     parameters: Annotated[Several[ParameterName], Field(min_length=1)] = (next(iter(PARAMETERS)),)
     """Parameters of the model that are inverted for; stages may have different ones."""
-    parametrization: ParametrizationName = "velocity"
+    parametrization: Annotated[str, OneOf(PARAMETRIZATIONS)] = "velocity"
     """The unknowns in place of the parameters.
 
     `"velocity"`: the parameters themselves. `"impedance"`: impedances, the products of density and

@@ -6,7 +6,7 @@ They describe the model and the starting model, and the equation and how it is s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -15,6 +15,7 @@ from hpcfwi.config.values import (
     Count,
     FileName,
     Length,
+    OneOf,
     Pair,
     Section,
     Unit,
@@ -62,11 +63,6 @@ class NetworkSection(Choice):
         find_plugin("model.network.kind", self.kind, NETWORKS, self.folder)
         return NETWORKS.get(self.kind, self.kind)
 
-
-if TYPE_CHECKING:
-    DatasetName = str
-else:
-    DatasetName = Literal[*DATASETS]
 
 Speed = Annotated[float, Field(gt=0.0, le=1e5)]
 Growth = Annotated[float, Field(ge=-1e3, le=1e3)]
@@ -190,7 +186,7 @@ class ModelSection(Section):
     800 m.
     """
 
-    dataset: DatasetName | None = None
+    dataset: Annotated[str, OneOf(DATASETS)] | None = None
     """A known model; `"dome"` (3-D) and `"dome-section"` are computed, not downloaded."""
     file: FileName | None = None
     """A model file: the true model if data are simulated, else the grid of the inversion."""
@@ -212,14 +208,6 @@ class ModelSection(Section):
     """A network that computes the model; the inversion updates its weights."""
 
     _one_of_both = exactly_one("dataset", "file")
-
-
-if TYPE_CHECKING:
-    EngineName = str
-    EquationName = str
-else:
-    EngineName = Literal["auto", *ENGINES]
-    EquationName = Literal[*EQUATIONS]
 
 
 def _tag_number(value: object) -> str:
@@ -305,7 +293,7 @@ class AttenuationSection(Section):
 class WaveSection(Section):
     """The wave equation and how it is solved."""
 
-    equation: EquationName = "acoustic"
+    equation: Annotated[str, OneOf(EQUATIONS)] = "acoustic"
     """The wave equation, which determines the parameters of the model (docs/equations.md).
 
     `"acoustic"` is the one with constant density. The others are solved by the engines `"cpu"`,
@@ -334,7 +322,7 @@ class WaveSection(Section):
     """
     free_surface: bool = False
     """If true, p = 0 at the top of the model, in place of an absorbing boundary."""
-    engine: EngineName = "auto"
+    engine: Annotated[str, OneOf(("auto", *ENGINES))] = "auto"
     """The engine that computes the waves.
 
     `"cpu"` is compiled code for CPUs, `"gpu"` uses Triton kernels for GPUs, `"eager"` is the

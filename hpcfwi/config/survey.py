@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -17,6 +17,7 @@ from hpcfwi.config.values import (
     FileName,
     Hertz,
     Length,
+    OneOf,
     OneOrPair,
     Pair,
     Position,
@@ -30,12 +31,7 @@ from hpcfwi.config.values import (
 )
 from hpcfwi.survey import COMPONENTS, SOURCE_KINDS, STRAIN
 
-if TYPE_CHECKING:
-    SourceKind = str
-    ComponentName = str
-else:
-    SourceKind = Literal[*SOURCE_KINDS]
-    ComponentName = Literal[*COMPONENTS]
+ComponentName = Annotated[str, OneOf(COMPONENTS)]
 
 # Largest number of samples in a trace; no recorder has as many
 MOST_SAMPLES = 10**6
@@ -83,7 +79,7 @@ class Sources(Points):
     wavelet is the rate of the moment.
     """
 
-    kind: SourceKind = "explosive"
+    kind: Annotated[str, OneOf(SOURCE_KINDS)] = "explosive"
     """The kind of the sources.
 
     `"force-z"`, `"force-y"` and `"force-x"` are forces, which the equations except `"acoustic"`

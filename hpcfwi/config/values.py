@@ -18,14 +18,14 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.machinery import PathFinder, all_suffixes
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -34,6 +34,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     Tag,
     TypeAdapter,
     ValidationError,
@@ -41,7 +42,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from hpcfwi.errors import InputError, quote
 from hpcfwi.registry import find
@@ -276,6 +277,16 @@ class Unit:
     """The unit of a number."""
 
     name: str
+
+
+@dataclass(frozen=True, eq=False)  # a registry has no hash
+class OneOf:
+    """The names that a text may be, such as those of a registry."""
+
+    names: Collection[str]
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler(Literal[*self.names])
 
 
 # Larger numbers are typing errors, and would overflow in later computations.
