@@ -16,7 +16,7 @@ from inspect import Signature, signature
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import tomli_w
 import typer
@@ -138,7 +138,8 @@ def main() -> None:
 
         code = end_launch(error)
     except typer.TyperException as error:
-        code = _on_ranks(partial(_refuse, error))
+        refuse = partial(_refuse, error)
+        code = _on_ranks(lambda context: context.from_root(refuse))
     hdf5 = sys.modules.get("hpcfwi.storage.hdf5")
     if hdf5 is not None and hdf5.unclosed:
         # At exit HDF5 would try to write these files again, and crash or wait for other ranks
@@ -195,20 +196,14 @@ def _stop_early(number: int, frame: FrameType | None) -> None:
     )
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"hpcfwi {__version__}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def hpcfwi(
     command: typer.Context,
-    version: Annotated[  # noqa: ARG001
-        bool,
-        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version."),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
+    if version:
+        typer.echo(f"hpcfwi {__version__}")
+        raise typer.Exit
     if command.invoked_subcommand is None:
         typer.echo(command.get_help())
 
@@ -278,7 +273,8 @@ def run(job: Job, restarts: Restarts = 0, launch: Launch = "") -> int:
         return run_with_restarts(job.config, job.changes, launch, restarts, job.device, job.quiet)
 
     command = f"hpcfwi run {job.config} --restarts {restarts} --launch '{launch or 'mpirun -n 4'}'"
-    return _on_one_rank(work, f"Start it without a launcher; it starts the ranks: `{command}`.")
+    remedy = f"Start it without a launcher; it starts the ranks: `{command}`."
+    return _on_ranks(work, alone=remedy)
 
 
 @_command
@@ -353,7 +349,7 @@ def status(
 
         return tell_status(job.config, job.changes, job.quiet)
 
-    return _on_one_rank(work, "Start the command without a launcher.")
+    return _on_ranks(work, alone="Start the command without a launcher.")
 
 
 @_command
@@ -403,13 +399,10 @@ def show(
     """Draw the figures of a run again, from the files of its directory."""
 
     def work(context: Context) -> None:
-        from hpcfwi.run.drawing import show as draw_again
-        from hpcfwi.run.drawing import write_report
+        from hpcfwi.run import drawing
 
-        def draw() -> list[Path]:
-            return [write_report(directory, pdf)] if report else draw_again(directory, pdf)
-
-        for figure in context.from_root(draw):
+        draw = drawing.write_report if report else drawing.show
+        for figure in context.from_root(partial(draw, directory, pdf)):
             if context.is_root and not quiet:
                 typer.echo(figure)
 
@@ -434,7 +427,7 @@ def bench(
         if not quiet:
             show_numbers(numbers)
 
-    return _on_one_rank(work, "Start the command without a launcher.")
+    return _on_ranks(work, alone="Start the command without a launcher.")
 
 
 @_command
@@ -449,49 +442,47 @@ def convert(request: Request, quiet: Quiet = False) -> int:
     return _on_ranks(work)
 
 
-def _refuse(error: typer.TyperException, context: Context) -> None:
-    def refuse() -> None:
-        asked = getattr(error, "ctx", None)
-        command = "hpcfwi" if asked is None else asked.command_path
-        found = error.format_message().rstrip(".").replace("Value error, ", "")
-        if asked is not None and found.startswith("Missing argument"):
-            # A single word is taken for TO, although it may be FROM
-            arguments = [p for p in asked.command.params if p.param_type_name == "argument"]
-            if len(arguments) > 1:
-                found = f"Missing argument: expected {' and '.join(p.metavar for p in arguments)}"
-        raise InputError("command line", found, f"See {command} --help.")
-
-    context.from_root(refuse)
+def _refuse(error: typer.TyperException) -> NoReturn:
+    asked = getattr(error, "ctx", None)
+    command = "hpcfwi" if asked is None else asked.command_path
+    found = error.format_message().rstrip(".").replace("Value error, ", "")
+    if asked is not None and found.startswith("Missing argument"):
+        # A single word is taken for TO, although it may be FROM
+        arguments = [p for p in asked.command.params if p.param_type_name == "argument"]
+        if len(arguments) > 1:
+            found = f"Missing argument: expected {' and '.join(p.metavar for p in arguments)}"
+    raise InputError("command line", found, f"See {command} --help.")
 
 
 def _on_ranks(
     work: Callable[[Context], int | None],
     device: str = "cpu",
-    join: Callable[[], Context] | None = None,
     always: bool = False,
+    alone: str | None = None,
 ) -> int:
     """Run `work` on all ranks and return the exit code; None is 0.
 
-    device: option of the command, "cpu" for commands that do not simulate; join: a function that
-    makes this process a rank, by default `launch` if `always` is True, otherwise `launch_if_asked`.
-    `work` imports its modules after this, because parallel HDF5 starts MPI when it is imported,
-    while `launch` can explain a failure of MPI.
+    device: option of the command, "cpu" for commands that do not simulate; always: True if MPI is
+    started without a launcher, too; alone: for a command that must run in one process, the remedy
+    if there are others. `work` imports its modules after the launch, because parallel HDF5 starts
+    MPI when it is imported, while `launch` can explain a failure of MPI.
     """
     with _keeping_all():
         from hpcfwi.parallel.failure import run_guarded
-        from hpcfwi.parallel.launch import end_launch, launch, launch_if_asked
+        from hpcfwi.parallel.launch import end_launch, launch, launch_if_asked, stay_alone
         from hpcfwi.parallel.watch import SIGNALS
         from hpcfwi.system import refuse_settings_of_others
 
     # A rank that leaves while the ranks connect would keep the others waiting for ever.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     release = partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-    if join is None:
-        launching = launch if always else launch_if_asked
-        join = partial(launching, device != "cpu", device == "shared-gpu")
     try:
         refuse_settings_of_others()
-        context = join()
+        if alone is not None:
+            context = stay_alone(alone)
+        else:
+            join = launch if always else launch_if_asked
+            context = join(device != "cpu", device == "shared-gpu")
 
         def begin() -> int:
             release()
@@ -520,10 +511,3 @@ def _keeping_all() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _on_one_rank(work: Callable[[Context], int | None], remedy: str) -> int:
-    """Run `work` in this process, which must be the only one, without MPI; return the exit code."""
-    from hpcfwi.parallel.launch import stay_alone
-
-    return _on_ranks(work, join=partial(stay_alone, remedy))

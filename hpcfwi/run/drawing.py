@@ -358,8 +358,8 @@ TITLES = {
 OF_EACH = ("fit", "check")
 
 
-def write_report(path: Path, pdf: bool = False) -> Path:
-    """Draw the figures of a run again, write report.html to its directory, and return the path.
+def write_report(path: Path, pdf: bool = False) -> list[Path]:
+    """Draw the figures of a run again, write report.html to its directory, and return its path.
 
     pdf: as in `show`.
 
@@ -389,7 +389,7 @@ def write_report(path: Path, pdf: bool = False) -> Path:
     report = path / "report.html"
     with refusing_unwritable(report, UNWRITABLE), written_whole(report) as whole:
         whole.write(page.encode())
-    return report
+    return [report]
 
 
 def _read_findings(directory: RunDirectory) -> list[tuple[str, list[str], list[str]]]:
