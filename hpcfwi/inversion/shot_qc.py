@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfwi.errors import Finding
 from hpcfwi.inversion.conditioning import (
     find_gains,
     measure_energies,
@@ -105,6 +106,36 @@ class Fit:
         good = np.isfinite(observed).all(axis=1) & np.isfinite(residual).all(axis=1)
         return np.sqrt(observed[good].sum(axis=0)), np.sqrt(residual[good].sum(axis=0))
 
+    def describe(self) -> str:
+        """Return the description of the fit, as a clause without a full stop."""
+        scaled = " with all traces scaled to the same norm, as the misfit ignores amplitudes"
+        return (
+            f"the residual of {len(self.shots)} shots is {100.0 * self.ratio:.0f} % of the "
+            f"observed data{scaled * self.normalized}; at {self.frequency:.3g} Hz, "
+            f"{100.0 * self.close:.0f} % of the traces are less than {CLOSE:.0f} degrees off"
+        )
+
+    def judge(self, epoch: int) -> list[Finding]:
+        """Return a warning if the fit is poor; epoch: the one after which it was measured."""
+        if self.close < FEW_CLOSE:
+            found = (
+                f"at {self.frequency:.3g} Hz, only {100.0 * self.close:.0f} % of the traces are "
+                f"less than {CLOSE:.0f} degrees off: the model does not explain the arrival times, "
+                "and cycles may be skipped"
+            )
+        elif self.ratio > POOR:
+            found = (
+                f"the residual is {100.0 * self.ratio:.0f} % of the observed data: much of them is "
+                "noise or is not explained, for example because cycles are skipped"
+            )
+        else:
+            return []
+        remedy = (
+            "Look at the figures fit and traces. Start with lower frequencies, shorter offsets or "
+            "a better starting model, or use another misfit."
+        )
+        return [Finding("warning", f"data fit after epoch {epoch}", found, remedy)]
+
 
 def measure_fit(
     view: View, misfit: float, frequency: float, dt: float, normalized: bool
@@ -171,32 +202,6 @@ def find_power(traces: NDArray[np.float64]) -> NDArray[np.float64]:
     if not good.any():
         return np.full(traces.shape[-1] // 2 + 1, np.nan)
     return np.asarray((np.abs(np.fft.rfft(traces[good])) ** 2).sum(axis=0))
-
-
-def describe_fit(fit: Fit) -> str:
-    """Return the description of a fit, as a clause without a full stop."""
-    scaled = " with all traces scaled to the same norm, as the misfit ignores amplitudes"
-    return (
-        f"the residual of {len(fit.shots)} shots is {100.0 * fit.ratio:.0f} % of the observed data"
-        f"{scaled * fit.normalized}; at {fit.frequency:.3g} Hz, {100.0 * fit.close:.0f} % of the "
-        f"traces are less than {CLOSE:.0f} degrees off"
-    )
-
-
-def judge_fit(fit: Fit) -> str | None:
-    """Return the reason why a fit is poor, or None if it is not."""
-    if fit.close < FEW_CLOSE:
-        return (
-            f"at {fit.frequency:.3g} Hz, only {100.0 * fit.close:.0f} % of the traces are less "
-            f"than {CLOSE:.0f} degrees off: the model does not explain the arrival times, and "
-            "cycles may be skipped"
-        )
-    if fit.ratio > POOR:
-        return (
-            f"the residual is {100.0 * fit.ratio:.0f} % of the observed data: much of them is "
-            "noise or is not explained, for example because cycles are skipped"
-        )
-    return None
 
 
 def choose_shots(n_shots: int) -> NDArray[np.int64]:

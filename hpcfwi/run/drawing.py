@@ -25,7 +25,7 @@ from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, refusing
 from hpcfwi.inversion.preparation import emit
 from hpcfwi.inversion.resolution import reflectivity
-from hpcfwi.inversion.shot_qc import Fit, View, choose_drawn, describe_fit, to_unit_norm
+from hpcfwi.inversion.shot_qc import Fit, View, choose_drawn, to_unit_norm
 from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.model import PARAMETERS, Model, rms_difference
 from hpcfwi.parallel.context import Context
@@ -33,7 +33,6 @@ from hpcfwi.report.page import make_page, read_metrics
 from hpcfwi.report.panels import CHANGING, EpochPicture
 from hpcfwi.run.directory import RunDirectory, refusing_unwritable
 from hpcfwi.run.records import (
-    check_fit,
     read_fit,
     read_masks,
     read_pictures,
@@ -400,7 +399,7 @@ def _read_findings(directory: RunDirectory) -> list[tuple[str, list[str], list[s
         if exists(directory.fit(number)):
             fit, epoch = read_fit(directory.fit(number))
             title = "Data fit" + (f" of stage {name}" if len(stages) > 1 else "")
-            findings.append((title, [describe_fit(fit)], [*map(str, check_fit(fit, epoch))]))
+            findings.append((title, [fit.describe()], [*map(str, fit.judge(epoch))]))
     return findings
 
 

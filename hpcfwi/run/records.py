@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.errors import Finding, InputError, quote
+from hpcfwi.errors import InputError, quote
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.parameters import level_floor
-from hpcfwi.inversion.shot_qc import Fit, ShotFit, View, judge_fit
+from hpcfwi.inversion.shot_qc import Fit, ShotFit, View
 from hpcfwi.inversion.wavelets import Wavelet, WaveletEstimate
 from hpcfwi.model import Grid, Model, fixed_cells
 from hpcfwi.report.panels import (
@@ -54,18 +54,6 @@ if TYPE_CHECKING:
     from hpcfwi.report.models import ResolutionTest
 
 _UNDRAWN = "Remove the file; figures cannot be drawn from it."
-
-
-def check_fit(fit: Fit, epoch: int) -> list[Finding]:
-    """Return a warning if the fit after an epoch is poor."""
-    found = judge_fit(fit)
-    if found is None:
-        return []
-    remedy = (
-        "Look at the figures fit and traces. Start with lower frequencies, shorter offsets or a "
-        "better starting model, or use another misfit."
-    )
-    return [Finding("warning", f"data fit after epoch {epoch}", found, remedy)]
 
 
 def write_fit(path: Path, fit: Fit, epoch: int) -> None:

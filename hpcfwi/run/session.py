@@ -45,7 +45,6 @@ from hpcfwi.inversion.shot_qc import (
     balance_recorded,
     choose_shots,
     choose_views,
-    describe_fit,
     knows_amplitudes,
     measure_fit,
     read_observed,
@@ -483,8 +482,8 @@ def fit_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | Non
             suffix = directory.suffix(stage.number, len(recorder.stages))
             drawing.draw_fit(recorder.painter.submit, found, epoch, suffix)
             seconds = time.monotonic() - started
-            log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, describe_fit(found))
-            for finding in records.check_fit(found, epoch):
+            log.info("Data fit after epoch %d, %.1f s: %s", epoch, seconds, found.describe())
+            for finding in found.judge(epoch):
                 log.warning("%s", finding.text)
 
         context.from_root(keep)

@@ -11,10 +11,8 @@ from hpcfwi.inversion.shot_qc import (
     choose_drawn,
     choose_shots,
     choose_views,
-    describe_fit,
     find_phases,
     find_power,
-    judge_fit,
     knows_amplitudes,
     measure_fit,
 )
@@ -75,7 +73,7 @@ def test_ratio_of_fit_is_residual_relative_to_observed(part):
     fit = Fit(FREQUENCY, TimeAxis(DT, 0.0), shots, tuple(views), False)
     assert fit.ratio == pytest.approx(part, rel=1e-5, abs=1e-6)
     assert fit.frequencies.shape == fit.amplitudes[0].shape
-    assert f"the residual of 2 shots is {100 * part:.0f} %" in describe_fit(fit)
+    assert f"the residual of 2 shots is {100 * part:.0f} %" in fit.describe()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +104,7 @@ def test_fit_of_zero_traces_is_described_as_nan():
         (view,),
         False,
     )
-    assert "nan %" in describe_fit(fit)
+    assert "nan %" in fit.describe()
 
 
 @pytest.mark.parametrize("n_shots", [1, 2, 7, 12, 13, 24, 341])
@@ -142,7 +140,7 @@ def test_normalized_fit_ranks_good_above_bad_despite_amplitudes():
         "without normalization"
     )
     assert fitted(good, observed, True).ratio < 0.2 < fitted(bad, observed, True).ratio
-    assert "scaled to the same norm" in describe_fit(fitted(good, observed, True))
+    assert "scaled to the same norm" in fitted(good, observed, True).describe()
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -163,5 +161,6 @@ def test_traces_without_an_arrival_are_ignored_in_a_normalized_fit(normalized):
 )
 def test_poor_fit_is_reported(late, size, words):
     times = np.linspace(1.0, 2.0, 20)
-    found = judge_fit(fitted(size * arriving(*times + late), arriving(*times), False))
-    assert found is None if words is None else words in found
+    found = fitted(size * arriving(*times + late), arriving(*times), False).judge(epoch=3)
+    assert [finding.where for finding in found] == ["data fit after epoch 3"] * (words is not None)
+    assert all(words in finding.found for finding in found)
