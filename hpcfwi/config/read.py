@@ -123,6 +123,13 @@ class Config(Section):
         configs = (Config.model_validate(stage.override(tables)) for stage in self.stage)
         return list(zip(self._stage_names, configs, strict=True))
 
+    def prefixed_stages(self) -> list[tuple[str, Config]]:
+        """Return the config of each stage, with the prefix of its keys in messages."""
+        return [
+            (f"stage.{number}." if self.stage else "", part)
+            for number, (_, part) in enumerate(self.stages(), start=1)
+        ]
+
     @property
     def _stage_names(self) -> list[str]:
         return [stage.name or str(number) for number, stage in enumerate(self.stage, start=1)]
@@ -296,29 +303,23 @@ def import_plugins(path: Path, config: Config) -> None:
     path: path of the config, for messages. Raises `InputError` if an import or a key is wrong.
     """
     _check_methods(path, config, are_own=True)
-    for parents, stage in _name_stages(config):
+    for prefix, stage in config.prefixed_stages():
         prior = stage.inversion.prior
         if prior is not None:
-            key = ".".join((*parents, "inversion.prior.denoiser"))
-            find_plugin(f"{path}: {key}", prior.denoiser, DENOISERS, prior.folder)
+            key = f"{path}: {prefix}inversion.prior.denoiser"
+            find_plugin(key, prior.denoiser, DENOISERS, prior.folder)
 
 
 def _check_methods(path: Path, config: Config, are_own: bool) -> None:
     """Check the keys of the methods in the registries or, with `are_own`, of the user's methods."""
-    for parents, stage in _name_stages(config):
-        for keys, choice in find_choices(stage):
+    for prefix, stage in config.prefixed_stages():
+        for key, choice in find_choices(stage):
             if (choice.chosen not in choice.registry) is not are_own:
                 continue
             try:
                 choice.check()
             except ValidationError as error:
-                raise explain(path, error, choice.table, (*parents, *keys)) from error
-
-
-def _name_stages(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """Yield the keys that lead to each stage, and the stage's config."""
-    for number, (_, stage) in enumerate(config.stages(), start=1):
-        yield ("stage", str(number)) if config.stage else (), stage
+                raise explain(path, error, choice.table, (prefix + key).split(".")) from error
 
 
 def _add_folder(table: dict[str, Any], keys: Sequence[str], name: str) -> None:

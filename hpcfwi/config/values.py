@@ -417,13 +417,10 @@ def keys_of(place: str) -> type[Section]:
     )
 
 
-def find_choices(
-    section: BaseModel, parents: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Choice]]:
-    """Yield the choices in a section and its subsections, with the keys that lead to them."""
-    for key in type(section).model_fields:
-        value, path = getattr(section, key), (*parents, key)
+def find_choices(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Choice]]:
+    """Yield the choices in a section and its subsections, with their keys (section.key)."""
+    for key, value in section:
         if isinstance(value, Choice):
-            yield path, value
+            yield prefix + key, value
         elif isinstance(value, BaseModel):
-            yield from find_choices(value, path)
+            yield from find_choices(value, f"{prefix}{key}.")

@@ -54,14 +54,6 @@ STEPS_A_SAMPLE = (1e-4, 1e3)
 MOST_PASSAGES = 50.0
 
 
-def name_stages(config: Config) -> list[tuple[str, Config]]:
-    """Return the configs of the stages, each with the prefix of its keys in messages."""
-    return [
-        (f"stage.{number}." if config.stage else "", part)
-        for number, (_, part) in enumerate(config.stages(), start=1)
-    ]
-
-
 def check_parameters(config: Config) -> Iterator[Finding]:
     """Yield the errors of keys that need no file: parameters, equations and time axes."""
     equation, names = config.wave.equation, equation_of(config).parameters
@@ -72,7 +64,7 @@ def check_parameters(config: Config) -> Iterator[Finding]:
                 f'wave.equation = "{equation}" has no {name}, only {", ".join(names)}',
                 "Leave it out, or choose another equation.",
             )
-    for where, part in name_stages(config):
+    for where, part in config.prefixed_stages():
         yield from _check_unknowns(part, where, names)
         if part.wave.attenuation is not None and "qp" not in names:
             yield _error(

@@ -29,7 +29,6 @@ from hpcfwi.inversion.checks import (
     check_parameters,
     check_stage,
     check_units,
-    name_stages,
     refuse_engine,
 )
 from hpcfwi.inversion.conditioning import read_picks
@@ -107,7 +106,8 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         stages = [("", experiment)]
     else:
         experiment = _prepare_inversion(config, given, survey, observed, context)
-        stages = [(where, replace(experiment, config=part)) for where, part in name_stages(config)]
+        parts = config.prefixed_stages()
+        stages = [(where, replace(experiment, config=part)) for where, part in parts]
     _check(experiment, context)
     if target is None:
         # Only one rank checks the model and all shots.

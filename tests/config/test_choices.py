@@ -89,7 +89,7 @@ def test_choices_are_found_in_nested_sections(choose):
         other: int = 3
 
     found = dict(find_choices(Outer(first=choose("plain"), inner=Inner(how=choose("plain")))))
-    assert list(found) == [("first",), ("inner", "how")]
+    assert list(found) == ["first", "inner.how"]
 
 
 PLACES = [*MISFITS.values(), *OPTIMIZERS.values(), *REGULARIZERS.values(), *NETWORKS.values()]
