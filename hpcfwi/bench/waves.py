@@ -37,25 +37,6 @@ from hpcfwi.wave.numerics import ricker
 PACKAGES = ("hpcfwi", "torch", "numba", "numpy", "h5py", "mpi4py", "deepwave")
 
 
-def time_in_turns(
-    works: Mapping[str, Callable[[], object]], repetitions: int
-) -> dict[str, list[float]]:
-    """Return the seconds of each function, by name, from `repetitions` turns (A B A B).
-
-    With turns, other load on the machine affects all functions alike. Each function is called once
-    before, which is not counted.
-    """
-    for work in works.values():
-        work()
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repetitions):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
 def median_ratio(numerator: list[float], denominator: list[float]) -> float:
     """Return the median of the ratios within each turn."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
@@ -66,9 +47,17 @@ def compare_in_turns(
 ) -> dict[str, tuple[float, float]]:
     """Return the median seconds of each function, and their median ratio to those of another.
 
-    reference: name of the other function.
+    The functions are called in turns (A B A B), so that other load on the machine affects all of
+    them alike. Each is called once before, which is not counted. reference: name of the other one.
     """
-    seconds = time_in_turns(works, repetitions)
+    for work in works.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repetitions):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
     return {
         name: (statistics.median(taken), median_ratio(taken, seconds[reference]))
         for name, taken in seconds.items()

@@ -15,12 +15,11 @@ import torch
 from hpcfwi import cli
 from hpcfwi.bench import run
 from hpcfwi.bench.waves import (
+    compare_in_turns,
     list_engines,
     list_histories,
     longest_interval,
     make_shots,
-    median_ratio,
-    time_in_turns,
 )
 from hpcfwi.wave import Snapshots, acoustic
 from hpcfwi.wave.history import describe
@@ -30,15 +29,12 @@ from tests.ranks import make_env, run_ranks
 def test_functions_are_timed_in_turns_after_a_warm_up(monkeypatch):
     order: list[str] = []
     works = {"a": partial(order.append, "a"), "b": partial(order.append, "b")}
-    seconds = time_in_turns(works, 3)
-    assert order == ["a", "b"] + 3 * ["a", "b"]
-    assert [len(times) for times in seconds.values()] == [3, 3]
-    clock = iter([0.0, 2.0, 2.0, 6.0, 10.0, 13.0, 13.0, 19.0])
+    clock = iter([0.0, 2.0, 2.0, 6.0, 10.0, 13.0, 13.0, 25.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    seconds = time_in_turns(works, 2)
+    taken = compare_in_turns(works, 2, "a")
     monkeypatch.undo()
-    assert seconds == {"a": [2.0, 3.0], "b": [4.0, 6.0]}
-    assert median_ratio(seconds["b"], seconds["a"]) == 2.0
+    assert order == ["a", "b"] + 2 * ["a", "b"]
+    assert taken == {"a": (2.5, 1.0), "b": (8.0, 3.0)}
 
 
 def test_measured_shots_compute_the_gradient_of_the_operator():
