@@ -80,8 +80,8 @@ def check_job(
 
     Raises `InputError` on all ranks for all errors in the input that a run would report.
     """
-    load = partial(load_config, path, settings, migrates)
-    run_in_crews(load, context, partial(_check, path, quiet), needs_crews=False)
+    work = partial(_check, path, quiet)
+    run_in_crews(path, settings, context, work, migrates, needs_crews=False)
 
 
 def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
@@ -126,8 +126,8 @@ def plan_job(
     Raises `InputError` on all ranks for all errors in the input that a run would report, and for
     errors in the plan, after it is written.
     """
-    load = partial(load_config, path, settings, migrates)
-    run_in_crews(load, context, partial(_plan, path, quiet, quick), needs_crews=False)
+    work = partial(_plan, path, quiet, quick)
+    run_in_crews(path, settings, context, work, migrates, needs_crews=False)
 
 
 def _plan(path: Path, quiet: bool, quick: bool, config: Config, context: Context) -> None:

@@ -74,7 +74,6 @@ def run_job(
     Raises the errors of `load_config`, `prepare`, `check_observed`, `plan_memory_of_ranks`,
     `claim`, `restore`, `simulate_observed` and `invert`.
     """
-    load = partial(load_config, path, settings, migrates)
 
     def work(config: Config, context: Context) -> None:
         # There is one request for the whole job; a signal between two requests would be lost.
@@ -95,7 +94,7 @@ def run_job(
                     become_root,
                 )
 
-    run_in_crews(load, context, work)
+    run_in_crews(path, settings, context, work, migrates)
 
 
 def watch_preparation(context: Context, stop: StopRequest, continues: str) -> Watch:
@@ -251,12 +250,10 @@ def simulate_into(
                 convert_to_segy(gathers, target, context, quiet)
                 context.from_root(gathers.unlink)
 
-    run_in_crews(
-        partial(load_config, path, settings),
-        context,
-        lambda config, leaders: retry_after_death(leaders, partial(simulate, config, leaders)),
-        target=gathers,
-    )
+    def work(config: Config, context: Context) -> None:
+        retry_after_death(context, partial(simulate, config, context))
+
+    run_in_crews(path, settings, context, work, target=gathers)
 
 
 def _is_segy(target: Path) -> bool:
@@ -295,10 +292,10 @@ def _check_memory(stages: Sequence[Stage], context: Context) -> None:
 
 def _introduce(files: str, experiment: Experiment, context: Context) -> None:
     hosts = context.all_gather(context.host)
-    threads = context.all_gather(context.threads)
+    threads, leader = context.all_gather(context.threads), context.leader
     ranks = say_count(context.size, "rank")
-    if context.leader is not None:
-        ranks = f"{say_count(context.size, 'crew')} of {context.leader.size} ranks"
+    if leader is not None:
+        ranks = f"{say_count(context.size, 'crew')} of {leader.size} ranks"
     log.info(
         "hpcfwi %s, torch %s: %s on %s, %s, %s thread%s per rank",
         __version__,
@@ -309,12 +306,9 @@ def _introduce(files: str, experiment: Experiment, context: Context) -> None:
         "/".join(map(str, sorted(set(threads)))),
         "s" * (max(threads) > 1),
     )
-    if context.leader is not None:
-        leader = context.leader
-        layers = describe_layers(
-            experiment, leader.size, context.threads, leader.hosts, context.device
-        )
-        log.info("%s", layers)
+    if leader is not None:
+        own = context.threads, leader.hosts, context.device
+        log.info("%s", describe_layers(experiment, leader.size, *own))
     log.info("%s", describe(context))
     log.info("%s", files)
 
@@ -361,17 +355,17 @@ def check_before_inverting(
         for line in one.describe():
             log.info("Data%s: %s", f", {one.label}" if one.label else "", line)
     refuse(finding for one in compared for finding in one.findings)
-    context.from_root(partial(write_checked, directory, compared))
 
-    def warn(one: DataComparison) -> None:
-        for finding in one.findings:
-            log.warning("%s", finding.text)
-        figure = draw_comparison(one, directory)
-        log.warning("Observed data and data of the starting model: %s", figure)
+    def warn() -> None:
+        write_checked(directory, compared)
+        for one in compared:
+            for finding in one.findings:
+                log.warning("%s", finding.text)
+            if one.findings:
+                figure = draw_comparison(one, directory)
+                log.warning("Observed data and data of the starting model: %s", figure)
 
-    for one in compared:
-        if one.findings:
-            context.from_root(partial(warn, one))
+    context.from_root(warn)
 
 
 def compare_all_data(
@@ -430,24 +424,26 @@ def draw_comparison(compared: DataComparison, directory: RunDirectory) -> Path:
 
 
 def run_in_crews(
-    load: Callable[[], Config],
+    path: Path,
+    settings: Sequence[str],
     context: Context,
     work: Callable[[Config, Context], None],
+    migrates: bool = False,
     needs_crews: bool = True,
     target: Path | None = None,
 ) -> None:
-    """Run `work` on the leaders of the crews that a config asks for; the others serve them.
+    """Read a config, and run `work` on the leaders of the crews that it asks for; collective.
 
-    Without crews, all ranks run it. `work` gets the config, which `load` reads on rank 0, and the
-    context of the ranks that run it. needs_crews: False if a single rank may run it alone; target:
-    see `prepare`. Collective.
+    The other ranks serve them; without crews, all ranks run it. `work` gets the config and the
+    context of the ranks that run it. path, settings, migrates: see `load_config`; needs_crews:
+    False if a single rank may run it alone; target: see `prepare`.
 
     Raises
     ------
     InputError
         On all ranks, if the config cannot be read, or the ranks cannot be divided.
     """
-    config = context.from_root(load)
+    config = context.from_root(partial(load_config, path, settings, migrates))
     size = config.wave.ranks_per_shot
     if context.size == 1 and (size == "auto" or not needs_crews):
         size = 1

@@ -84,8 +84,8 @@ def invert(
     state: State,
     context: Context,
     stop: StopRequest,
-    quiet: bool = False,
-    become_root: Callable[[], None] = lambda: None,
+    quiet: bool,
+    become_root: Callable[[], None],
 ) -> None:
     """Run the epochs that are left, stage by stage; collective.
 
@@ -553,9 +553,7 @@ def _find_fit(
 
 
 def _is_kept(path: Path, epoch: int) -> bool:
-    if not is_there(path):
-        return False
     try:
-        return records.read_fit(path)[1] == epoch
+        return is_there(path) and records.read_fit(path)[1] == epoch
     except InputError:
         return False
