@@ -68,34 +68,30 @@ def explain(
         for parent, part in pairwise(("", *(first["loc"] or ("the file",))))
     )
     sections = [part for part in parents if part not in TAGS]
-    kind, found = first["type"], first["input"]
-    if kind == "extra_forbidden":
-        name, place = quote(last)[1:-1], ".".join([*keys, *sections])
-        known = ", ".join(sorted(_table(sections, table).model_fields))
-        remedy = f"{place or 'The file'} has the keys {known}."
-        where = ".".join([*keys, *sections, name])
-        return InputError(f"{path}: {where}", "unknown key", remedy)
-    key = ".".join([*keys, *sections, *([] if last in TAGS else [last])])
-    if kind == "missing" and last.isdigit():
-        where = key.removesuffix(f".{last}")
-        problem = f"found {quote(found)}, expected more values"
-        return InputError(f"{path}: {where}", problem, "Change the value.")
-    if kind == "missing":
-        section = _table(sections, table)
-        words = meaning(section, last) if last in section.model_fields else None
-        described = f" {last}: {words.splitlines()[0]}" if words else ""
-        return InputError(f"{path}: {key}", "missing", f"Add the key.{described}")
+    place, kind, found = [*keys, *sections], first["type"], first["input"]
+    key = ".".join(place if last in TAGS else [*place, last])
     message = first["msg"]
     for start in ("Value error, ", "Input should be ", "Tuple should have "):
         message = message.removeprefix(start)
-    if kind == "value_error":
-        return InputError(f"{path}: {key}", message, "Change the section.")
-    if kind == "tuple_type" and isinstance(found, dict):
+    problem, remedy = f"found {quote(found)}, expected {message}", "Change the value."
+    if kind == "extra_forbidden":
+        key = ".".join([*place, quote(last)[1:-1]])
+        known = ", ".join(sorted(_table(sections, table).model_fields))
+        problem = "unknown key"
+        remedy = f"{'.'.join(place) or 'The file'} has the keys {known}."
+    elif kind == "missing" and last.isdigit():
+        key, problem = ".".join(place), f"found {quote(found)}, expected more values"
+    elif kind == "missing":
+        section = _table(sections, table)
+        words = meaning(section, last) if last in section.model_fields else None
+        described = f" {last}: {words.splitlines()[0]}" if words else ""
+        problem, remedy = "missing", f"Add the key.{described}"
+    elif kind == "value_error":
+        problem, remedy = message, "Change the section."
+    elif kind == "tuple_type" and isinstance(found, dict):
+        problem = "found one table, expected a list of tables"
         remedy = f"Write two brackets around the name of each: [[{key}]]."
-        return InputError(f"{path}: {key}", "found one table, expected a list of tables", remedy)
-    return InputError(
-        f"{path}: {key}", f"found {quote(found)}, expected {message}", "Change the value."
-    )
+    return InputError(f"{path}: {key}", problem, remedy)
 
 
 def _table(sections: list[str], table: type[BaseModel]) -> type[BaseModel]:
