@@ -77,7 +77,7 @@ def run_bench(
     torch.set_num_threads(threads)
     shape, steps = ((40, 60), 40) if small else ((160, 320), 400)
     shots = make_shots(shape, threads, steps, receivers=20 if small else 100)
-    repetitions = 1 if small else REPETITIONS
+    repetitions, most = (1, 1) if small else (REPETITIONS, len(os.sched_getaffinity(0)))
     histories = list_histories(list_engines()["cpu"], longest_interval(shots))
     if small:
         histories = histories[:2]
@@ -88,8 +88,8 @@ def run_bench(
     }
     # Ranks are measured first, because importing parallel HDF5 starts MPI in this process.
     parts: dict[str, Callable[[Path], Any]] = {
-        "ranks": lambda _: compare_ranks(repetitions, 1 if small else None),
-        "layers": lambda _: compare_layers(repetitions, 1 if small else None),
+        "ranks": lambda _: compare_ranks(repetitions, most),
+        "layers": lambda _: compare_layers(repetitions, most),
         "engines": lambda _: compare_engines(shots, repetitions),
         "histories": lambda _: compare_histories(shots, "cpu", histories, repetitions),
         "growth": lambda _: measure_growth(shots, repetitions),
@@ -259,27 +259,22 @@ CASES = {
 OWN_VARIABLES = ("PMIX_", "PMI_", "OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP_CTX", "PRTE_")
 
 
-def compare_ranks(repetitions: int, most: int | None = None) -> list[dict[str, Any]]:
-    """Measure the seconds of an epoch for each number of ranks, and the parallel efficiency.
+def compare_ranks(repetitions: int, most: int) -> list[dict[str, Any]]:
+    """Measure the seconds of an epoch on 1, 2, 4, ... and `most` ranks, and the efficiency.
 
     The efficiency is the time of one rank divided by the number of ranks and by their time; it is
     the median over the repetitions. The list is empty if there is no working launcher.
-
-    most: largest number of ranks, by default the number of cores.
     """
-    most = most or len(os.sched_getaffinity(0))
-    found = _compare("200x400", 2 * most, repetitions, most)
-    return [{**row, "shots": 2 * most} for row in found]
+    return _compare("200x400", 2 * most, repetitions, most)
 
 
-def compare_layers(repetitions: int, most: int | None = None) -> list[dict[str, Any]]:
-    """Measure the seconds of the gradient of one shot for each number of ranks.
+def compare_layers(repetitions: int, most: int) -> list[dict[str, Any]]:
+    """Measure the seconds of the gradient of one shot on 1, 2, 4, ... and `most` ranks.
 
     The ranks simulate the shot together, each a layer of its grid. The grid is the same for all
     numbers of ranks (strong scaling), or its depth is proportional to their number (weak scaling).
     The efficiency is the number of cells per second and rank, divided by that of one rank.
     """
-    most = most or len(os.sched_getaffinity(0))
     return [
         row
         for case in CASES
@@ -311,6 +306,7 @@ def _compare(
     return [
         {
             "ranks": n,
+            "shots": batch,
             "points": list(shots[n].shape),
             "seconds": statistics.median(seconds[n]),
             "efficiency": median_ratio(seconds[1], seconds[n])
