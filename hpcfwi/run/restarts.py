@@ -148,11 +148,24 @@ def supervise(
     launcher, which would kill its ranks at SIGTERM and SIGINT and therefore gets SIGUSR1 instead.
     Raises `InputError` if the command cannot be started.
     """
-    relay = _Relay(launches)
-    with handling(relay.pass_on):
+    child: subprocess.Popen[bytes] | None = None
+    received = 0  # the number of the last signal
+
+    def pass_on(number: int, frame: FrameType | None = None) -> None:  # noqa: ARG001
+        nonlocal received
+        received = number
+        if child is not None:
+            child.send_signal(signal.SIGUSR1 if launches else number)
+
+    with handling(pass_on):
         place = ""
         for restart in range(restarts + 1):
-            code = relay.run(command)
+            child = _start(command)
+            if received:  # it came before the command was started
+                pass_on(received)
+            code = child.wait()
+            child = None
+            code = code if code >= 0 else 128 - code
             if code in FINAL:
                 return code
             before, place = place, reached()
@@ -166,7 +179,7 @@ def supervise(
             if code == KILLED:
                 end += f" (killed, probably for memory: {say_bytes(free_on_host())} are free here)"
             code = code or 1
-            if relay.received:
+            if received:
                 return code
             if restart == restarts:
                 break
@@ -178,33 +191,14 @@ def supervise(
     return code
 
 
-class _Relay:
-    """Runs commands, and passes signals on to them."""
-
-    def __init__(self, launches: bool) -> None:
-        self.received = 0  # the number of the last signal
-        self._launches = launches
-        self._child: subprocess.Popen[bytes] | None = None
-
-    def run(self, command: Sequence[str]) -> int:
-        """Run a command with the input and output of this process, and return its exit code."""
-        try:
-            # The launcher gets a new session; otherwise Ctrl-C would also reach it directly.
-            self._child = subprocess.Popen(command, start_new_session=True)
-        except OSError as error:
-            raise InputError(
-                f"--launch: {command[0]}",
-                f"it cannot be started ({error.strerror})",
-                "Give a command that starts the ranks, as in --launch 'mpirun -n 4'.",
-            ) from error
-        if self.received:  # it came before the command was started
-            self.pass_on(self.received)
-        code = self._child.wait()
-        self._child = None
-        return code if code >= 0 else 128 - code
-
-    def pass_on(self, number: int, frame: FrameType | None = None) -> None:  # noqa: ARG002
-        """Pass a signal on to the running command, or to the next one."""
-        self.received = number
-        if self._child is not None:
-            self._child.send_signal(signal.SIGUSR1 if self._launches else number)
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a command with the input and output of this process."""
+    try:
+        # The launcher gets a new session; otherwise Ctrl-C would also reach it directly.
+        return subprocess.Popen(command, start_new_session=True)
+    except OSError as error:
+        raise InputError(
+            f"--launch: {command[0]}",
+            f"it cannot be started ({error.strerror})",
+            "Give a command that starts the ranks, as in --launch 'mpirun -n 4'.",
+        ) from error
