@@ -466,14 +466,11 @@ def fit_at_end(stage: Stage, recorder: Recorder, stop: StopRequest) -> str | Non
             Watch(context, stop, recorder.save),
             open_observed(recorder.experiment, context) as reader,
         ):
-            # An error is raised on all ranks, which can then close a parallel file together.
-            found: Fit | str | InputError | InversionFailure
             try:
                 found = _find_fit(stage, recorder, reader, stop)
-            except (InputError, InversionFailure) as failure:
-                found = failure
-        if isinstance(found, Exception):
-            raise found
+            except (InputError, InversionFailure):
+                reader.close()  # on all ranks, which all have this error
+                raise
         if isinstance(found, str):
             return found
 
