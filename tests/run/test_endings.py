@@ -21,12 +21,11 @@ from hpcfwi.inversion import shot_qc
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.run import records, session
-from hpcfwi.run.job import run_job
 from hpcfwi.run.records import read_fit
 from hpcfwi.storage.models import read_model
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
 from tests.ranks import run_ranks
-from tests.undrawn import draw_nothing
+from tests.undrawn import run_undrawn
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -44,11 +43,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The directory of a run of two stages, with encoded shots and an estimated wavelet."""
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        draw_nothing(patch.setattr)
-        run_job(write_input(folder, CHANGES), (), Context.alone(), inverts=True, quiet=True)
-    return folder / "run"
+    return run_undrawn(write_input(tmp_path_factory.mktemp("whole"), CHANGES))
 
 
 @pytest.fixture

@@ -264,6 +264,7 @@ def test_migration_finds_the_reflectors(hpcfwi: Any, tmp_path: Path, equation: s
             },
             ["first ends of gauges", "lie outside the model, the first at [47.929, -7.071] m"],
         ),
+        ("elastic", {"wave.engine": "deepwave"}, ["wave.engine", "for the equation elastic"]),
         ("elastic", {"data.components": {"vz": 2.0}}, ["data.components", "survey has pressure"]),
         (
             "elastic",
@@ -374,13 +375,6 @@ def test_starting_model_has_quality_factors_of_its_own(hpcfwi: Any, tmp_path: Pa
     rock = true["vs"] > 0.0
     np.testing.assert_array_equal(found["qp"], np.where(rock, 60.0, 1e4))
     np.testing.assert_array_equal(found["qs"], true["qs"])
-
-
-def test_engine_without_the_equation_is_refused(
-    hpcfwi: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_elastic(tmp_path, "elastic", **{"wave.engine": "deepwave"})
-    assert_refused(hpcfwi, path, ["wave.engine", "for the equation elastic"], capsys)
 
 
 @pytest.mark.parametrize("kind", ["smooth", "linear", "file"])

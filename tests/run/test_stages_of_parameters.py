@@ -13,14 +13,12 @@ import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
 from hpcfwi.run import drawing
-from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model
 from tests.run.test_equations import IN_TURN, write_elastic
 from tests.run.test_synthetic import NO_KEYS
-from tests.undrawn import draw_nothing
+from tests.undrawn import run_undrawn
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -38,11 +36,7 @@ def assert_same_model(path: Path, other: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an uninterrupted inversion whose stages change different parameters."""
-    path = write_staged(tmp_path_factory.mktemp("staged"))
-    with pytest.MonkeyPatch.context() as patch:
-        draw_nothing(patch.setattr)
-        run_job(path, (), Context.alone(), inverts=True, quiet=True)
-    return path.parent / "run"
+    return run_undrawn(write_staged(tmp_path_factory.mktemp("staged")))
 
 
 def test_metrics_have_the_errors_of_all_parameters_in_every_stage(whole: Path) -> None:

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Grid, Model, resample_onto
-from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
-from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD
 from tests.inversion.examples import true_model, write_input
+from tests.undrawn import run_undrawn
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -27,13 +26,7 @@ def vp(path):
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """The directory of a run of two epochs, with its observed data."""
-    from tests.undrawn import draw_nothing
-
-    path = write_input(tmp_path_factory.mktemp("first"), SHORT)
-    with pytest.MonkeyPatch.context() as patch:
-        draw_nothing(patch.setattr)
-        run_job(path, (), Context.alone(), quiet=True)
-    return path.parent / "run"
+    return run_undrawn(write_input(tmp_path_factory.mktemp("first"), SHORT))
 
 
 def write_after(folder, first, changes=None):
