@@ -120,9 +120,6 @@ def main() -> None:
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
             setattr(sys, name, _outlive_readers(stream))
-    if isinstance(sys.stdout, TextIOWrapper):
-        # A file name may hold letters that this terminal's encoding lacks.
-        sys.stdout.reconfigure(errors="backslashreplace")
     # Torch's messages about sockets are not for users; it reads this variable when it is imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -162,11 +159,14 @@ class _Outlet(FileIO):
 
 
 def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
-    """Return a stream to the same output that does not fail when the reader has ended."""
+    """Return a stream to the same output that does not fail when the reader has ended.
+
+    Nor does it fail for a file name with letters that the terminal's encoding lacks.
+    """
     return TextIOWrapper(
         BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False)),
         stream.encoding,
-        stream.errors,
+        "backslashreplace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -345,7 +345,7 @@ def _make_batch(case: str, batch: int, depth: int) -> Shots:
     return shots
 
 
-def _measure(case: str, batch: int, depth: int) -> int:
+def _measure(case: str, batch: int, depth: int) -> None:
     """Run a job on this rank; rank 0 prints the median seconds of the slowest rank."""
     from hpcfwi.parallel.launch import launch
     from hpcfwi.run.job import run_on_leaders
@@ -355,7 +355,6 @@ def _measure(case: str, batch: int, depth: int) -> int:
     shots = _make_batch(case, batch, depth)
     run_on_leaders(together, context, lambda leaders: _measure_epochs(shots, leaders))
     context.close()
-    return 0
 
 
 def _measure_epochs(shots: Shots, context: Any) -> None:
@@ -376,4 +375,4 @@ def _measure_epochs(shots: Shots, context: Any) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(_measure(sys.argv[1], *map(int, sys.argv[2:])))
+    _measure(sys.argv[1], *map(int, sys.argv[2:]))

@@ -272,8 +272,9 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
     for number, stage in enumerate(config.stage, start=1):
         _validate(path, stage.override(whole), "stage", str(number))
     _check_methods(path, config, are_own=False)
+    stages = tables.get("stage", [])
     if not is_run:
-        for part in (tables, *tables.get("stage", ())):
+        for part in (tables, *stages):
             for key, name in OWN.items():
                 _add_folder(part, key.split("."), name)
     typed = {setting.partition("=")[0].strip() for setting in settings}
@@ -284,8 +285,7 @@ def _load(path: Path, settings: Sequence[str]) -> Config:
         # Paths in settings are relative to the current directory; settings do not change stages.
         is_typed = any(name in typed for name in accumulate(keys, "{}.{}".format))
         _locate(tables, keys, Path() if is_typed else path.parent)
-        for part in tables.get("stage", ()):
-            _locate(part, keys, path.parent)
+        _locate(stages, keys, path.parent)
     return _validate(path, tables)
 
 

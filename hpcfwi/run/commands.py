@@ -90,7 +90,6 @@ def _check(path: Path, quiet: bool, config: Config, context: Context) -> None:
         directory = RunDirectory(Path(config.output.directory))
         context.from_root(lambda: directory.check(config))
         context.from_root(directory.check_writable)
-        check_observed(experiment, context)
         compared = compare_all_data(experiment, make_stages(experiment, context), context)
         findings = [finding for one in compared for finding in one.findings]
 

@@ -90,9 +90,9 @@ def read_fit(path: Path) -> tuple[Fit, int]:
         epoch, normalized, frequency, dt, start = (plain(file.attrs[name]) for name in names)
     lengths = {view.observed.shape[-1] for view in views}
     powers = {power.shape for shot in shots for power in (shot.observed, shot.residual)}
-    if not is_whole(epoch) or not all(map(is_number, (frequency, dt, start))):
-        raise _damaged(path)
-    if len(lengths) != 1 or powers != {(min(lengths) // 2 + 1,)} or not 0.0 < dt < np.inf:
+    is_known = is_whole(epoch) and all(map(is_number, (frequency, dt, start)))
+    fits = len(lengths) == 1 and powers == {(min(lengths) // 2 + 1,)}
+    if not is_known or not fits or not 0.0 < dt < np.inf:
         raise _damaged(path)
     fit = Fit(frequency, TimeAxis(dt, start), tuple(shots), tuple(views), bool(normalized))
     return fit, int(epoch)
