@@ -54,21 +54,9 @@ def run_bench(
 ) -> dict[str, Any]:
     """Run all measurements and write DIRECTORY/bench.json; takes two minutes on two cores.
 
-    Parameters
-    ----------
-    directory
-        Directory of the results.
-    threads
-        Number of threads of the engines.
-    tell
-        Called with a description of each measurement when it begins.
-    small
-        If True, use tiny shots, for tests.
-
-    Raises
-    ------
-    InputError
-        The directory cannot be written.
+    threads: number of threads of the engines; tell: called with a description of each measurement
+    when it begins; small: True for tiny shots, for tests. Raises `InputError` if the directory
+    cannot be written.
     """
     remedy = "Choose a directory that you may write, with --output."
     with refusing(str(directory), "cannot be written", remedy):

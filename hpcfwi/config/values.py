@@ -161,24 +161,11 @@ def find_plugin(key: str, name: str, registry: Mapping[str, str], folder: str | 
     """Return the object of a checked name; "module:name" is imported, which executes the module.
 
     Only commands that compute with the object may call this function, because an input may come
-    from somebody else.
+    from somebody else. key: that of the name, for messages; registry: known names and their places;
+    folder: searched for the module after Python's own path.
 
-    Parameters
-    ----------
-    key
-        Key of the input that holds the name, for messages.
-    name
-        Name in the registry, or "module:name".
-    registry
-        Known names and their places.
-    folder
-        Folder that is searched for the module after Python's own path.
-
-    Raises
-    ------
-    InputError
-        The module is in the folder, but another user can write there; it cannot be imported; or
-        the object cannot be called.
+    Raises `InputError` if the module is in the folder, but another user can write there, if it
+    cannot be imported, and if the object cannot be called.
     """
     if name in registry:
         return find(registry[name])

@@ -202,25 +202,11 @@ def simulate_into(
     """Simulate all shots of a survey into a file, without a run directory; collective.
 
     The same command continues an unfinished file, on any number of ranks. A file of other data is
-    never overwritten.
+    never overwritten. target: gathers (.h5), or SEG-Y (.sgy), which is written from a temporary
+    gathers file; model: a model file that replaces that of the input.
 
-    Parameters
-    ----------
-    path, settings
-        The input, and changes of its keys.
-    target
-        Gathers (.h5) or SEG-Y (.sgy). SEG-Y is written from a temporary gathers file.
-    model
-        A model file that replaces that of the input.
-    context
-        The ranks.
-    quiet
-        Print warnings only.
-
-    Raises
-    ------
-    InputError
-        On all ranks, if the data cannot be simulated, or written in this kind of file.
+    Raises `InputError` on all ranks if the data cannot be simulated, or not be written in this kind
+    of file.
     """
     # Imported here, because few jobs need it
     from hpcfwi.convert.writing import convert_to_segy, find_interval
@@ -438,10 +424,7 @@ def run_in_crews(
     context of the ranks that run it. path, settings, migrates: see `load_config`; needs_crews:
     False if a single rank may run it alone; target: see `prepare`.
 
-    Raises
-    ------
-    InputError
-        On all ranks, if the config cannot be read, or the ranks cannot be divided.
+    Raises `InputError` on all ranks if the config cannot be read, or the ranks cannot be divided.
     """
     config = context.from_root(partial(load_config, path, settings, migrates))
     size = config.wave.ranks_per_shot
@@ -458,10 +441,7 @@ def run_in_crews(
 def run_on_leaders(size: int, context: Context, work: Callable[[Context], None]) -> None:
     """Run `work` on the leaders of crews of this size, which the other ranks serve; collective.
 
-    Raises
-    ------
-    InputError
-        On all ranks, if they cannot be divided.
+    Raises `InputError` on all ranks if they cannot be divided.
     """
     if size == 1:
         work(context)
