@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -31,7 +31,8 @@ import numpy as np
 
 from hpcfwi.config import Config, changed_keys, load_config
 from hpcfwi.errors import InputError, WriteFailure, quote
-from hpcfwi.model import PARAMETERS, Model
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.model import PARAMETERS
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.storage.models import read_attribute, read_model, write_model
 from hpcfwi.system import (
@@ -158,27 +159,26 @@ class RunDirectory:
             f"in stage {number} {text}" for number, text in enumerate(changes, start=1) if text
         )
 
-    def write_start(self, initial: Model, data: str, others: Iterable[Path]) -> None:
+    def write_start(self, experiment: Experiment) -> None:
         """Write the initial model with digests of the files of the run, for `check_start`.
 
-        data: digest of the observed data; others: other files that the run has read. Raises
-        `WriteFailure`.
+        Raises `WriteFailure`.
         """
-        digests = {str(path): digest_file(path) for path in others}
-        write_model(self.initial, initial, {"data": data, **digests})
+        digests = {str(path): digest_file(path) for path in experiment.other_files}
+        attributes = {"data": experiment.data_digest, **digests}
+        write_model(self.initial, experiment.initial, attributes)
 
-    def check_start(self, initial: Model, data: str, others: Iterable[Path]) -> None:
+    def check_start(self, experiment: Experiment) -> None:
         """Raise `InputError` if the run has begun with another initial model or with other files.
 
-        The arguments are those of `write_start`. Files that the run has not read before may have
-        any contents.
+        Files that the run has not read before may have any contents.
         """
         try:
             before, digest = read_model(self.initial), read_attribute(self.initial, "data")
-            known = {path: read_attribute(self.initial, str(path)) for path in others}
+            known = {p: read_attribute(self.initial, str(p)) for p in experiment.other_files}
         except InputError:
             return  # It is missing or damaged, and will be written again.
-        if digest not in (None, data):
+        if digest not in (None, experiment.data_digest):
             raise InputError(
                 "survey.file",
                 f"the observed data differ from those of the run when {self.initial} was written",
@@ -191,7 +191,7 @@ class RunDirectory:
                     f"this file has changed since {self.initial} was written",
                     "Restore the file, or choose another directory with --output.",
                 )
-        for name, array in initial.arrays.items():
+        for name, array in experiment.initial.arrays.items():
             if name not in before.arrays or before[name].shape != array.shape:
                 continue
             change, size = float(np.abs(array - before[name]).max()), float(np.abs(array).max())

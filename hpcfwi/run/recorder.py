@@ -102,9 +102,8 @@ class Recorder:
                 return
             if self.experiment.true is not None:
                 write_model(self.directory.true, self.experiment.true)
-            whole = self.experiment
-            self.directory.write_start(whole.initial, whole.data_digest, whole.other_files)
-            experiments = [whole, *(stage.experiment for stage in self.stages)]
+            self.directory.write_start(self.experiment)
+            experiments = [self.experiment, *(stage.experiment for stage in self.stages)]
             records.write_masks(self.directory, experiments)
         survey, config = self.experiment.survey, self.experiment.config
         drawing.draw_survey(self.painter.submit, self.directory, survey, reader, config)

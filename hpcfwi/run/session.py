@@ -322,11 +322,7 @@ def restore(
                 f"Give {done} or more.",
             )
         )
-    context.from_root(
-        lambda: directory.check_start(
-            experiment.initial, experiment.data_digest, experiment.other_files
-        )
-    )
+    context.from_root(partial(directory.check_start, experiment))
     log.info("Continuing from the checkpoint of epoch %d", state.epoch)
     return state
 
