@@ -200,8 +200,7 @@ def _run_stage(
     Returns the signal that stopped them early, if any.
     """
     experiment, context = stage.experiment, recorder.context
-    earlier = recorder.stages[recorder.state.stage]
-    recorder.state = _enter(stage, earlier, recorder.state, engine, context)
+    recorder.state = _enter(stage, engine, recorder)
     whole = recorder.stages[-1].last
     with (
         # This comes first, because ranks also wait for each other when they close a file
@@ -219,16 +218,12 @@ def _run_stage(
         return run_epochs(recorder.state, stage, parts, stop, context)
 
 
-def _enter(
-    stage: Stage, earlier: Stage, state: State, engine: EngineChoice, context: Context
-) -> State:
-    """Return the state at the beginning of a stage, or the same state if it is in the stage.
-
-    earlier: the stage of the state.
-    """
+def _enter(stage: Stage, engine: EngineChoice, recorder: Recorder) -> State:
+    """Return the state at the beginning of a stage, or the recorder's if it is in the stage."""
+    state = recorder.state
     if state.stage < stage.number:
-        experiment = stage.experiment
-        optimizer = make_optimizer(experiment, context, state.optimizer).state()
+        experiment, earlier = stage.experiment, recorder.stages[state.stage]
+        optimizer = make_optimizer(experiment, recorder.context, state.optimizer).state()
         # Misfits of different data do not show which model is better.
         alike = stage.section.parameters[0] == earlier.section.parameters[0]
         keeps_best = experiment.true is not None and alike
