@@ -339,24 +339,14 @@ def resolve_job(
 ) -> None:
     """Apply J^T J to a perturbation, and write and draw the response; collective.
 
-    Parameters
-    ----------
-    path : Path
-        The input file, or a run directory, whose result is then the default model.
-    model : Path, optional
-        A file with the model around which the waves are linearized.
-    points : float, optional
-        The distance between points, m; one wavelength if neither is given.
-    checkerboard : float, optional
-        The size of the cells of a checkerboard, m, which then replaces points.
-    stage : int, optional
-        The number of the stage, from 1, whose data are used; the last one if not given.
+    path: the input file, or a run directory, whose result is then the default model; model: a file
+    with the model around which the waves are linearized; points: the distance between points, m;
+    one wavelength if neither it nor checkerboard is given; checkerboard: the size of the cells of a
+    checkerboard, m, which replaces points; stage: the number of the stage, from 1, whose data are
+    used; the last one if not given.
 
-    Raises
-    ------
-    InputError
-        On all ranks, for all errors in the input that a run would report, for sizes that are not
-        possible on the grid, and if the result cannot be written.
+    Raises `InputError` on all ranks for all errors in the input that a run would report, for sizes
+    that are not possible on the grid, and if the result cannot be written.
     """
     if points is not None and checkerboard is not None:
         raise InputError(
