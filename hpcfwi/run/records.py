@@ -47,6 +47,7 @@ from hpcfwi.storage.hdf5 import (
     read_real,
 )
 from hpcfwi.storage.kinds import read_kinds, read_names
+from hpcfwi.storage.models import describe_grid
 from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis
 from hpcfwi.system import check_link
 
@@ -61,10 +62,8 @@ def write_fit(path: Path, fit: Fit, epoch: int) -> None:
     check_link(path.parent)
     views = {view.number: view for view in fit.views}
     with created_whole(path) as file:
-        file.attrs.update(
-            epoch=epoch, frequency=fit.frequency, dt=fit.axis.dt, start=fit.axis.start
-        )
-        file.attrs["normalized"] = fit.normalized
+        file.attrs.update(epoch=epoch, frequency=fit.frequency, normalized=fit.normalized)
+        file.attrs.update(dt=fit.axis.dt, start=fit.axis.start)
         for shot in fit.shots:
             group = file.create_group(str(shot.number))
             group.attrs["misfit"] = shot.misfit
@@ -301,7 +300,6 @@ def write_resolution(path: Path, found: ResolutionTest, stage: int, frequency: f
 
     stage: number of the stage; frequency: peak frequency of its data, Hz.
     """
-    grid = found.grid
     with created_whole(path) as file:
         for name in RESOLVED:
             file.create_dataset(name, data=getattr(found, name), dtype=np.float32)
@@ -309,20 +307,9 @@ def write_resolution(path: Path, found: ResolutionTest, stage: int, frequency: f
             file["points"] = found.points
         for name, values in found.measures.items():
             file.create_dataset(name, data=values, dtype=np.float32)
-        file.attrs.update(
-            {
-                "format": RESOLUTION,
-                "version": 1,
-                "axes": grid.axes,
-                "spacing": grid.spacing,
-                "origin": grid.origin,
-                "size": found.size,
-                "model": found.model,
-                "parameter": found.parameter,
-                "stage": stage,
-                "frequency": frequency,
-            }
-        )
+        file.attrs.update(describe_grid(found.grid), format=RESOLUTION, version=1)
+        file.attrs.update(size=found.size, model=found.model, parameter=found.parameter)
+        file.attrs.update(stage=stage, frequency=frequency)
 
 
 def read_resolution(path: Path) -> ResolutionTest:

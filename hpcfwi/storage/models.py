@@ -145,11 +145,12 @@ def write_model(path: Path, model: Model, attributes: Mapping[str, Any] | None =
 
     attributes: further root attributes, such as the source of the model. Raises `WriteFailure`.
     """
-    own = {"format": MODEL_FORMAT, "version": MODEL_VERSION, **_describe(model.grid)}
+    own = {"format": MODEL_FORMAT, "version": MODEL_VERSION, **describe_grid(model.grid)}
     _write(path, model, {**(attributes or {}), **own})
 
 
-def _describe(grid: Grid) -> dict[str, Any]:
+def describe_grid(grid: Grid) -> dict[str, Any]:
+    """Return the attributes of a grid in files."""
     return {"axes": grid.axes, "spacing": grid.spacing, "origin": grid.origin}
 
 
@@ -281,7 +282,7 @@ IMAGE_VERSION = 1
 
 def write_image(path: Path, image: NDArray[np.floating], grid: Grid, epoch: int) -> None:
     """Write an image in one process, completely or not at all; raises `WriteFailure`."""
-    own = {"format": IMAGE_FORMAT, "version": IMAGE_VERSION, **_describe(grid), "epoch": epoch}
+    own = {"format": IMAGE_FORMAT, "version": IMAGE_VERSION, **describe_grid(grid), "epoch": epoch}
     _write(path, Model(grid, {"image": image}), own)
 
 
