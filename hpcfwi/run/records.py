@@ -318,24 +318,22 @@ def read_resolution(path: Path) -> ResolutionTest:
 
     with open_alone(path) as file:
         check_format(file, path, RESOLUTION, 1)
-        names = [name for name in file if name not in (*RESOLVED, "points")]
-        arrays = {name: read_real(file, path, name) for name in file}
+        names = dict.fromkeys((*RESOLVED, *file))
+        arrays = {name: read_real(file, path, name) for name in names}
         spacing, origin = (tuple(map(float, file.attrs[key])) for key in ("spacing", "origin"))
         size = float(file.attrs["size"])
         model, parameter = (str(plain(file.attrs[key])) for key in ("model", "parameter"))
     grid = Grid(arrays["perturbation"].shape, spacing, origin)
-    points = arrays.get("points")
-    shape = grid.shape if points is None else points.shape[:-1]
-    wanted = {"correlation": shape, "amplitude": shape}
-    if points is not None:
-        wanted = {"width": points.shape, "amplitude": shape}
-    found = {name: arrays[name].shape for name in (*RESOLVED, *names)}
-    wanted |= dict.fromkeys(RESOLVED, grid.shape)
+    wanted, points = dict.fromkeys(RESOLVED, grid.shape), arrays.pop("points", None)
+    if points is None:
+        wanted |= {"correlation": grid.shape, "amplitude": grid.shape}
+    else:
+        wanted |= {"width": points.shape, "amplitude": points.shape[:-1]}
+    found = {name: array.shape for name, array in arrays.items()}
     if found != wanted:
         problem = f"its arrays are {quote(found)}, expected {wanted}"
         raise InputError(str(path), problem, "Remove the file, or run `hpcfwi resolve` again.")
-    measures = {name: arrays[name] for name in names}
-    values, perturbation, response = (arrays[name] for name in RESOLVED)
+    values, perturbation, response = (arrays.pop(name) for name in RESOLVED)
     return ResolutionTest(
-        grid, size, model, parameter, values, perturbation, response, points, measures
+        grid, size, model, parameter, values, perturbation, response, points, arrays
     )

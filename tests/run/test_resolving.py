@@ -166,13 +166,20 @@ def test_report_of_a_resolution_without_a_run_is_refused(hpcfwi, tmp_path, capsy
     assert "a report is about a run" in capsys.readouterr().err
 
 
-def test_show_refuses_a_resolution_file_with_a_missing_array(hpcfwi, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("width", "run `hpcfwi resolve` again"),
+        ("perturbation", "/perturbation: there is no such dataset"),
+    ],
+)
+def test_show_refuses_a_resolution_file_with_a_missing_array(hpcfwi, tmp_path, capsys, name, words):
     path, run = write_tiny(tmp_path), tmp_path / "run"
     assert hpcfwi("resolve", path, "--points", 80, "--quiet") == 0
     with h5py.File(run / "resolution.h5", "a") as file:
-        del file["width"]
+        del file[name]
     assert hpcfwi("show", run) == 2
-    assert "run `hpcfwi resolve` again" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
