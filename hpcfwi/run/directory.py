@@ -23,7 +23,6 @@ from contextlib import (
     suppress,
 )
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -246,15 +245,10 @@ class RunDirectory:
 
         The file of unfinished observed data is kept, because their simulation is continued.
         """
-        models = (self.model, self.best, self.true, self.initial)
-        results = (self.wavelet, self.image, self.resolution, self.checked)
-        own = [path.name for path in (self.config, self.metrics, *models, *results)]
-        for folder, names in (
-            (self.path, (*own, "*.png", "*.pdf")),
-            (self.checkpoints, ("*",)),
-            (self.epochs, ("*",)),
-        ):
-            for part in chain.from_iterable(unfinished(folder, name) for name in names):
+        own = [path.name for path in vars(self).values() if path.parent == self.path]
+        files = [(self.path, name) for name in (*own, "*.png", "*.pdf")]
+        for folder, name in (*files, (self.checkpoints, "*"), (self.epochs, "*")):
+            for part in unfinished(folder, name):
                 log.info("Removing %s, an unfinished file of a killed job", part)
                 part.unlink()
 
