@@ -84,11 +84,12 @@ def refuse(findings: Iterable[Finding]) -> None:
 
 @contextmanager
 def refusing(where: str, problem: str, remedy: str) -> Iterator[None]:
-    """Turn an OSError into an `InputError` that states the problem and the system's reason."""
+    """Turn an OSError or a `WriteFailure` into an `InputError` with the problem and the reason."""
     try:
         yield
-    except OSError as error:
-        raise InputError(where, f"{problem} ({error.strerror})", remedy) from error
+    except (OSError, WriteFailure) as error:
+        reason = error.reason if isinstance(error, WriteFailure) else error.strerror
+        raise InputError(where, f"{problem} ({reason})", remedy) from error
 
 
 class Stopped(BaseException):

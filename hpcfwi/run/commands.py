@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hpcfwi.config import Config, load_config
-from hpcfwi.errors import Finding, InputError, refuse
+from hpcfwi.errors import Finding, InputError, refuse, refusing
 from hpcfwi.inversion import resolution
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.memory import estimate_overhead, estimate_resolution
@@ -49,7 +49,7 @@ from hpcfwi.plan.plan import (
 )
 from hpcfwi.registry import NETWORKS
 from hpcfwi.report.log import start_log
-from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory, refusing_unwritable
+from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory
 from hpcfwi.run.job import (
     compare_all_data,
     draw_comparison,
@@ -443,7 +443,7 @@ def _save_resolution(directory: RunDirectory, found: ResolutionTest, job: Opened
     from hpcfwi.report.models import resolution_figure
 
     log.info("%s", resolution.describe_measures(found.measures, found.grid.axes))
-    with refusing_unwritable(directory.path, OTHER_DIRECTORY):
+    with refusing(str(directory.path), "cannot be written", OTHER_DIRECTORY):
         peak = job.experiment.survey.spectrum.peak
         write_resolution(directory.resolution, found, job.stage, peak)
         style.save(resolution_figure(found), directory.figure("resolution"))

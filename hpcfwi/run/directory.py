@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from hpcfwi.config import Config, changed_keys, load_config
-from hpcfwi.errors import InputError, WriteFailure, quote
+from hpcfwi.errors import InputError, quote, refusing
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.model import PARAMETERS
 from hpcfwi.storage.checkpoint import latest_epoch
@@ -273,20 +273,10 @@ class RunDirectory:
                 )
 
     def _refusing(self) -> AbstractContextManager[None]:
-        return refusing_unwritable(f"output.directory: {self.path}", OTHER_DIRECTORY)
+        return refusing(f"output.directory: {self.path}", "cannot be written", OTHER_DIRECTORY)
 
 
 OTHER_DIRECTORY = "Choose a directory to which you may write, with --output or output.directory."
-
-
-@contextmanager
-def refusing_unwritable(where: str | Path, remedy: str) -> Iterator[None]:
-    """Turn failures to write a run directory or a file in it into an `InputError`."""
-    try:
-        yield
-    except (OSError, WriteFailure) as error:
-        reason = error.reason if isinstance(error, WriteFailure) else error.strerror
-        raise InputError(str(where), f"cannot be written ({reason})", remedy) from error
 
 
 def _list_changes(changed: Mapping[str, Any], free: tuple[str, ...]) -> str:

@@ -31,7 +31,7 @@ from hpcfwi.model import PARAMETERS, Model, rms_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import make_page, read_metrics
 from hpcfwi.report.panels import CHANGING, EpochPicture
-from hpcfwi.run.directory import RunDirectory, refusing_unwritable
+from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import (
     read_fit,
     read_masks,
@@ -248,7 +248,7 @@ def show(path: Path, pdf: bool = False) -> list[Path]:
     def draw(make: Callable[..., Figure], name: str, *args: Any) -> None:
         figure, file = make(*args), directory.figure(name)
         for image in (file, file.with_suffix(".pdf"))[: 1 + pdf]:
-            with refusing_unwritable(image, UNWRITABLE):
+            with refusing(str(image), "cannot be written", UNWRITABLE):
                 style.save(figure, image)
             drawn.add(image)
 
@@ -386,7 +386,7 @@ def write_report(path: Path, pdf: bool = False) -> list[Path]:
     names, findings = load_config(path).changing, _read_findings(directory)
     page = make_page(path.resolve().name, history, names, config, figures, findings)
     report = path / "report.html"
-    with refusing_unwritable(report, UNWRITABLE), written_whole(report) as whole:
+    with refusing(str(report), "cannot be written", UNWRITABLE), written_whole(report) as whole:
         whole.write(page.encode())
     return [report]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hpcfwi import __version__
 from hpcfwi.config import Config, import_plugins, load_config
 from hpcfwi.convert.request import HDF5, SEGY, kind_of
-from hpcfwi.errors import Finding, InputError, Stopped, refuse, say_count
+from hpcfwi.errors import Finding, InputError, Stopped, refuse, refusing, say_count
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.layers import choose_crew_size, describe_layers
 from hpcfwi.inversion.memory import count_forward_shots, plan_memory_of_ranks
@@ -38,7 +38,7 @@ from hpcfwi.parallel.watch import StopRequest, Watch, handling
 from hpcfwi.plan.checks import check_data, check_experiment
 from hpcfwi.plan.comparison import DataComparison, compare_data
 from hpcfwi.report.log import start_log
-from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory, refusing_unwritable
+from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory
 from hpcfwi.run.session import (
     check_observed,
     invert,
@@ -375,7 +375,7 @@ def write_checked(directory: RunDirectory, compared: Sequence[DataComparison]) -
         for one in compared
     ]
     path = directory.checked
-    with refusing_unwritable(path, OTHER_DIRECTORY), written_whole(path) as file:
+    with refusing(str(path), "cannot be written", OTHER_DIRECTORY), written_whole(path) as file:
         file.write(json.dumps(found, indent=1).encode())
 
 
@@ -404,7 +404,7 @@ def draw_comparison(compared: DataComparison, directory: RunDirectory) -> Path:
         comparison.lags,
         comparison.period,
     )
-    with refusing_unwritable(path, OTHER_DIRECTORY):
+    with refusing(str(path), "cannot be written", OTHER_DIRECTORY):
         style.save(figure, path)
     return path
 
