@@ -346,11 +346,6 @@ class Choice(Section):
         """The place of the method in the registry."""
         return self.registry[self.chosen]
 
-    @property
-    def method_keys(self) -> type[Section]:
-        """The table of the method's keys."""
-        return keys_of(self.place)
-
     @classmethod
     def own_keys(cls) -> dict[str, FieldInfo]:
         """Return the keys that all methods of the registry share, without the name."""
@@ -360,12 +355,12 @@ class Choice(Section):
     def table(self) -> type[Section]:
         """The table of all keys that are allowed with this name."""
         own = {key: (field.annotation, field) for key, field in self.own_keys().items()}
-        keys = self.method_keys
+        keys = keys_of(self.place)
         return create_model(keys.__name__, __base__=keys, **cast(Any, own))
 
     def check(self) -> Section:
         """Return the values of the method's keys; raises `ValidationError` for wrong keys."""
-        return self.method_keys.model_validate(self.model_extra)
+        return keys_of(self.place).model_validate(self.model_extra)
 
     def takes(self, name: str) -> bool:
         """Return True if the method has a parameter of this name."""
@@ -373,9 +368,7 @@ class Choice(Section):
 
     def bind(self) -> Callable[..., Any]:
         """Return the method with its keys bound, to be called with the other arguments."""
-        values = self.check()
-        keys = {key: getattr(values, key) for key in type(values).model_fields}
-        return partial(find(self.place), **keys)
+        return partial(find(self.place), **dict(self.check()))
 
 
 @cache
