@@ -205,8 +205,8 @@ def simulate_into(
     never overwritten. target: gathers (.h5), or SEG-Y (.sgy), which is written from a temporary
     gathers file; model: a model file that replaces that of the input.
 
-    Raises `InputError` on all ranks if the data cannot be simulated, or not be written in this kind
-    of file.
+    Raises `InputError` on all ranks if the data cannot be simulated, or cannot be written in this
+    kind of file.
     """
     # Imported here, because few jobs need it
     from hpcfwi.convert.writing import convert_to_segy, find_interval
