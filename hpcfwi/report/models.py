@@ -138,12 +138,11 @@ def _arrange(parameters: int, is_wide: bool) -> list[tuple[int, int]]:
     """Return the row and the column of each panel, in the order of `panels`."""
     if parameters == 1:
         return [(k, 0) if is_wide else (k // 3, k % 3) for k in range(6)]
-    each = range(OF_PARAMETER)
+    models = [(number, k) for number in range(parameters) for k in range(OF_PARAMETER)]
     if is_wide:
-        models = [(row, column) for column in range(parameters) for row in each]
-        return [*models, (OF_PARAMETER, 0), (OF_PARAMETER, 1)]
-    models = [(row, column) for row in range(parameters) for column in each]
-    return [*models, (parameters, 0), (parameters, 1)]
+        models = [(k, number) for number, k in models]
+    last = 1 + models[-1][0]
+    return [*models, (last, 0), (last, 1)]
 
 
 def _mark_positions(figure: Figure, axes: Axes, picture: EpochPicture) -> None:
@@ -179,18 +178,9 @@ WIDE_VOLUME = 1.8  # from this ratio of width to height on, there are two column
 WIDTH = 11.5  # inches
 VOLUME_MARKS = 60  # largest number of positions that are drawn along each axis
 NAMES = ("depth", "y", "x")
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The axes of the grid that are drawn vertically and horizontally, and the one that is cut."""
-
-    vertical: int
-    horizontal: int
-    cut: int
-
-
-MAP, INLINE, CROSSLINE = Slice(1, 2, 0), Slice(0, 2, 1), Slice(0, 1, 2)
+# The axes drawn vertically and horizontally in the map, the inline and the crossline section, which
+# are cut across z, y and x
+SLICES = ((1, 2), (0, 2), (0, 1))
 
 
 def _draw_volumes(pictures: Sequence[EpochPicture]) -> Figure:
@@ -231,44 +221,42 @@ def _draw_volume(
     style.title(place, panel.title if panel.caption is None else f"{panel.title}, {panel.caption}")
     z, y, x = sides
     width, height = x + GAP + y, z + GAP + y
-    axes = {}
-    for which, (left, bottom, wide, high) in {
-        MAP: (0.0, z + GAP, x, y),
-        INLINE: (0.0, 0.0, x, z),
-        CROSSLINE: (x + GAP, 0.0, y, z),
-    }.items():
-        box = (left / width, bottom / height, wide / width, high / height)
-        axes[which] = inset = place.inset_axes(box)
-        west, east, last, first = find_extent(grid, which.vertical, which.horizontal)
-        ends = (first, last) if which is MAP else (last, first)
+    boxes = (0.0, z + GAP, x, y), (0.0, 0.0, x, z), (x + GAP, 0.0, y, z)
+    insets = []
+    for cut, (left, bottom, wide, high) in enumerate(boxes):
+        inset = place.inset_axes((left / width, bottom / height, wide / width, high / height))
+        insets.append(inset)
+        vertical, horizontal = SLICES[cut]
+        extent = west, east, last, first = find_extent(grid, vertical, horizontal)
+        ends = (last, first) if vertical == 0 else (first, last)
         # The other two slices share the axes of the inline section
-        across = f"{NAMES[which.horizontal]} (km)" * (which is not MAP)
-        along = f"{NAMES[which.vertical]} (km)" * (which is not CROSSLINE)
+        across = f"{NAMES[horizontal]} (km)" * (cut != 0)
+        along = f"{NAMES[vertical]} (km)" * (cut != 2)
         prepare(inset, (west, east, *ends), across, along)
         if panel.sections is None:
             style.say_instead(inset, panel.instead)
             continue
-        extent = west, east, last, first
-        draw_section(inset, panel.sections[which.cut], extent, panel.colours, panel.limits)
-        _mark_cuts(inset, grid, which, cuts)
+        draw_section(inset, panel.sections[cut], extent, panel.colours, panel.limits)
+        _mark_cuts(inset, grid, cut, cuts)
     if panel.sections is None:
         return
     shown = np.concatenate([section.ravel() for section in panel.sections])
     # The bar is lower than the map, because a factor of its numbers may be written above it
-    style.add_colour_bar(axes[MAP], axes[MAP].images[0], panel.unit, 0.05, shown, height=0.9)
+    style.add_colour_bar(insets[0], insets[0].images[0], panel.unit, 0.05, shown, height=0.9)
     origins = np.zeros((0, 3)) if panel.origins is None else panel.origins
     inside = origins[grid.contains(origins)]
     if len(inside):
-        _mark_origins(axes[MAP], inside)
+        _mark_origins(insets[0], inside)
 
 
-def _mark_cuts(axes: Axes, grid: Grid, which: Slice, cuts: tuple[int, ...]) -> None:
-    """Draw lines where the other two slices intersect this one."""
+def _mark_cuts(axes: Axes, grid: Grid, cut: int, cuts: tuple[int, ...]) -> None:
+    """Draw lines where the other two slices intersect the one that cuts an axis."""
     at = [grid.coordinates(axis)[index] / KM for axis, index in enumerate(cuts)]
-    for draw, axis in ((axes.axvline, which.horizontal), (axes.axhline, which.vertical)):
+    vertical, horizontal = SLICES[cut]
+    for draw, axis in ((axes.axvline, horizontal), (axes.axhline, vertical)):
         draw(at[axis], color="black", gapcolor="white", linewidth=0.7, dashes=(4, 4))
     axes.annotate(
-        f"{NAMES[which.cut]} {at[which.cut]:.2f} km",
+        f"{NAMES[cut]} {at[cut]:.2f} km",
         (0.0, 1.0),
         xycoords="axes fraction",
         xytext=(4.0, -4.0),
