@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -485,21 +486,17 @@ def _draw_checkerboard(panels: list[Axes], found: ResolutionTest) -> None:
 def _draw_points(panels: list[Axes], found: ResolutionTest, points: Values) -> None:
     grid, measures = found.grid, found.measures
     middle = points.shape[1] // 2  # of the rows along y of a volume
-    along = [_coordinates(points, axis) for axis in range(grid.ndim)]
-    indices = [
-        np.rint((places - grid.origin[axis]) / grid.spacing[axis]).astype(np.int64)
-        for axis, places in enumerate(along)
-    ]
+    along = [np.unique(points[..., axis]) for axis in range(grid.ndim)]
     # The number of the nearest point for each cell along an axis
     blocks = [
         np.searchsorted(0.5 * (places[1:] + places[:-1]), grid.coordinates(axis))
         for axis, places in enumerate(along)
     ]
-    at = found.response[np.ix_(*indices)]
+    at = found.response[grid.cells_of(points)].reshape(points.shape[:-1])
     there = np.isfinite(measures["amplitude"])
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.where(there & (at != 0.0), 1.0 / at, np.nan)
-    draw = partial(_draw_values, grid, int(indices[1][middle]))
+    draw = partial(_draw_values, grid, int(grid.cells_of(points[0, middle])[1][0]))
     title, of = f"Points {found.size:.0f} m apart in {found.model}", PARAMETERS[found.parameter]
     values = found.values / of.figure_scale
     draw(panels[0], title, values, value_limits(values), MODEL_COLOURS, of.label)
@@ -511,15 +508,13 @@ def _draw_points(panels: list[Axes], found: ResolutionTest, points: Values) -> N
     title = "Response, divided by its value at the nearest point"
     draw(panels[1], title, shown, (-1.0, 1.0), SIGNED_COLOURS, "relative")
     ends = [_find_ends(grid, along[axis], axis) for axis in (0, grid.ndim - 1)]
+    draw = partial(_draw_blocks, grid, ends, row)
     for axis, name in enumerate(grid.axes):
         widths = measures["width"][..., axis]
         known = widths[np.isfinite(widths)]
         limits = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        title = f"Width along {name}" + _say_section(grid)
-        _draw_blocks(panels[2 + axis], ends, title, widths[row], limits, LENGTH_COLOURS, "m")
-    title, amplitude, limits, colours, unit = _in_decibels(measures["amplitude"])
-    title += _say_section(grid)
-    _draw_blocks(panels[-1], ends, title, amplitude[row], limits, colours, unit)
+        draw(panels[2 + axis], f"Width along {name}", widths, limits, LENGTH_COLOURS, "m")
+    draw(panels[-1], *_in_decibels(measures["amplitude"]))
 
 
 def _in_decibels(amplitude: Values) -> tuple[str, Values, tuple[float, float], str, str]:
@@ -549,19 +544,22 @@ def _draw_values(
 
 
 def _draw_blocks(
-    axes: Axes,
+    grid: Grid,
     ends: Sequence[Values],
+    row: Any,
+    axes: Axes,
     title: str,
     values: Values,
     limits: tuple[float, float],
     colours: str,
     unit: str,
 ) -> None:
-    """Draw the values of points (z, x) of the section; ends: of their blocks along z and x, km."""
+    """Draw the values of points; ends: of their blocks along z and x, km; row: of the section."""
+    values = values[row]
     image = axes.pcolormesh(
         ends[1], ends[0], values, cmap=colours, vmin=limits[0], vmax=limits[1], edgecolors="w"
     )
-    style.title(axes, title)
+    style.title(axes, title + _say_section(grid))
     style.add_colour_bar(axes, image, unit, 0.02, values)
     if values.shape[1] > MOST_NUMBERS:
         return
@@ -578,12 +576,6 @@ def _draw_blocks(
                 fontsize=style.SMALL,
                 color="w" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "k",
             )
-
-
-def _coordinates(points: Values, axis: int) -> Values:
-    """Return the coordinates of points (nz, ..., nx, ndim) along an axis, m."""
-    along = np.moveaxis(points[..., axis], axis, 0)
-    return along.reshape(len(along), -1)[:, 0]
 
 
 def _find_ends(grid: Grid, coordinates: Values, axis: int) -> Values:
