@@ -89,8 +89,7 @@ def wavelet_figure(
         factor = "" if 0.5 <= ratio <= 2.0 else f", times {tell_factor(ratio)}"
         shown.append(ratio * given if factor else given)
         in_time.plot(times, shown[1], color=GIVEN, linewidth=1.2, label=f"of the survey{factor}")
-    label = None if given is None else "estimated"
-    in_time.plot(times, wavelet, color=style.STRONG, linewidth=1.4, label=label)
+    in_time.plot(times, wavelet, color=style.STRONG, linewidth=1.4, label="estimated")
     if given is not None:
         in_time.legend(fontsize=style.SMALL, frameon=False)
     in_time.set_xlim(axis.start, max(_last_seen(wave, axis) for wave in shown))
@@ -206,9 +205,8 @@ def gathers_figure(
         part = slice(row * n, (row + 1) * n)
         titles = names if rows == 1 else [f"{name}, {component}" for name in names]
         _draw_gathers(panels[row], data[part], receivers[part], sources, axis, titles, component)
-        for axes in panels[row]:
-            if row < rows - 1:
-                axes.set_xlabel("")
+    for axes in panels[:-1].flat:
+        axes.set_xlabel("")
     return figure
 
 

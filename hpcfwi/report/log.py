@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-LOGGER = "hpcfwi"
 # A record with this attribute has already been shown and is written to the file only.
 ALREADY_SHOWN = "already_shown"
 
@@ -42,10 +40,14 @@ def start_log(path: Path | None, rank: int, quiet: bool = False) -> Iterator[Non
     because a live bar replaces stdout to print messages above itself. Raises `InputError`, on rank
     0 only, if the file cannot be opened or is a link.
     """
-    logger = logging.getLogger(LOGGER)
+    logger = logging.getLogger("hpcfwi")
     handlers: list[logging.Handler] = [_Screen(rank, quiet)]
     if rank == 0 and path is not None:
-        handlers.append(_open_file(path))
+        remedy = "Choose another output directory or change its permissions."
+        with refusing(str(path), "the log cannot be written", remedy):
+            file = _File(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+        handlers.append(file)
     before = logger.handlers, logger.propagate
     others = [h for h in logger.handlers if not isinstance(h, _Screen | _File)]
     # Otherwise each message would appear twice if a library configures the root logger.
@@ -102,14 +104,6 @@ class _File(logging.FileHandler):
             super().close()
 
 
-def _open_file(path: Path) -> _File:
-    remedy = "Choose another output directory or change its permissions."
-    with refusing(str(path), "the log cannot be written", remedy):
-        file = _File(path, encoding="utf-8", errors="backslashreplace")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    return file
-
-
 # The time left is estimated from the median of this number of last steps, which ignores a single
 # slow one.
 STEPS_REMEMBERED = 9
@@ -145,7 +139,6 @@ class Progress:
         self._stream = stream
         self._bar: RichProgress | None = None
         self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
-        self._last = time.monotonic()
 
     def __enter__(self) -> Progress:
         self._last = time.monotonic()

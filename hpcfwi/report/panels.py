@@ -51,7 +51,8 @@ def name_sections(grid: Grid) -> tuple[str, ...]:
 
 def size_sections(grid: Grid) -> list[tuple[int, ...]]:
     """Return the shapes of the sections of an excerpt, in order."""
-    shape = tuple(coarse_size(n, MOST_CELLS) for n in grid.shape)
+    # The number of blocks that `coarsen` makes along each axis
+    shape = tuple(-(-n // -(-n // MOST_CELLS)) for n in grid.shape)
     return [shape] if grid.ndim == 2 else [shape[:k] + shape[k + 1 :] for k in range(grid.ndim)]
 
 
@@ -85,9 +86,6 @@ ENERGY_COLOURS = "magma"
 ENERGIES = ("source_illumination", "receiver_illumination")
 OF_EACH = ("inverted", "gradient")  # of each parameter
 CHANGING = (*OF_EACH, *ENERGIES)
-
-
-QUALITY = ("qp", "qs")
 
 
 @dataclass(frozen=True)
@@ -165,13 +163,13 @@ class EpochPicture:
         excerpts = [self.excerpt(name) for name in ENERGIES]
         sections = [e.sections[self.grid.ndim // 3] for e in excerpts if e is not None]
         most = [e.limits[1] for e in excerpts if e is not None]
-        return find_lit(sections, most, DARKEST)
+        return find_lit(sections, most)
 
     def _find_limits(self, name: str, array: NDArray[np.floating]) -> tuple[float, float]:
         """Return the limits of the values of an array of the picture."""
         if name == "gradient":
             energies = [np.asarray(getattr(self, each)) for each in ENERGIES]
-            lit = find_lit(energies, [*map(greatest_of, energies)], DARKEST)
+            lit = find_lit(energies, [*map(greatest_of, energies)])
             limit = clip_limit(array, GRADIENT_CLIP[self.grid.ndim], lit)
             return -limit, limit
         if name in ENERGIES:
@@ -184,7 +182,7 @@ class EpochPicture:
 
         Kept water has quality factors that are hundreds of times those of rock.
         """
-        if self.parameter.name not in QUALITY or self.kept is None or self.kept.all():
+        if self.parameter.name not in ("qp", "qs") or self.kept is None or self.kept.all():
             return None
         return ~self.kept
 
@@ -226,7 +224,7 @@ def panels(pictures: Sequence[EpochPicture]) -> Iterator[Panel]:
         assert energy is not None
         yield Panel(
             f"{name.capitalize()} illumination",
-            tuple(decibels(part, energy.limits[1], DARKEST) for part in energy.sections),
+            tuple(decibels(part, energy.limits[1]) for part in energy.sections),
             (DARKEST, 0.0),
             ENERGY_COLOURS,
             "dB re maximum",
@@ -329,11 +327,11 @@ def clip_limit(array: ArrayLike, percentile: float, lit: NDArray[np.bool_] | Non
 
 
 def find_lit(
-    energies: Sequence[NDArray[np.floating]], greatest: Sequence[float], least: float
+    energies: Sequence[NDArray[np.floating]], greatest: Sequence[float]
 ) -> NDArray[np.bool_]:
-    """Return a mask of the cells where each energy is above `least` (dB) of its greatest value."""
+    """Return a mask of the cells where each energy is above `DARKEST` of its greatest value."""
     parts = zip(energies, greatest, strict=True)
-    lit = [energy > most * 10.0 ** (least / 10.0) for energy, most in parts]
+    lit = [energy > most * 10.0 ** (DARKEST / 10.0) for energy, most in parts]
     return np.asarray(np.logical_and.reduce(lit))
 
 
@@ -358,10 +356,10 @@ def greatest_of(array: ArrayLike) -> float:
     return float(values.max(where=finite, initial=0.0))
 
 
-def decibels(energy: ArrayLike, greatest: float, least: float) -> Values:
-    """Return 10 log10(energy / greatest) in dB, but at least `least`, also for zeros."""
+def decibels(energy: ArrayLike, greatest: float) -> Values:
+    """Return 10 log10(energy / greatest) in dB, but at least `DARKEST`, also for zeros."""
     values = np.asarray(energy, dtype=np.float64)
-    floor = 10.0 ** (least / 10.0)
+    floor = 10.0 ** (DARKEST / 10.0)
     ratio = values / greatest if greatest > 0.0 else np.zeros_like(values)
     return 10.0 * np.log10(np.maximum(ratio, floor))
 
@@ -377,11 +375,6 @@ def coarsen(array: NDArray[np.floating], most: int) -> NDArray[np.floating]:
             cells = np.diff(starts, append=n).reshape(-1, *[1] * (array.ndim - axis - 1))
             array = np.add.reduceat(array, starts, axis, dtype=np.float64) / cells
     return array
-
-
-def coarse_size(n: int, most: int) -> int:
-    """Return the number of blocks that `coarsen` makes of `n` cells along an axis."""
-    return -(-n // -(-n // most))
 
 
 def running_median(values: ArrayLike, window: int) -> Values:

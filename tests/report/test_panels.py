@@ -46,9 +46,9 @@ def test_colour_bar_extends_at_the_exceeded_ends(values, word):
 
 def test_decibels_are_relative_to_the_maximum_and_clipped_below():
     energy = [100.0, 10.0, 1e-9, 0.0]
-    level = decibels(energy, greatest_of([*energy, np.inf, np.nan]), -60.0)
+    level = decibels(energy, greatest_of([*energy, np.inf, np.nan]))
     assert level == pytest.approx([0.0, -10.0, -60.0, -60.0])
-    assert (decibels(np.zeros(3), greatest_of([0.0, np.nan]), -60.0) == -60.0).all()
+    assert (decibels(np.zeros(3), greatest_of([0.0, np.nan])) == -60.0).all()
 
 
 def test_coarse_array_has_the_means_of_blocks():
