@@ -7,7 +7,6 @@ except for those that `[data]` leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -300,7 +299,7 @@ def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) 
     n_shots = experiment.survey.n_shots
     share = -(-n_shots // context.size)
     mine = np.arange(n_shots)[context.rank * share :][:share]
-    find_faults = _make_scanner(experiment)
+    slowest = float(experiment.equation.slowest(experiment.initial.arrays).min())
     traces, tallies, typical = 0, dict.fromkeys(FAULTS, Tally()), torch.zeros(share).double()
     # Memory for each trace: its samples, and its neighbours in double precision.
     each = reader.survey.n_receivers * (4 * reader.survey.n_samples + 8 * NEIGHBOURS)
@@ -308,7 +307,7 @@ def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) 
     for shots in (mine[i : i + at_once] for i in range(0, mine.size, at_once)):
         with context.heartbeat.waiting():
             gathers = reader.read(shots)
-        live, loudness, faults = find_faults(shots, gathers)
+        live, loudness, faults = _find_faults(experiment, slowest, shots, gathers)
         traces += int(live.sum())
         tallies = {kind: tallies[kind] + _count(shots, live & faults[kind]) for kind in FAULTS}
         typical[shots - context.rank * share] = torch.from_numpy(loudness)
@@ -325,47 +324,35 @@ def scan_traces(experiment: Experiment, reader: GatherReader, context: Context) 
     )
 
 
-Mask = NDArray[np.bool_]
-Scanner = Callable[[NDArray[np.int64], NDArray[np.float32]], tuple[Mask, Array, dict[str, Mask]]]
+def _find_faults(
+    experiment: Experiment, slowest: float, shots: NDArray[np.int64], traces: NDArray[np.float32]
+) -> tuple[NDArray[np.bool_], Array, dict[str, NDArray[np.bool_]]]:
+    """Examine the traces (shot, receiver, time) of some shots; slowest: speed of waves, m/s.
 
-
-def _make_scanner(experiment: Experiment) -> Scanner:
-    """Return a function that examines the traces (shot, receiver, time) of some shots.
-
-    It returns a mask of the traces in use, the typical amplitude of each shot, infinite if it is
+    Returns a mask of the traces in use, the typical amplitude of each shot, infinite if it is
     unknown, and masks of the traces with each fault.
     """
-    aperture, conditioning = experiment.make_simulator().aperture, experiment.conditioning()
-    slowest = float(experiment.equation.slowest(experiment.initial.arrays).min())  # m/s
-
-    def scan(
-        shots: NDArray[np.int64], traces: NDArray[np.float32]
-    ) -> tuple[Mask, Array, dict[str, Mask]]:
-        survey = experiment.survey.select(shots)
-        live = aperture.within_offsets(survey.sources, survey.receivers)
-        live &= conditioning.select(traces, survey)
-        distances = np.linalg.norm(survey.receivers - survey.sources[:, None], axis=-1)
-        peaks = survey.dt * np.abs(survey.wavelet).argmax(axis=1)
-        due = peaks[:, None] + distances / slowest < survey.dt * survey.n_samples
-        loudness = root_mean_square(traces)
-        broken, spiky = ~np.isfinite(traces).all(axis=-1), find_spikes(traces)
-        typical = np.empty_like(loudness)
-        for shot, alike in list_alike(survey):
-            typical[shot, alike] = median_of_neighbours(
-                loudness[shot, alike], distances[shot, alike]
-            )
-        dead = due & (loudness <= DEAD * np.nan_to_num(typical))
-        with np.errstate(invalid="ignore"):
-            loud = (loudness > LOUD * typical) & ~spiky
-        good = live & due & ~broken
-        # Zero traces are left out, because a shot is not silent if a few traces have signal.
-        of_shots = median_of_finite(np.where(good & (loudness > 0.0), loudness, np.nan))
-        of_shots = np.nan_to_num(of_shots)
-        dead[of_shots == 0.0] = False  # these are reported as silent shots
-        faults = {"broken": broken, "spiky": spiky, "dead": dead & ~broken, "loud": loud & ~broken}
-        return live, np.where(good.any(axis=1), of_shots, np.inf), faults
-
-    return scan
+    survey = experiment.survey.select(shots)
+    live = experiment.aperture.within_offsets(survey.sources, survey.receivers)
+    live &= experiment.conditioning().select(traces, survey)
+    distances = np.linalg.norm(survey.receivers - survey.sources[:, None], axis=-1)
+    peaks = survey.dt * np.abs(survey.wavelet).argmax(axis=1)
+    due = peaks[:, None] + distances / slowest < survey.dt * survey.n_samples
+    loudness = root_mean_square(traces)
+    broken, spiky = ~np.isfinite(traces).all(axis=-1), find_spikes(traces)
+    typical = np.empty_like(loudness)
+    for shot, alike in list_alike(survey):
+        typical[shot, alike] = median_of_neighbours(loudness[shot, alike], distances[shot, alike])
+    dead = due & (loudness <= DEAD * np.nan_to_num(typical))
+    with np.errstate(invalid="ignore"):
+        loud = (loudness > LOUD * typical) & ~spiky
+    good = live & due & ~broken
+    # Zero traces are left out, because a shot is not silent if a few traces have signal.
+    of_shots = median_of_finite(np.where(good & (loudness > 0.0), loudness, np.nan))
+    of_shots = np.nan_to_num(of_shots)
+    dead[of_shots == 0.0] = False  # these are reported as silent shots
+    faults = {"broken": broken, "spiky": spiky, "dead": dead & ~broken, "loud": loud & ~broken}
+    return live, np.where(good.any(axis=1), of_shots, np.inf), faults
 
 
 def _count(shots: NDArray[np.int64], which: NDArray[np.bool_]) -> Tally:
