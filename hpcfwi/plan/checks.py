@@ -213,8 +213,8 @@ def check_steps(experiment: Experiment, substeps: int) -> Iterator[Finding]:
 
 def check_sharing(sharing: Sharing) -> Iterator[Finding]:
     """Check that there are shots for all ranks or crews, and for all threads."""
-    batch, ranks, kind = sharing.batch, sharing.ranks, sharing.kind
-    threads, idle = sum(sharing.threads), ranks - batch
+    batch, kind, counts = sharing.batch, sharing.kind, sharing.machine.threads
+    threads, ranks, idle = sum(counts), len(counts), len(counts) - batch
     left = f"{idle} of them {'is' if idle == 1 else 'are'} idle"
     without = f"cannot be shared by {ranks} {kind}s: {left}"
     if batch < ranks and sharing.encoded:

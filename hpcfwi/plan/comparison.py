@@ -156,19 +156,14 @@ class Comparison:
         """Number of first arrivals that can be compared."""
         return self.traces - self.muted
 
-    @property
-    def _of_component(self) -> str:
-        """The component that is compared, in words, if there are others."""
-        several = any(len(view.components.names) > 1 for view in self.views)
-        return f" of {self.component}" if several else ""
-
     def describe(self) -> Iterator[str]:
         """Yield the comparison in lines."""
         shots = ", ".join(str(view.number) for view in self.views)
+        has_others = any(len(view.components.names) > 1 for view in self.views)
         yield (
             f"shot{'s' * (len(self.views) > 1)} {shots} in the starting model"
             f"{', with an estimated wavelet' * self.is_fitted}: first arrivals in "
-            f"{self.traces} traces{self._of_component}, "
+            f"{self.traces} traces{f' of {self.component}' * has_others}, "
             + (f"{self.muted} of which are muted in the observed data, " if self.muted else "")
             + f"found again in {100 * self.alike:.0f} % of {'the others' if self.muted else 'them'}"
         )

@@ -210,20 +210,18 @@ def _count_estimates(section: InversionSection, n_shots: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The distribution of an epoch's work over ranks.
+    """The distribution of an epoch's work over the ranks of a machine.
 
-    threads: number of threads of each rank; part: shots of an epoch on the rank that takes longest;
-    at_once: number of shots that it simulates at a time; rounds: number of times; advice: a better
-    batch or number of ranks; encoded: True if a shot has all sources; layers: the division of a
-    shot between the ranks of a crew, each of which counts as one rank, None without crews.
+    part: shots of an epoch on the rank that takes longest; at_once: number of shots that it
+    simulates at a time; rounds: number of times; advice: a better batch or number of ranks;
+    encoded: True if a shot has all sources; layers: the division of a shot between the ranks of a
+    crew, each of which counts as one rank, None without crews.
     """
 
+    machine: Machine
     shots: int
     batch: int
     epochs: int
-    ranks: int
-    hosts: int
-    threads: tuple[int, ...]
     part: int
     at_once: int
     rounds: int
@@ -240,10 +238,10 @@ class Sharing:
         """Yield the sharing in lines."""
         if self.layers is not None:
             yield from textwrap.wrap(self.layers, WIDTH - 2)
-        threads = "/".join(map(str, sorted(set(self.threads))))
+        counts, hosts = sorted(set(self.machine.threads)), self.machine.hosts
         yield (
-            f"{say_count(self.ranks, self.kind)} on {say_count(self.hosts, 'host')}, {threads} "
-            f"thread{'s' * (max(self.threads) > 1)} each"
+            f"{say_count(len(hosts), self.kind)} on {say_count(len(set(hosts)), 'host')}, "
+            f"{'/'.join(map(str, counts))} thread{'s' * (counts[-1] > 1)} each"
         )
         shots = f"{self.batch} of {self.shots} shots"
         if self.encoded:
@@ -257,10 +255,9 @@ class Sharing:
 
 def share_work(experiment: Experiment, machine: Machine) -> Sharing:
     """Divide the shots of an epoch equally between the ranks."""
-    section, ranks = experiment.config.inversion, len(machine.threads)
-    shots = experiment.survey.n_shots
+    section, shots = experiment.config.inversion, experiment.survey.n_shots
     batch = section.largest_batch(shots)
-    parts = [len(part) for part in np.array_split(np.arange(batch), ranks)]
+    parts = [len(part) for part in np.array_split(np.arange(batch), len(machine.hosts))]
     most_at_once = [share.most_at_once for share in machine.shares]
     rounds, rank = max(
         (ceil(part / most), -k)
@@ -275,12 +272,10 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
     else:
         advice = _advise(batch, shots, sum(machine.threads))
     return Sharing(
+        machine=machine,
         shots=shots,
         batch=batch,
         epochs=section.epochs,
-        ranks=ranks,
-        hosts=len(set(machine.hosts)),
-        threads=machine.threads,
         part=parts[-rank],
         at_once=min(parts[-rank], most_at_once[-rank]),
         rounds=rounds,
@@ -381,10 +376,15 @@ class Memory:
 
 
 def estimate_memory(
-    experiment: Experiment, task: Task, overhead: MemoryOverhead, sharing: Sharing, machine: Machine
+    experiment: Experiment, task: Task, overhead: MemoryOverhead, sharing: Sharing
 ) -> Memory:
     """Estimate the memory of a run; task: the largest shot; overhead: that of rank 0."""
-    fit, why = _fit(experiment, task, sharing, machine)
+    machine, optimizer = sharing.machine, experiment.config.inversion.optimizer
+    otherwise = None
+    if optimizer.takes("shards") and len(machine.hosts) > 1:
+        whole, shards = estimate_optimizer(experiment, len(machine.hosts))
+        otherwise = whole if optimizer.sharded else shards
+    fit, why = _fit(experiment, task, sharing)
     at_once = sharing.at_once if fit is None else min(sharing.at_once, fit.at_once)
     counts = tuple(sorted({1, at_once, *(2**k for k in range(1, 4) if 2**k <= sharing.batch)}))
     together = {count: task.repeat(count) for count in counts}
@@ -403,27 +403,17 @@ def estimate_memory(
         waves=0 if fit is None else together[at_once].footprint(fit.history),
         arrays=shared + overhead.each_shot * at_once,
         overhead=overhead,
-        otherwise=_estimate_otherwise(experiment, sharing),
+        otherwise=otherwise,
         program=machine.program + overhead.engine + overhead.figures,
         ranks=machine.hosts.count(machine.hosts[0]),
     )
 
 
-def _estimate_otherwise(experiment: Experiment, sharing: Sharing) -> int | None:
-    """Return the bytes of the optimizer's state on a rank with the other value of `sharded`."""
-    optimizer = experiment.config.inversion.optimizer
-    if not optimizer.takes("shards") or sharing.ranks == 1:
-        return None
-    whole, shards = estimate_optimizer(experiment, sharing.ranks)
-    return whole if optimizer.sharded else shards
-
-
-def _fit(
-    experiment: Experiment, task: Task, sharing: Sharing, machine: Machine
-) -> tuple[MemoryPlan | None, str]:
+def _fit(experiment: Experiment, task: Task, sharing: Sharing) -> tuple[MemoryPlan | None, str]:
     """Return the history and the number of shots at once, None if nothing fits, and the reason."""
+    reproducible = experiment.config.inversion.reproducible
     try:
-        fit = plan_memory(task, machine.shares, experiment.config.inversion.reproducible)
+        fit = plan_memory(task, sharing.machine.shares, reproducible)
     except InputError as error:
         return None, error.problem
     reason, chosen, asked = "asked for", fit.history, task.asked
@@ -433,8 +423,8 @@ def _fit(
     shots = min(sharing.at_once, fit.at_once)
     return fit, (
         f"{describe(chosen)}: {reason}; {say_count(shots, 'shot')} at once: "
-        f"{say_bytes(task.repeat(shots).footprint(chosen))} of {say_bytes(machine.memory)} "
-        "available."
+        f"{say_bytes(task.repeat(shots).footprint(chosen))} of "
+        f"{say_bytes(sharing.machine.memory)} available."
     )
 
 

@@ -113,20 +113,20 @@ class Stopwatch:
         # In some models, a step for the beginning of a record fails.
         with suppress(InversionFailure):
             optimizer.step(self._model, evaluate)
-        first, again = (
-            self.time_forward(shortest)
-            + self.time_gradient(shortest)
-            + self.time_gradient(shortest, illuminate=True)
-            for _ in range(2)
-        )
+        first, again = (sum(self.time_round(shortest)) for _ in range(2))
         return max(0.0, first - again)
+
+    def time_round(self, samples: int) -> tuple[float, float, float]:
+        """Return the times of a simulation, of a gradient, and of one with illuminations, s."""
+        simulation, gradient = self.time_forward(samples), self.time_gradient(samples)
+        return simulation, gradient, self.time_gradient(samples, illuminate=True)
 
     def time_forward(self, samples: int) -> float:
         """Return the time of a forward simulation on the slowest rank, s."""
 
         def simulate() -> None:
             if self._mine.size:
-                survey = self._part(samples).survey
+                survey = self._begin(self._mine, samples)
                 self._simulator.simulate(self._model, survey, keep=False).data.sum().item()
 
         return self._time(simulate)
@@ -157,14 +157,11 @@ class Stopwatch:
         return self._simulator.set_up(self._model, survey, window=None).count_updates()
 
     def _batch(self, samples: int) -> Batch:
-        part = self._part(samples)
-        mine = [part] if part.shots.size else []
-        return Batch(1, self._shots, (), lambda _: part, lambda _: iter(mine))
-
-    def _part(self, samples: int) -> Part:
         survey = self._begin(self._mine, samples)
         silence = np.zeros((self._mine.size, survey.n_receivers, samples), np.float32)
-        return Part(self._mine, survey, lambda: silence)
+        part = Part(self._mine, survey, lambda: silence)
+        mine = [part] if part.shots.size else []
+        return Batch(1, self._shots, (), lambda _: part, lambda _: iter(mine))
 
     def _begin(self, shots: NDArray[np.int64], samples: int) -> Survey:
         """Return the survey of some shots with the first samples of their records."""
@@ -195,7 +192,9 @@ def measure_speed(watch: Stopwatch, budget: float = BUDGET) -> Speed:
     """
     samples = watch.samples
     measured, timings = _longest_affordable(watch, budget)
-    rounds = _repeat(watch, measured, budget)
+    rounds = [watch.time_round(measured)]
+    while len(rounds) < REPETITIONS and sum(map(sum, rounds)) + sum(rounds[-1]) < budget:
+        rounds.append(watch.time_round(measured))
     forward, gradient, illuminated = (median(t) for t in zip(*rounds, strict=True))
     if measured < samples:
         longer = samples / measured
@@ -219,22 +218,6 @@ def _longest_affordable(watch: Stopwatch, budget: float) -> tuple[int, list[floa
             if sum(timings) + growth * timings[-1] > budget:
                 break
     return lengths[len(timings) - 1], timings
-
-
-def _repeat(watch: Stopwatch, samples: int, budget: float) -> list[tuple[float, float, float]]:
-    """Measure forward, gradient and illuminated in turn, as often as the budget allows."""
-    rounds: list[tuple[float, float, float]] = []
-    while not rounds or (
-        len(rounds) < REPETITIONS and sum(map(sum, rounds)) + sum(rounds[-1]) < budget
-    ):
-        rounds.append(
-            (
-                watch.time_forward(samples),
-                watch.time_gradient(samples),
-                watch.time_gradient(samples, illuminate=True),
-            )
-        )
-    return rounds
 
 
 LOADED = 0.7  # share of the processors below which times are not reliable
@@ -301,16 +284,15 @@ def estimate_timing(
     task: Task,
     sharing: Sharing,
     work: Work,
-    machine: Machine,
     speed: Speed,
     has_data: bool,
 ) -> Timing:
     """Estimate the time of a run at the measured speed; has_data: the observed data exist."""
-    survey = experiment.survey
+    survey, machine = experiment.survey, sharing.machine
 
     def simulate(shots: int) -> float:
         """Return the time of forward simulations, one on each thread at a time."""
-        return ceil(ceil(shots / sharing.ranks) / min(machine.threads)) * speed.forward
+        return ceil(ceil(shots / len(machine.hosts)) / min(machine.threads)) * speed.forward
 
     def invert(simulations: Simulations) -> float:
         seconds = (
@@ -389,19 +371,18 @@ def make_plan(
     simulator, survey = experiment.make_simulator(), experiment.survey
     task = largest_task(simulator, model, survey, experiment.costs_of(survey, simulator))
     sharing = share_work(experiment, machine)
-    memory = estimate_memory(experiment, task, overhead, sharing, machine)
+    memory = estimate_memory(experiment, task, overhead, sharing)
     work, timing = count_work(experiment), None
     if speed is not None:
-        timing = estimate_timing(experiment, task, sharing, work, machine, speed, has_data)
-    findings = [
-        *check_room(memory),
-        *check_experiment(experiment, task.problem.dt),
-        *check_steps(experiment, task.substeps),
-        *check_sharing(sharing),
-    ]
+        timing = estimate_timing(experiment, task, sharing, work, speed, has_data)
     return Plan(
         name=name,
-        findings=tuple(findings),
+        findings=(
+            *check_room(memory),
+            *check_experiment(experiment, task.problem.dt),
+            *check_steps(experiment, task.substeps),
+            *check_sharing(sharing),
+        ),
         grid=tuple(describe_grid(experiment, task)),
         sharing=sharing,
         work=work,
