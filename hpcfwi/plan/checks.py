@@ -23,6 +23,10 @@ from hpcfwi.plan.estimate import Memory, Sharing, discretize, find_slowest
 from hpcfwi.wave.equation import Attenuation
 from hpcfwi.wave.numerics import carried_frequency
 
+# Functions of the key, what was found, and the remedy
+_fail, _warn = partial(Finding, "error"), partial(Finding, "warning")
+_note = partial(Finding, "note")
+
 # The grid resolves waves whose relative error of phase velocity is at most this.
 VELOCITY_ERROR = 0.02
 # Largest share of the wavelet's energy at frequencies that the grid does not resolve.
@@ -85,8 +89,7 @@ def _check_wavelet(experiment: Experiment) -> Iterator[Finding]:
     ):
         share = float((sample / largest).max())
         if share > CUT:
-            yield Finding(
-                "warning",
+            yield _warn(
                 experiment.config.survey.file or "survey.wavelet",
                 f"the wavelet {end} at {100 * share:.0f} % of its peak: it is cut off, and the "
                 "jump emits waves of all frequencies",
@@ -103,8 +106,7 @@ def _check_attenuation(experiment: Experiment) -> Iterator[Finding]:
     outside = 1.0 - spectrum.energy_above(low) + spectrum.energy_above(high)
     if outside > OUT_OF_BAND:
         first, last = (spectrum.frequency_below(share) for share in (0.01, 0.99))
-        yield Finding(
-            "warning",
+        yield _warn(
             "wave.attenuation.band",
             f"{100 * outside:.0f} % of the wavelet's energy is outside {low:g} to {high:g} Hz, "
             "where the waves lose less energy than the quality factors say",
@@ -116,8 +118,7 @@ def _check_boundary(experiment: Experiment) -> Iterator[Finding]:
     """Check that the absorbing boundary is wide enough."""
     cells = experiment.config.wave.boundary
     if cells < FEWEST_ABSORBING:
-        yield Finding(
-            "warning",
+        yield _warn(
             "wave.boundary",
             f"an absorbing boundary of {say_count(cells, 'cell')} reflects several per cent "
             "of the waves or more back into the model"
@@ -156,8 +157,7 @@ def check_water(experiment: Experiment) -> Iterator[Finding]:
         low, high = floor.min(), floor.max()
         where = " down to " + (f"{low:g} m" if low == high else f"{low:.4g} to {high:.4g} m")
     migrates = config.inversion.linear and getattr(config.migration, key, None) is not None
-    yield Finding(
-        "note",
+    yield _note(
         f"{'migration' if migrates else 'inversion'}.{key}",
         f"all {' and '.join(kept)} lie in fixed cells{where}: the gradient is set to zero "
         "there, and the model changes only elsewhere",
@@ -171,8 +171,7 @@ def _check_duration(experiment: Experiment) -> Iterator[Finding]:
     last = float(survey.axis.times(survey.n_samples)[-1])
     needed = time_to_floor_and_back(experiment)
     if last < needed:
-        yield Finding(
-            "warning",
+        yield _warn(
             experiment.config.survey.file or "survey.duration",
             f"the record ends at {last:.3g} s, but a wave to the bottom of the model is back only "
             f"at {needed:.3g} s: the deepest cells get no gradient from reflections",
@@ -183,8 +182,7 @@ def _check_duration(experiment: Experiment) -> Iterator[Finding]:
 def check_room(memory: Memory) -> Iterator[Finding]:
     """Check that the memory left by other arrays suffices for the simulations."""
     if memory.chosen is None:
-        yield Finding(
-            "error",
+        yield _fail(
             "wave.history",
             memory.why,
             "Start fewer ranks or threads (OMP_NUM_THREADS), or use a coarser model.spacing or "
@@ -201,8 +199,7 @@ def check_steps(experiment: Experiment, substeps: int) -> Iterator[Finding]:
     cheaper = "a larger model.spacing"
     if not experiment.config.inversion.linear:
         cheaper += ", or inversion.bounds with a lower velocity,"
-    yield Finding(
-        "note",
+    yield _note(
         experiment.config.survey.file or "survey.dt",
         f"steps of {1000 * experiment.survey.dt:g} ms are too long for a stable scheme: each "
         f"is divided into {substeps} substeps, which takes {substeps} times as long",
@@ -220,8 +217,7 @@ def check_sharing(sharing: Sharing) -> Iterator[Finding]:
     if batch < ranks and sharing.encoded:
         # More encoded shots would cost more, so that the advice is to start fewer ranks.
         shots, fewer = (say_count(batch, noun) for noun in ("encoded shot", "rank"))
-        yield Finding(
-            "note",
+        yield _note(
             "inversion.batch",
             f"{shots} of an epoch {without}",
             f"Start {fewer} with all cores; the threads of a rank share a shot."
@@ -229,15 +225,13 @@ def check_sharing(sharing: Sharing) -> Iterator[Finding]:
             else "Start fewer ranks with more cores each, or give a larger wave.ranks_per_shot.",
         )
     elif batch < ranks:
-        yield Finding(
-            "warning",
+        yield _warn(
             "inversion.batch",
             f"a batch of {batch} {without}",
             f"Give a batch of {ranks} or more, or start as many {kind}s as it has shots.",
         )
     elif batch < threads and not sharing.encoded and kind == "rank":
-        yield Finding(
-            "note",
+        yield _note(
             "inversion.batch",
             f"a batch of {batch} is smaller than the {threads} threads of all ranks",
             f"Give a batch of {threads}, so that each thread has a shot, or use fewer cores.",
@@ -350,35 +344,34 @@ def check_comparison(
     cycles, are left out; linear: True for an image in the starting model, False for an inversion;
     knows_amplitudes: True if the misfit depends on amplitudes; mutes: True if the data are muted.
     """
-    fail = partial(Finding, "error")
     if c.is_silent:
-        yield fail(
+        yield _fail(
             where,
             "no wave arrives at a receiver within the record: all simulated traces are zero",
             "Record longer, place receivers closer to the sources, or check data.mute.",
         )
     elif c.scan is not None and len(c.scan.silent) == c.scan.shots:
-        yield fail(
+        yield _fail(
             where,
             "all observed traces in use are zero",
             "Write the file again from its source, or check data.offsets and data.mute.",
         )
     elif c.left < NOTHING:
-        yield fail(
+        yield _fail(
             "data.band",
             f"only a share of {c.left:.0e} of the observed amplitude is in the band: nothing "
             "was recorded there",
             "Give a band in which the data have energy.",
         )
     elif c.is_same:
-        yield fail(
+        yield _fail(
             "model.initial",
             "the starting model reproduces the observed data exactly: the misfit is zero, and "
             "there is nothing to invert",
             "Give another starting model, or other data.",
         )
     else:
-        warn = partial(Finding, "warning", where)
+        warn = partial(_warn, where)
         yield from _check_scan(c.scan, warn)
         yield from _check_mutes(c, warn)
         if begins or c.alike >= UNLIKE:
@@ -486,8 +479,7 @@ def _check_times(c: Comparison, warn: Warn, linear: bool, mutes: bool) -> Iterat
         return
     if c.skipped > SKIPPED or worst.skipped > SKIPPED_IN_BAND:
         consequence, remedy = SKIPPED_CYCLES[linear]
-        yield Finding(
-            "warning",
+        yield _warn(
             "model.initial",
             f"arrivals are off by more than half a period in {100 * c.skipped:.0f} % of the "
             f"traces, {100 * worst.skipped:.0f} % at offsets of {worst.near:.0f} to "
@@ -525,8 +517,7 @@ def _list(faulty: Tally) -> str:
 def _check_picks(compared: DataComparison) -> Iterator[Finding]:
     picked, period = compared.picked, compared.comparison.period
     if picked is not None and abs(picked.lag) > period:
-        yield Finding(
-            "warning",
+        yield _warn(
             f"data.mute.picks: {compared.stages[0].experiment.config.data.picks[0]}",
             f"picks are {1000 * abs(picked.lag):.0f} ms {'later' if picked.lag > 0 else 'earlier'} "
             "than the first simulated arrivals (median), whose period is "
