@@ -97,7 +97,10 @@ def epoch_figure(*pictures: EpochPicture) -> Figure:
     Both models have the colour scale of the true one, or of the inverted one if the true one is not
     known. pictures: one for each inverted parameter.
     """
-    return (_draw_volumes if pictures[0].grid.ndim == 3 else _draw_sections)(pictures)
+    first, *others = pictures
+    first = first.cut()
+    alike = [first, *(replace(other, cuts=first.cuts, places=first.places) for other in others)]
+    return (_draw_volumes if first.grid.ndim == 3 else _draw_sections)(alike)
 
 
 def _draw_sections(pictures: Sequence[EpochPicture]) -> Figure:
@@ -191,17 +194,13 @@ def _draw_volumes(pictures: Sequence[EpochPicture]) -> Figure:
     the starting model if the true one is not known, that differs most from flat layers; they are
     the same in all epochs. The figure is to scale, except that short sides are stretched.
     """
-    first, *others = pictures
-    first = first.cut()
-    grid, cuts = first.grid, first.cuts
-    assert cuts is not None
-    alike = [first, *(replace(other, cuts=cuts, places=first.places) for other in others)]
+    grid, cuts = pictures[0].grid, pictures[0].cuts
     # The lengths of the cube as drawn along z, y and x, and the size of the unfolded cube
     lengths = np.array([np.ptp(edges(grid, axis)) for axis in range(3)])
     z, y, x = sides = np.maximum(lengths / lengths.max(), SHORTEST)
     width, height = x + GAP + y, z + GAP + y
-    at = _arrange(len(alike), is_wide=False)
-    if len(alike) == 1 and width / height >= WIDE_VOLUME:
+    at = _arrange(len(pictures), is_wide=False)
+    if len(pictures) == 1 and width / height >= WIDE_VOLUME:
         at = [(k // 2, k % 2) for k in range(6)]
     rows, columns = (1 + max(numbers) for numbers in zip(*at, strict=True))
     wide = WIDTH * max(1.0, columns / 3.0)
@@ -211,7 +210,7 @@ def _draw_volumes(pictures: Sequence[EpochPicture]) -> Figure:
     for place in places:
         place.set_axis_off()
         place.set_box_aspect(height / width)
-    for place, panel in zip(places, panels(alike), strict=True):
+    for place, panel in zip(places, panels(pictures), strict=True):
         _draw_volume(place, grid, panel, cuts, sides)
     return figure
 
@@ -302,12 +301,8 @@ def image_figure(
     """
     picture = picture.cut()
     grid, lit = picture.grid, picture.find_lit()
-    plane = picture.cuts[1] if picture.cuts else None
-    where = "" if plane is None else f", y = {grid.coordinates(1)[plane] / KM:.2f} km"
-
-    def cut(values: NDArray[np.floating]) -> NDArray[np.floating]:
-        return coarsen(values if plane is None else values[:, plane], MOST_CELLS)
-
+    _, plane, _ = picture.cuts or (0, 0, 0)
+    where = f", y = {grid.coordinates(1)[plane] / KM:.2f} km" if picture.cuts else ""
     shown = [(f"Reflectivity, iteration {picture.epoch}", image)]
     shown.append(("Reflectivity over the migration velocity", image))
     if truth is not None:
@@ -319,15 +314,20 @@ def image_figure(
     for number, (axes, (title, array)) in enumerate(zip(places, shown, strict=True)):
         prepare(axes, extent, "x (km)" * (axes is places[-1]), "depth (km)", 10)
         style.title(axes, title + where)
-        values = cut(array)
+        values = _take_section(array, plane)
         limit = clip_limit(values, CLIP, lit)
         if number == 1:
-            draw_section(axes, cut(background), extent, MODEL_COLOURS)
+            draw_section(axes, _take_section(background, plane), extent, MODEL_COLOURS)
             draw_section(axes, values, extent, "gray", (-limit, limit), OPAQUE)
         else:
             drawn = draw_section(axes, values, extent, "gray", (-limit, limit))
             style.add_colour_bar(axes, drawn, "reflectivity", 0.02, values)
     return figure
+
+
+def _take_section(values: NDArray[np.floating], plane: int) -> NDArray[np.floating]:
+    """Return the section of an array of the grid; plane: its index along y in a volume."""
+    return coarsen(values[:, plane] if values.ndim == 3 else values, MOST_CELLS)
 
 
 KEPT = "0.92"
@@ -340,7 +340,6 @@ def profiles_figure(*pictures: EpochPicture) -> Figure:
     """
     cut = [picture.cut() for picture in pictures]
     places = cut[0].places
-    assert places is not None
     rows, middle = len(cut), len(places) // 2
     figure = style.new_figure(1.2 + 1.7 * len(places), 4.2 * rows)
     panels = figure.subplots(rows, len(places), sharex="row", sharey=True, squeeze=False)
@@ -536,8 +535,8 @@ def _draw_values(
     colours: str,
     unit: str,
 ) -> None:
-    """Draw an array of the grid; plane: the index along y of the section of a volume."""
-    section = coarsen(values[:, plane] if grid.ndim == 3 else values, MOST_CELLS)
+    """Draw an array of the grid; plane: see `_take_section`."""
+    section = _take_section(values, plane)
     image = draw_section(axes, section, find_extent(grid), colours, limits)
     style.title(axes, title + _say_section(grid))
     style.add_colour_bar(axes, image, unit, 0.02, section)

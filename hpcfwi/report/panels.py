@@ -99,7 +99,7 @@ class EpochPicture:
     gradient: gradient of the misfit with respect to it; illuminations: time sums of squared fields;
     sources, receivers: (n, ndim), m, in the grid's coordinates; kept: cells that the inversion does
     not change; cuts, places: indices (z, y, x) of a volume's slices, and places of profiles, see
-    `find_places`; None until `cut` finds them.
+    `find_places`; empty until `cut` finds them.
     """
 
     epoch: int
@@ -114,8 +114,8 @@ class EpochPicture:
     sources: NDArray[np.float64] | None = None
     receivers: NDArray[np.float64] | None = None
     kept: NDArray[np.bool_] | None = None
-    cuts: tuple[int, ...] | None = None
-    places: tuple[tuple[int, ...], ...] | None = None
+    cuts: tuple[int, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
 
     def cut(self) -> EpochPicture:
         """Return the same picture with its slices and the places of its profiles.
@@ -124,14 +124,14 @@ class EpochPicture:
         not known, that differs most from flat layers.
         """
         places, cuts = self.places, self.cuts
-        if places is None:
+        if not places:
             points = [p for p in (self.sources, self.receivers) if p is not None]
             places = find_places(self.grid, points)
-        if cuts is None and self.grid.ndim == 3:
+        if not cuts and self.grid.ndim == 3:
             known = next(v for v in (self.true, self.start, self.inverted) if v is not None)
             assert not isinstance(known, Excerpt), "made with cuts"
             cuts = find_structure(known)
-        return replace(self, cuts=cuts or (), places=places)
+        return replace(self, cuts=cuts, places=places)
 
     def shorten(self) -> EpochPicture:
         """Return the same picture with slices; if it is large, excerpts replace changing arrays."""
@@ -143,8 +143,6 @@ class EpochPicture:
 
     def excerpt(self, name: str) -> Excerpt | None:
         """Return the excerpt of an array, None if the array is not known; needs slices."""
-        assert self.cuts is not None
-        assert self.places is not None
         array = getattr(self, name)
         if array is None or isinstance(array, Excerpt):
             return array
@@ -213,12 +211,11 @@ OF_PARAMETER = 4
 def panels(pictures: Sequence[EpochPicture]) -> Iterator[Panel]:
     """Yield the panels: for each parameter those of `_panels_of`, then both illuminations.
 
-    pictures: one for each parameter, of the same model and epoch.
+    pictures: one for each parameter, of the same model and epoch, with the same slices.
     """
-    cut = [picture.cut() for picture in pictures]
-    for picture in cut:
-        yield from _panels_of(picture, is_alone=len(cut) == 1)
-    picture = cut[0]
+    for picture in pictures:
+        yield from _panels_of(picture, is_alone=len(pictures) == 1)
+    picture = pictures[0]
     for name, origins in (("source", picture.sources), ("receiver", picture.receivers)):
         energy = picture.excerpt(f"{name}_illumination")
         assert energy is not None

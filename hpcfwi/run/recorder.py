@@ -65,7 +65,7 @@ class Recorder:
         self._has_begun = False
         self._first_errors: dict[str, float] | None = None
         self._imaged: tuple[Model, NDArray[np.float64]] | None = None
-        self._cuts: tuple[int, ...] | None = None
+        self._cuts: tuple[int, ...] = ()
 
     def take_newest_state(self) -> None:
         """Set the state to the newest one that any rank has; collective.
