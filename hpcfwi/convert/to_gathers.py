@@ -72,10 +72,6 @@ def look_into(request: Request) -> Contents:
     line = segy.choose_line(gathering.table, request, files)
     survey = _make_survey(gathering, line, dt, n_samples, request)
     _check_kinds(gathering.table, line, files, request)
-    if gathering.table["component"].any():
-        survey = replace(survey, components=_find_components(gathering))
-    if request.source_kind != "explosive":
-        survey = replace(survey, source_kinds={request.source_kind: np.ones(())})
     _tell(survey, gathering, line, files, request.depths is not None)
     names = [layout.path.name for layout in files.layouts]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -168,7 +164,11 @@ def _make_survey(
             "it has a wavelet for each shot, but --reciprocity exchanges shots and receivers",
             "Give one wavelet that all sources have emitted.",
         )
-    return Survey(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask)
+    return Survey(
+        *(np.ascontiguousarray(sources), np.ascontiguousarray(receivers), wavelet, dt, mask),
+        components=_find_components(gathering),
+        source_kinds={request.source_kind: np.ones(())},
+    )
 
 
 def _check_kinds(table: Table, line: segy.Line | None, files: Files, request: Request) -> None:
