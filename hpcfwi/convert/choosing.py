@@ -306,8 +306,8 @@ def _read_extension(table: Table, layout: Layout) -> dict[str, NDArray[Any]]:
     headers = layout.headers
     names = [name for name in EXTENDED if name not in headers.constants]
     names = [name for name in names if headers.fields[name] == FIELDS[name]]
-    fields = {**EXTENDED, "name": EXTENSION}
-    found = read_headers(layout, ["name", *names], replace(headers, fields=fields))
+    headers = replace(headers, fields={**EXTENDED, "name": EXTENSION})
+    found = read_headers(replace(layout, headers=headers), ["name", *names])
     known, extended = np.isin(found["name"], EXTENSION_NAMES), {}
     for name in names:
         stated = known & (found[name] != 0.0)

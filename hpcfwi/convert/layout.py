@@ -275,7 +275,8 @@ class _StandardFile(_File):
         second = self.revision >= 2
         # The field has four bytes in revision 2.0, and only the first two of these in 2.1
         self.extra_at, kind = ("3507-3510", "u4") if not minor else ("3507-3508", "i2")
-        self.extra = self._take("extra_headers", self.number(3507, kind) if second else 0)
+        stated = self.number(3507, kind) if second else 0
+        self.extra = int(self.given.get("extra_headers", stated))
         self.header = HEADER * (1 + self.extra)
         if not 0 <= self.extra <= 255:
             raise InputError(
@@ -286,7 +287,8 @@ class _StandardFile(_File):
         self.first = self._find_first()
         wide = second and self.number(3269, "u4") and "samples" not in self.given
         at = "3269-3272" if wide else "3221-3222"
-        samples = self._take("samples", self.number(*((3269, "u4") if wide else (3221, "u2"))))
+        stated = self.number(3269, "u4") if wide else self.number(3221, "u2")
+        samples = int(self.given.get("samples", stated))
         self.width = np.dtype(FORMATS[self.code]).itemsize
         if samples < 1:
             raise InputError(
@@ -315,9 +317,6 @@ class _StandardFile(_File):
     def number(self, at: int, kind: str) -> int:
         """Return the integer of the file header at a byte counted from 1."""
         return int(np.frombuffer(self.start, self.endian + kind, 1, at - 1)[0])
-
-    def _take(self, name: str, read: int) -> int:
-        return int(self.given.get(name, read))
 
     def _find_revision(self) -> tuple[int, int]:
         """Return the major and the minor revision.

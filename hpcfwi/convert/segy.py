@@ -98,14 +98,8 @@ def tell_floats(words: NDArray[np.uint32]) -> int | None:
     return None
 
 
-def read_headers(
-    layout: Layout, names: Sequence[str], headers: Headers | None = None
-) -> dict[str, NDArray[Any]]:
-    """Read fields (trace,) of all trace headers; raises `InputError`.
-
-    headers: the rules by which they are read, by default those of the layout.
-    """
-    headers = headers or layout.headers
+def read_headers(layout: Layout, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Read fields (trace,) of all trace headers; raises `InputError`."""
     parts: dict[str, list[NDArray]] = {name: [] for name in names}
     width = min(layout.header, 2 * HEADER)
     rows = AT_ONCE // width
@@ -116,7 +110,7 @@ def read_headers(
                 file.seek(layout.first + number * layout.trace_size)
                 _fill(layout, file, row)
             for name, part in parts.items():
-                part.append(headers.read(name, raw, layout.endian))
+                part.append(layout.headers.read(name, raw, layout.endian))
     return {name: np.concatenate(part) for name, part in parts.items()}
 
 

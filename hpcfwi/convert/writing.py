@@ -189,10 +189,8 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
         lines[2] = f"Positions of the map; z = 0 is at the elevation {labels.get('datum', 0.0):g} m"
     _tell_way_back(target, labels)
     labels = _complete(labels, survey)
-    shot_map, trace_map = (
-        labels["source_map"],
-        np.broadcast_to(labels["receiver_map"], (*heard.shape, 4)),
-    )
+    shot_map = labels["source_map"]
+    trace_map = np.broadcast_to(labels["receiver_map"], (*heard.shape, 4))
     channels = np.broadcast_to(labels["channels"], heard.shape)
     codes = _find_codes(survey, target)
     delay, times = _find_delay(labels["start"], source)
@@ -202,10 +200,9 @@ def _write_gathers(reader: GatherReader, source: Path, target: Path, quiet: bool
         _divisor(lengths, f"{source}, {name}")
         for lengths, name in ((points[:, :2], "positions"), (points[:, 2:], "depths"))
     )
+    size = int(counts.sum()), int(counts.max()), survey.n_samples
     with (
-        _new_file(
-            *(target, int(counts.sum()), int(counts.max()), survey.n_samples, interval, lines)
-        ) as file,
+        _new_file(target, *size, interval, lines) as file,
         Progress(survey.n_shots, "shot", every=0.1, quiet=quiet) as progress,
     ):
         number = 0
