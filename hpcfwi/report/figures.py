@@ -220,10 +220,7 @@ def _draw_gathers(
     component: str,
 ) -> None:
     """Draw the gathers of a component, see `gathers_figure`."""
-    lines = [
-        find_line(*at) if len(at[0]) else (0, np.zeros(0, np.int64))
-        for at in zip(receivers, sources, strict=True)
-    ]
+    lines = [find_line(*at) for at in zip(receivers, sources, strict=True)]
     shown = np.concatenate([g[line].ravel() for g, (_, line) in zip(data, lines, strict=True)])
     limit, image = clip_limit(shown, CLIP), None
     for axes, gather, places, source, name, (along, line) in zip(

@@ -448,9 +448,12 @@ def find_line(
 ) -> tuple[int, NDArray[np.int64]]:
     """Return the axis along which places (n, ndim) extend the furthest, and the indices of a line.
 
-    In 2-D and in a well, the line has all places. If places (z, y, x) cover an area, it has those
-    that are nearest to the source (ndim,) across the axis, within a tolerance (`STRAIGHT`).
+    In 2-D and in a well, the line has all places, if there are any. If places (z, y, x) cover an
+    area, it has those that are nearest to the source (ndim,) across the axis, within a tolerance
+    (`STRAIGHT`).
     """
+    if not len(places):
+        return 0, np.arange(0)
     extent = np.ptp(places, axis=0)
     along = extent.size - 1 - int(extent[::-1].argmax())
     if extent.size == 2 or along == 0:
