@@ -94,8 +94,8 @@ def find_arrivals(observed: Array, simulated: Array, dt: float, period: float) -
     lag = (best - furthest).astype(np.float64)
     loudness = np.sqrt(energy[rows, best])
     quiet = samples < np.minimum(onset, onset + lag)[:, None] - period / dt
-    before = np.sqrt(_mean(observed**2, quiet))
     with np.errstate(divide="ignore", invalid="ignore"):
+        before = np.sqrt((observed**2 * quiet).sum(axis=1) / quiet.sum(axis=1))
         noise = before / (loudness / np.sqrt(window.sum(axis=1)))
         ratio = loudness * scale / (strength * largest[places])
     return Arrivals(places, dt * onset, dt * lag, likeness[rows, best], ratio, noise, sign)
@@ -139,15 +139,17 @@ class PickedArrivals:
         for part in np.array_split(np.argsort(self.offsets, kind="stable"), RANGES):
             if part.size:
                 near, far = self.offsets[part[[0, -1]]] / 1000.0
-                parts.append(f"{near:.1f} to {far:.1f} km {_say(np.median(self.late[part]))}")
+                delay = say_delay(np.median(self.late[part]))
+                parts.append(f"{near:.1f} to {far:.1f} km {delay}")
         return (
-            f"picks in {self.late.size} of these traces are {_say(self.lag)} than the first "
+            f"picks in {self.late.size} of these traces are {say_delay(self.lag)} than the first "
             f"simulated arrivals ({', '.join(parts) or 'none'}); their sign is the opposite in "
             f"{100 * self.opposite:.0f} %"
         )
 
 
-def _say(late: float) -> str:
+def say_delay(late: float) -> str:
+    """Return a delay, s, as text, such as "40 ms later"."""
     return f"{1000 * abs(late):.0f} ms {'later' if late >= 0.0 else 'earlier'}"
 
 
@@ -182,15 +184,13 @@ def compare_picks(
     return PickedArrivals(np.abs(offsets[usable]), picks - onset, opposite)
 
 
-def fit_wavelet(observed: Array, simulated: Array, live: NDArray[np.bool_] | None = None) -> Array:
+def fit_wavelet(observed: Array, simulated: Array, live: NDArray[np.bool_]) -> Array:
     """Filter simulated traces (trace, time) so that they fit the observed ones best.
 
     The filter is `CrossSpectra.fit` with a damping of 1 %. It removes differences that another
-    wavelet can explain. live: (trace,), mask of the traces from which the filter is estimated; all
-    if not given.
+    wavelet can explain. live: (trace,), mask of the traces from which the filter is estimated.
     """
-    some = slice(None) if live is None else live
-    spectra = CrossSpectra.of(simulated[some], observed[some])
+    spectra = CrossSpectra.of(simulated[live], observed[live])
     if not spectra.power.any():
         return simulated
     n = simulated.shape[1]
@@ -247,11 +247,6 @@ def _nearest_peak(likeness: Array) -> NDArray[np.int64]:
     middle = likeness.shape[1] // 2
     distance = np.abs(np.arange(likeness.shape[1]) - middle)
     return np.where(peaks, distance, likeness.shape[1]).argmin(axis=1)
-
-
-def _mean(values: Array, where: NDArray[np.bool_]) -> Array:
-    count = where.sum(axis=1)
-    return np.where(count > 0, (values * where).sum(axis=1) / np.maximum(count, 1), np.nan)
 
 
 # A trace is dead below, or loud above, this ratio to the median of its neighbours in offset.

@@ -17,7 +17,7 @@ from hpcfwi.errors import Finding, say_count
 from hpcfwi.inversion.conditioning import NOTHING
 from hpcfwi.inversion.experiment import Experiment, find_attenuation
 from hpcfwi.inversion.shot_qc import knows_amplitudes
-from hpcfwi.plan.arrivals import Scan, Tally
+from hpcfwi.plan.arrivals import Scan, Tally, say_delay
 from hpcfwi.plan.comparison import Comparison, Convention, DataComparison
 from hpcfwi.plan.estimate import Memory, Sharing, discretize, find_slowest
 from hpcfwi.wave.equation import Attenuation
@@ -465,9 +465,8 @@ def _check_times(c: Comparison, warn: Warn, linear: bool, mutes: bool) -> Iterat
         )
     if abs(c.lag) > LATE * c.period and c.alike >= UNLIKE:
         yield warn(
-            f"at near offsets, observed arrivals are {1000 * abs(c.lag):.0f} ms "
-            f"{'later' if c.lag > 0 else 'earlier'} than simulated ones, whose period is "
-            f"{1000 * c.period:.0f} ms",
+            f"at near offsets, observed arrivals are {say_delay(c.lag)} than simulated ones, whose "
+            f"period is {1000 * c.period:.0f} ms",
             "Check the wavelet's delay against the time zero of the data, and the velocities near "
             "the surface.",
         )
@@ -519,9 +518,8 @@ def _check_picks(compared: DataComparison) -> Iterator[Finding]:
     if picked is not None and abs(picked.lag) > period:
         yield _warn(
             f"data.mute.picks: {compared.stages[0].experiment.config.data.picks[0]}",
-            f"picks are {1000 * abs(picked.lag):.0f} ms {'later' if picked.lag > 0 else 'earlier'} "
-            "than the first simulated arrivals (median), whose period is "
-            f"{1000 * period:.0f} ms",
+            f"picks are {say_delay(picked.lag)} than the first simulated arrivals (median), whose "
+            f"period is {1000 * period:.0f} ms",
             "Check that they are in s after the shot and that their shots and receivers are those "
             "of the gathers file; check the wavelet's delay.",
         )
