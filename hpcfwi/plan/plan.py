@@ -233,15 +233,12 @@ def _duration(seconds: float) -> str:
 class Timing:
     """Times in seconds, on this machine with these ranks.
 
-    ready: time to start the program and read the input; compile: time to prepare the engine, in the
-    first run only; observe: time to simulate the observed data, 0 if they exist; epoch: likely time
-    of an epoch; ending: time for the data fit at the end; total: likely time of the whole run,
-    without figures; least: the same with the least work; updates: number of cell updates in an
-    epoch; samples: number of samples of a record; speed: the measured times.
+    observe: time to simulate the observed data, 0 if they exist; epoch: likely time of an epoch;
+    ending: time for the data fit at the end; total: likely time of the whole run, without figures;
+    least: the same with the least work; updates: number of cell updates in an epoch; samples:
+    number of samples of a record; speed: the measured times.
     """
 
-    ready: float
-    compile: float
     observe: float
     epoch: float
     ending: float
@@ -251,8 +248,9 @@ class Timing:
     samples: int
     speed: Speed
 
-    def describe(self, epochs: int) -> Iterator[str]:
-        """Yield the times in lines; epochs: number of epochs of the stage."""
+    def describe(self, sharing: Sharing) -> Iterator[str]:
+        """Yield the times in lines."""
+        machine, epochs = sharing.machine, sharing.epochs
         measured, processors = self.speed.measured, self.speed.processors
         is_whole = measured == self.samples
         extent = "whole records" if is_whole else f"{measured} of {self.samples} samples"
@@ -261,7 +259,7 @@ class Timing:
             f"{extent}: {self.updates / self.epoch / 1e6:.0f} million per second"
         )
         observed = _duration(self.observe) if self.observe else "exist already"
-        yield f"start {_duration(self.ready)}, observed data {observed}"
+        yield f"start {_duration(machine.ready)}, observed data {observed}"
         if processors < LOADED:
             yield (
                 f"other programs were busy: these processes had a processor for only "
@@ -274,8 +272,8 @@ class Timing:
             f"{least}, plus the figures"
         )
         yield (
-            f"preparing the engine took {_duration(self.compile)}, not counted above: compiled "
-            "code is kept for the next start"
+            f"preparing the engine took {_duration(machine.compiling)}, not counted above: "
+            "compiled code is kept for the next start"
         )
 
 
@@ -308,8 +306,6 @@ def estimate_timing(
     around = machine.ready + observe + ending
     updates = 2.0 * prod(task.problem.padded_shape) * task.steps * work.likely.count
     return Timing(
-        ready=machine.ready,
-        compile=machine.compiling,
         observe=observe,
         epoch=epochs / sharing.epochs,
         ending=ending,
@@ -400,20 +396,21 @@ def write_plans(plans: Sequence[Plan], stream: TextIO, quiet: bool = False) -> N
         write_plan(plan, stream, quiet)
     times = [plan.timing for plan in plans if plan.timing is not None]
     if len(plans) > 1 and len(times) == len(plans) and not quiet:
-        whole = times[0].ready + sum(time.total - time.ready for time in times)
+        ready = [plan.sharing.machine.ready for plan in plans]
+        whole = ready[0] + sum(time.total for time in times) - sum(ready)
         stream.write(f"\nAll {len(plans)} stages: {_duration(whole)}, plus the figures\n")
 
 
 def write_plan(plan: Plan, stream: TextIO, quiet: bool = False) -> None:
     """Write the report; quiet: only errors and warnings."""
     write_findings(plan.name, plan.findings, stream, quiet)
-    epochs, timing = plan.sharing.epochs, plan.timing
+    sharing, timing = plan.sharing, plan.timing
     if not quiet:
         for title, part in (
             ("Grid", plan.grid),
-            ("Work", [*plan.sharing.describe(), plan.work.describe(epochs)]),
+            ("Work", [*sharing.describe(), plan.work.describe(sharing.epochs)]),
             ("Memory per rank", plan.memory.describe()),
-            ("Time", ["not measured"] if timing is None else timing.describe(epochs)),
+            ("Time", ["not measured"] if timing is None else timing.describe(sharing)),
             ("Observed data", [plan.reading]),
             ("Starting model", [] if plan.comparison is None else plan.comparison.describe()),
         ):
