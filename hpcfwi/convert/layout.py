@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -176,7 +177,8 @@ def read_layout(path: Path, headers: Headers) -> Layout:
     Raises `InputError` if headers have impossible values or contradict the contents.
     """
     with open_binary(path) as file:
-        return _UnixFile(path, file, headers).find() or _StandardFile(path, file, headers).find()
+        opened = _File(path, file, headers)
+        return opened.find_unix() or opened.find_standard()
 
 
 def open_binary(path: Path) -> BinaryIO:
@@ -186,7 +188,12 @@ def open_binary(path: Path) -> BinaryIO:
 
 
 class _File:
-    """An open file whose layout is to be found, and the values that the user gives for it."""
+    """An open file whose layout is to be found, and the values that the user gives for it.
+
+    Fields of the file header of SEG-Y are used from the revision on that defines them.
+    """
+
+    endian = ">"
 
     def __init__(self, path: Path, file: BinaryIO, headers: Headers) -> None:
         self.path, self.file, self.headers = path, file, headers
@@ -205,12 +212,11 @@ class _File:
         found = self.bytes_at(start + at - 1, 2)
         return int(np.frombuffer(found, f"{endian}u2")[0]) if len(found) == 2 else 0
 
+    def find_unix(self) -> Layout | None:
+        """Return the layout of a Seismic Unix file: IEEE floats from the first byte on.
 
-class _UnixFile(_File):
-    """A Seismic Unix file: traces of IEEE floats from the first byte on."""
-
-    def find(self) -> Layout | None:
-        """Return the layout, or None if neither the contents nor the name are of this kind."""
+        It is None if neither the contents nor the name are of this kind.
+        """
         named = self.path.suffix.lower() == ".su"
         found = []
         for endian in [self.headers.endian] if self.headers.endian else ["<", ">"]:
@@ -255,14 +261,8 @@ class _UnixFile(_File):
             )
         return None
 
-
-class _StandardFile(_File):
-    """A SEG-Y file. Fields of the file header are used from the revision on that defines them."""
-
-    endian = ">"
-
-    def find(self) -> Layout:
-        """Return the layout; raises `InputError`."""
+    def find_standard(self) -> Layout:
+        """Return the layout of a SEG-Y file; raises `InputError`."""
         self.start = self.bytes_at(0, FILE_HEADER)
         if len(self.start) < FILE_HEADER:
             raise InputError(
@@ -365,7 +365,7 @@ class _StandardFile(_File):
         """Return the position of the first trace, in bytes from 0, after all text headers."""
         if "texts" in self.given:
             return FILE_HEADER + TEXT * max(0, int(self.given["texts"]))
-        there = self._count_texts()
+        there = next(n for n in count() if not _is_text(self._text(n)))
         texts, offset = self.number(3505, "i2"), 0
         if not self.revision and texts != there:
             texts = 0  # revision 0 does not define these bytes
@@ -392,13 +392,6 @@ class _StandardFile(_File):
             "of text follow the file header",
             f"Give --value texts={there}, or another number if that is wrong.",
         )
-
-    def _count_texts(self) -> int:
-        """Count the blocks of text that follow the file header."""
-        count = 0
-        while _is_text(self._text(count)):
-            count += 1
-        return count
 
     def _text(self, number: int) -> bytes:
         return self.bytes_at(FILE_HEADER + TEXT * number, TEXT)
