@@ -181,7 +181,7 @@ def compare_picks(
         for pick, begin, one, other in zip(picks, onset, observed, simulated, strict=True)
     ]
     opposite = float(np.mean(np.array(signs) < 0.0)) if signs else 0.0
-    return PickedArrivals(np.abs(offsets[usable]), picks - onset, opposite)
+    return PickedArrivals(offsets[usable], picks - onset, opposite)
 
 
 def fit_wavelet(observed: Array, simulated: Array, live: NDArray[np.bool_]) -> Array:

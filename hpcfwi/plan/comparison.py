@@ -227,7 +227,7 @@ def compare(
     estimate: method by which the run will estimate the wavelet, None if the wavelet is known. The
     wavelet is then estimated here in the same way, so that its errors are not reported.
     """
-    observed, simulated = join(views)
+    observed, simulated, _ = _join(views)
     is_same, is_silent = bool(np.array_equal(observed, simulated)), not simulated.any()
     if estimate is not None:
         together = [[view] for view in views] if estimate.per == "shot" else [list(views)]
@@ -236,13 +236,15 @@ def compare(
     signs = {}
     for name in (*others, component):
         views = [view.select(name) for view in drawn]
-        observed, simulated = join(views)
+        observed, simulated, offsets = _join(views)
         found = find_arrivals(observed, simulated, axis.dt, period)
-        head = _join_heads(views, heads)[found.places]
+        head = np.full(offsets.size, -np.inf)
+        if heads is not None:
+            head = np.concatenate([heads[view.number][view.receivers] for view in views])
+        head = head[found.places]
         muted = head > axis.start + found.onset + PEAK * period
         similar = not muted.all() and np.median(found.likeness[~muted]) >= ALIKE
         signs[name] = found.sign if similar else 0
-    offsets = np.abs(np.concatenate([view.offsets for view in views]))
     # A muted trace begins with zeros, not with noise.
     recorded = found.noise[np.isneginf(head)]
     far, alike = offsets[found.places], (found.likeness >= ALIKE) & ~muted
@@ -288,28 +290,18 @@ def _list_components(views: Sequence[View]) -> list[str]:
     return sorted(found, key=lambda name: name != "pressure") or ["pressure"]
 
 
-def _join_heads(
-    views: Sequence[View], heads: Mapping[int, NDArray[np.float64]] | None
-) -> NDArray[np.float64]:
-    """Return the ends of mutes in the traces of all views, in s after the shot."""
-    if heads is None:
-        return np.full(sum(len(view.offsets) for view in views), -np.inf)
-    return np.concatenate([heads[view.number][view.receivers] for view in views])
-
-
-def join(views: Sequence[View]) -> tuple[Array, Array]:
-    """Return the observed and simulated traces (trace, time) of all views."""
+def _join(views: Sequence[View]) -> tuple[Array, Array, Array]:
+    """Return the observed and simulated traces (trace, time) of all views, and their offsets, m."""
     observed, simulated = (
         np.concatenate([getattr(view, name) for view in views]).astype(np.float64)
         for name in ("observed", "simulated")
     )
-    return observed, simulated
+    return observed, simulated, np.abs(np.concatenate([view.offsets for view in views]))
 
 
 def _fit(views: Sequence[View], furthest: float | None) -> list[View]:
     """Return the views with an estimated wavelet; furthest: largest offset that is used, m."""
-    observed, simulated = join(views)
-    offsets = np.abs(np.concatenate([view.offsets for view in views]))
+    observed, simulated, offsets = _join(views)
     near = offsets <= (np.inf if furthest is None else furthest)
     live = np.isfinite(observed).all(axis=1) & near
     fitted = fit_wavelet(observed, simulated, live).astype(np.float32)
@@ -421,13 +413,12 @@ def _compare_picks(
     config = experiment.config.model_copy(update={"data": data.model_copy(update={"mute": ()})})
     survey, picks = experiment.survey, experiment.picks[data.picks[0]]
     views = _see(replace(experiment, config=config), mine, traces, context)
-    times = survey.start + survey.dt * np.arange(survey.n_samples)
 
     def compare_all() -> PickedArrivals:
         lines = [picks.find_line(survey.sources[view.number], view.offsets) for view in views]
-        offsets = np.concatenate([view.offsets for view in views])
-        observed, simulated = join(views)
+        observed, simulated, offsets = _join(views)
         at, period = np.concatenate(lines), _find_period(survey)
+        times = survey.axis.times(survey.n_samples)
         return compare_picks(at, offsets, observed, simulated, times, period)
 
     return context.from_root(compare_all)
