@@ -22,6 +22,7 @@ from hpcfwi.report import style
 from hpcfwi.report.page import error_keys
 from hpcfwi.report.panels import (
     KM,
+    Values,
     clip_limit,
     evenly_spaced,
     find_line,
@@ -34,11 +35,7 @@ from hpcfwi.survey import TimeAxis, divide
 
 
 def draw_traces(
-    axes: Axes,
-    traces: NDArray[np.floating],
-    places: NDArray[np.float64],
-    axis: TimeAxis,
-    limit: float,
+    axes: Axes, traces: NDArray[np.floating], places: Values, axis: TimeAxis, limit: float
 ) -> tuple[AxesImage, float, float]:
     """Draw traces (trace, time) at places (trace,), in m, from left to right.
 
@@ -184,8 +181,8 @@ def _draw_spectra(
 
 def gathers_figure(
     data: Sequence[NDArray[np.float32]],
-    receivers: Sequence[NDArray[np.float64]],
-    sources: NDArray[np.float64],
+    receivers: Sequence[Values],
+    sources: Values,
     axis: TimeAxis,
     names: Sequence[str],
     components: Sequence[str] = ("pressure",),
@@ -213,8 +210,8 @@ def gathers_figure(
 def _draw_gathers(
     panels: NDArray[Any],
     data: Sequence[NDArray[np.float32]],
-    receivers: Sequence[NDArray[np.float64]],
-    sources: NDArray[np.float64],
+    receivers: Sequence[Values],
+    sources: Values,
     axis: TimeAxis,
     names: Sequence[str],
     component: str,
@@ -240,7 +237,7 @@ def _draw_gathers(
         style.add_colour_bar(panels[-1], image, f"{component}, clipped at {CLIP:g} %", 0.03, shown)
 
 
-def _place_of_line(places: NDArray[np.float64], along: int) -> str:
+def _place_of_line(places: Values, along: int) -> str:
     """Return the place of a horizontal line of receivers (n, 3), empty in 2-D, or for a well."""
     if places.shape[1] == 2 or along == 0:
         return ""
@@ -255,7 +252,7 @@ CYCLIC = "twilight_shifted"  # pale at 0, dark at both ends
 NOTHING = "0.75"
 LEAST = 0.05  # least amplitude of frequencies that are shown, relative to the largest amplitude
 
-Gather = tuple[str, NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]
+Gather = tuple[str, Values, NDArray[np.float32], NDArray[np.float32]]
 """A title, offsets (trace,) in m, observed and simulated traces (trace, time) of a shot."""
 
 
@@ -291,7 +288,7 @@ def traces_figure(
 def _draw_row(
     row: Sequence[Axes],
     shown: Mapping[str, NDArray[np.floating]],
-    places: NDArray[np.float64],
+    places: Values,
     axis: TimeAxis,
     is_last: bool,
 ) -> None:
@@ -306,25 +303,31 @@ def _draw_row(
         style.label(axes, "offset (km)" * is_last, "time (s)" * (axes is row[0]))
 
 
-def take_turns(places: NDArray[np.float64], groups: int) -> NDArray[np.bool_]:
+def take_turns(places: Values, groups: int) -> NDArray[np.bool_]:
     """Return True for the traces (trace,) of every second group, if groups have equal sizes."""
     rank = np.argsort(np.argsort(places, kind="stable"), kind="stable")
     return np.asarray((rank * groups // max(places.size, 1)) % 2 == 1)
 
 
+Shot = tuple[int, float, Values, Values]
+"""The number and the misfit of a shot, offsets (trace,) in m, and phases (trace,) in degrees.
+
+Phases are NaN where they are not known.
+"""
+
+
 def fit_figure(
-    shots: Sequence[tuple[int, float, NDArray[np.float64], NDArray[np.float64]]],
+    shots: Sequence[Shot],
     frequency: float,
-    spectra: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+    spectra: tuple[Values, Values, Values],
     epoch: int,
     scaled: bool = False,
 ) -> Figure:
     """Draw phase differences by shot and offset, the misfit by shot, and the fit by frequency.
 
-    shots: number, misfit, offsets (trace,) in m and phases (trace,) in degrees of each shot, with
-    NaN for no phase; frequency: frequency of the phases, Hz; spectra: frequencies (Hz), and
-    amplitudes of the observed data and of the residual; epoch: number of the epoch after which the
-    traces were simulated; scaled: True if all traces have the same norm.
+    frequency: frequency of the phases, Hz; spectra: frequencies (Hz), and amplitudes of the
+    observed data and of the residual; epoch: number of the epoch after which the traces were
+    simulated; scaled: True if all traces have the same norm.
     """
     figure = style.new_figure(9.0, 5.2)
     grid = figure.add_gridspec(2, 2, height_ratios=[3, 2], width_ratios=[5, 4])
@@ -342,9 +345,7 @@ def fit_figure(
     return figure
 
 
-def bin_phases(
-    offsets: NDArray[np.float64], phases: NDArray[np.float64], ends: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def bin_phases(offsets: Values, phases: Values, ends: Values) -> Values:
     """Return the circular means, degrees, of phases (trace,) in bins of offsets (trace,).
 
     ends: limits of the bins, m. Bins without phases have NaN.
@@ -357,11 +358,7 @@ def bin_phases(
     return np.where(there, np.degrees(np.angle(sums)), np.nan)
 
 
-def _draw_phases(
-    axes: Axes,
-    shots: Sequence[tuple[int, float, NDArray[np.float64], NDArray[np.float64]]],
-    frequency: float,
-) -> None:
+def _draw_phases(axes: Axes, shots: Sequence[Shot], frequency: float) -> None:
     offsets = np.concatenate([shot[2] for shot in shots])
     low, high = value_limits(offsets)
     ends = np.linspace(low, high, BINS + 1)
@@ -384,12 +381,7 @@ def _draw_phases(
 
 
 def _draw_fit_by_frequency(
-    above: Axes,
-    below: Axes,
-    frequencies: NDArray[np.float64],
-    observed: NDArray[np.float64],
-    residual: NDArray[np.float64],
-    scaled: bool,
+    above: Axes, below: Axes, frequencies: Values, observed: Values, residual: Values, scaled: bool
 ) -> None:
     most = observed.max(initial=0.0) or 1.0
     shown = observed > LEAST * most
@@ -413,7 +405,7 @@ def _draw_fit_by_frequency(
     style.label(below, "frequency (Hz)", "residual / observed")
 
 
-def _mark_turns(axes: Axes, places: NDArray[np.float64], turns: NDArray[np.bool_]) -> None:
+def _mark_turns(axes: Axes, places: Values, turns: NDArray[np.bool_]) -> None:
     """Mark the simulated traces by a strip above them."""
     order = np.argsort(places, kind="stable")
     ends = np.flatnonzero(np.diff(turns[order])) + 1
@@ -433,11 +425,11 @@ CHECK_ROW, LAGS = 2.6, 2.4  # inches
 
 
 def comparison_figure(
-    gathers: Sequence[tuple[str, NDArray[np.float64], NDArray, NDArray, NDArray[np.float64]]],
+    gathers: Sequence[tuple[str, Values, NDArray, NDArray, Values]],
     axis: TimeAxis,
     ratio: float,
-    offsets: NDArray[np.float64],
-    lags: NDArray[np.float64],
+    offsets: Values,
+    lags: Values,
     period: float,
 ) -> Figure:
     """Return a figure of observed, simulated and residual traces, and of first-arrival times.
@@ -545,9 +537,7 @@ def _find_stages(metrics: Sequence[Mapping[str, Any]]) -> list[slice]:
     return [slice(first, last) for first, last in pairwise([0, *begins, len(names)])]
 
 
-def _plot_noisy(
-    axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64], labelled: bool
-) -> None:
+def _plot_noisy(axes: Axes, epochs: Values, values: Values, labelled: bool) -> None:
     window = 2 * (epochs.size // 30) + 3
     if epochs.size > 2 * window:
         axes.plot(epochs, values, color=style.LIGHT, linewidth=0.9, label="each epoch's shots")
@@ -564,11 +554,11 @@ def _plot_noisy(
         axes.plot(epochs, values, color=style.STRONG, linewidth=1.6, marker=_marker(epochs))
 
 
-def _column(metrics: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+def _column(metrics: Sequence[Mapping[str, Any]], key: str) -> Values:
     values = (record.get(key) for record in metrics)
     return np.array([v if isinstance(v, int | float) else np.nan for v in values], dtype=np.float64)
 
 
-def _marker(epochs: NDArray[np.float64]) -> str:
+def _marker(epochs: Values) -> str:
     # A line through one or a few points is invisible without markers.
     return "o" if epochs.size <= 10 else ""
