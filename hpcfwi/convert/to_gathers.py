@@ -140,11 +140,7 @@ def _check_padding(gathering: Gathering, n_samples: int, files: Files) -> None:
 
 
 def _make_survey(
-    gathering: Gathering,
-    line: segy.Line | None,
-    dt: float,
-    n_samples: int,
-    request: Request,
+    gathering: Gathering, line: segy.Line | None, dt: float, n_samples: int, request: Request
 ) -> Survey:
     sources = gathering.table["source"][gathering.starts[:-1]]
     receivers = gathering.pad(gathering.table["receiver"])
@@ -236,11 +232,7 @@ def _whole(numbers: NDArray) -> NDArray[np.int32]:
 
 
 def _tell(
-    survey: Survey,
-    gathering: Gathering,
-    line: segy.Line | None,
-    files: Files,
-    positive: bool,
+    survey: Survey, gathering: Gathering, line: segy.Line | None, files: Files, positive: bool
 ) -> None:
     table = gathering.table
     counts = gathering.counts

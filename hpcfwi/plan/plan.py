@@ -278,12 +278,7 @@ class Timing:
 
 
 def estimate_timing(
-    experiment: Experiment,
-    task: Task,
-    sharing: Sharing,
-    work: Work,
-    speed: Speed,
-    has_data: bool,
+    experiment: Experiment, task: Task, sharing: Sharing, work: Work, speed: Speed, has_data: bool
 ) -> Timing:
     """Estimate the time of a run at the measured speed; has_data: the observed data exist."""
     survey, machine = experiment.survey, sharing.machine
