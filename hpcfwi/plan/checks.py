@@ -56,9 +56,8 @@ def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
 def _check_frequencies(experiment: Experiment, dt: float) -> Iterator[Finding]:
     """Check that the grid resolves the frequencies of the wavelet at the slowest velocity."""
     grid, spectrum = experiment.initial.grid, experiment.survey.spectrum
-    speeds = find_slowest(experiment)
-    slowest = min(float(speed.min()) for speed in speeds)
-    carried = carried_frequency(discretize(experiment, slowest, grid.spacing, dt), VELOCITY_ERROR)
+    scheme = discretize(experiment, grid.spacing, dt)
+    slowest, carried = scheme.velocity, carried_frequency(scheme, VELOCITY_ERROR)
     lost = spectrum.energy_above(carried)
     if lost <= LOST_ENERGY:
         return
@@ -67,6 +66,7 @@ def _check_frequencies(experiment: Experiment, dt: float) -> Iterator[Finding]:
     needed = h * carried / spectrum.frequency_below(1.0 - LOST_ENERGY)
     digit = 10.0 ** (np.floor(np.log10(needed)) - 1.0)  # the second one, to which it is rounded
     # A few slow cells, such as those of soft sediments, spoil only a part of the waves.
+    speeds = find_slowest(experiment)
     share = max(float((speed * carried < spectrum.peak * slowest).mean()) for speed in speeds)
     yield Finding(
         "error" if share > SLOW_CELLS else "warning",

@@ -451,8 +451,8 @@ def _fitted(history: History, task: Task, memory: int) -> History:
 def describe_grid(experiment: Experiment, task: Task) -> Iterator[str]:
     """Yield the grid in space and time, and its dispersion, in lines; task: that of a shot."""
     grid, survey, problem = experiment.initial.grid, experiment.survey, task.problem
-    speeds = find_slowest(experiment)
-    slowest = min(float(speed.min()) for speed in speeds)
+    scheme = discretize(experiment, problem.spacing, problem.dt)
+    slowest = scheme.velocity
     fastest = float(experiment.equation.fastest(experiment.initial.arrays).max())
     # The longest path of the slowest waves is limited by the model or by the record.
     diagonal = float(np.linalg.norm(np.asarray(grid.last) - np.asarray(grid.origin)))
@@ -474,7 +474,6 @@ def describe_grid(experiment: Experiment, task: Task) -> Iterator[str]:
             f"{_ms(experiment.band.lead)} of the observed data are not compared"
         )
     yield "at the slowest velocity:"
-    scheme = discretize(experiment, slowest, problem.spacing, problem.dt)
     for name, frequency in (
         ("peak", survey.spectrum.peak),
         ("98 % of the energy up to", survey.spectrum.frequency_below(0.98)),
@@ -500,10 +499,9 @@ def find_slowest(experiment: Experiment) -> list[NDArray[np.float64]]:
     return [np.asarray(slowest(model.arrays)) for model in models if model is not None]
 
 
-def discretize(
-    experiment: Experiment, velocity: float, spacing: tuple[float, ...], dt: float
-) -> Discretization:
-    """Return the scheme for waves of a velocity (m/s); spacing: of each axis, m; dt: step, s."""
+def discretize(experiment: Experiment, spacing: tuple[float, ...], dt: float) -> Discretization:
+    """Return the scheme for the slowest waves; spacing: of each axis, m; dt: step, s."""
+    velocity = min(float(speed.min()) for speed in find_slowest(experiment))
     staggered = isinstance(experiment.equation, FirstOrderEquation)
     order = experiment.config.wave.order
     return Discretization(order, spacing, dt, velocity, staggered)
