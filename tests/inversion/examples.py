@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from hpcfwi.config import load_config
+from hpcfwi.inversion.experiment import Experiment
+from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
+from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import write_model
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 10, 30, 150
@@ -67,6 +71,11 @@ def write_input(folder: Path, changes: dict[str, Any] | None = None, name: str =
     path = folder / f"{name}.toml"
     path.write_text(tomli_w.dumps(tables), encoding="utf-8")
     return path
+
+
+def prepared(folder: Path, changes: dict[str, Any] | None = None) -> Experiment:
+    """Return the experiment of an input that `write_input` writes, prepared by a single rank."""
+    return prepare(load_config(write_input(folder, changes)), Context.alone())
 
 
 def true_volume() -> Model:

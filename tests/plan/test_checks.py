@@ -17,7 +17,7 @@ from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave.numerics import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
-from tests.inversion.examples import N_RECEIVERS, N_SHOTS, true_model, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SHOTS, prepared, true_model, write_input
 
 # Without findings: sources and receivers are below the fixed cells, and waves have time to return.
 SOUND = {
@@ -27,10 +27,6 @@ SOUND = {
     "survey.wavelet.delay": 0.2,
     "survey.wavelet.frequency": 6.0,
 }
-
-
-def prepared(folder, changes=None):
-    return prepare(load_config(write_input(folder, changes)), Context.alone())
 
 
 def findings_of(folder, changes=None):

@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.config import load_config
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
-from hpcfwi.parallel.context import Context
 from hpcfwi.plan import checks
 from hpcfwi.plan.arrivals import Scan, Tally, find_heads
 from hpcfwi.plan.comparison import View, compare, find_conventions, list_conventions
 from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Components, TimeAxis
 from hpcfwi.wave.numerics import ricker
-from tests.inversion.examples import true_model, write_input
+from tests.inversion.examples import prepared, true_model
 
 DT, N, PERIOD = 0.004, 800, 0.1
 AXIS = TimeAxis(DT, 0.0)
@@ -289,5 +286,4 @@ def test_codes_of_the_scalar_equation_have_only_explosions_and_pressure(
     found = true_model()
     arrays = {**found.arrays, "rho": np.full(found.grid.shape, 2000.0, np.float32)}
     write_model(tmp_path / "true.h5", Model(found.grid, arrays))
-    experiment = prepare(load_config(write_input(tmp_path, keys)), Context.alone())
-    assert len(find_conventions(experiment)) == count
+    assert len(find_conventions(prepared(tmp_path, keys))) == count

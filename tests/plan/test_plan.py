@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import say_bytes
 from hpcfwi.inversion.memory import estimate_overhead
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators import simulator
 from hpcfwi.operators.simulator import MemoryShare
 from hpcfwi.parallel.context import Context
@@ -25,7 +23,7 @@ from hpcfwi.plan.plan import Speed, Stopwatch, make_plan, measure_speed, write_p
 from hpcfwi.run import commands
 from hpcfwi.wave import Method, warm_up
 from hpcfwi.wave.numerics import longest_step
-from tests.inversion.examples import write_input
+from tests.inversion.examples import prepared, write_input
 from tests.parallel.together import on_ranks
 from tests.ranks import make_env, run_ranks
 from tests.run.test_job import contents, only_message
@@ -40,10 +38,6 @@ TWO_THREADS = Machine(
     ready=4.0,
     compiling=1.0,
 )
-
-
-def prepared(folder, changes=None):
-    return prepare(load_config(write_input(folder, changes)), Context.alone())
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcfwi.config import load_config
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan import arrivals
 from hpcfwi.plan.arrivals import Tally, find_spikes, scan_traces
 from hpcfwi.wave.numerics import ricker
-from tests.inversion.examples import write_input
+from tests.inversion.examples import prepared
 from tests.parallel.together import on_ranks
 
 
@@ -21,7 +19,7 @@ from tests.parallel.together import on_ranks
 @pytest.mark.parametrize("at_a_time", [1, 2**16, 2**24])
 def test_scan_does_not_depend_on_ranks_or_parts(size, at_a_time, tmp_path, monkeypatch):
     monkeypatch.setattr(arrivals, "AT_A_TIME", at_a_time)
-    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    experiment = prepared(tmp_path)
     traces = np.random.default_rng(0).normal(size=experiment.survey.shape).astype(np.float32)
     traces[4] = 0.0
     traces[2, 5, 7], traces[[9, 3], 11, 60], traces[8, :, 3] = np.nan, 1e3, np.inf
@@ -37,8 +35,8 @@ def test_scan_does_not_depend_on_ranks_or_parts(size, at_a_time, tmp_path, monke
 
 
 def test_shots_too_short_to_record_a_wave_are_not_called_silent(tmp_path):
-    path = write_input(tmp_path, {"survey.duration": 0.2, "survey.wavelet.delay": 0.3})
-    experiment = prepare(load_config(path), Context.alone())
+    changes = {"survey.duration": 0.2, "survey.wavelet.delay": 0.3}
+    experiment = prepared(tmp_path, changes)
     reader = SimpleNamespace(survey=experiment.survey, read=lambda shots: traces[shots])
     traces = np.ones(experiment.survey.shape, np.float32)
     assert scan_traces(experiment, reader, Context.alone()).silent == ()
@@ -47,7 +45,7 @@ def test_shots_too_short_to_record_a_wave_are_not_called_silent(tmp_path):
 
 
 def test_shots_with_mostly_zero_traces_are_not_called_silent(tmp_path):
-    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    experiment = prepared(tmp_path)
     traces = np.random.default_rng(0).normal(size=experiment.survey.shape).astype(np.float32)
     is_dead = np.arange(experiment.survey.shape[1]) % 5 != 0
     traces[:, is_dead] = 0.0

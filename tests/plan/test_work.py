@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcfwi.config import load_config
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.parallel.context import Context
 from hpcfwi.plan.estimate import count_work
 from hpcfwi.report.page import read_metrics
-from tests.inversion.examples import N_SHOTS, write_input
+from tests.inversion.examples import N_SHOTS, prepared
 
 EPOCHS = 10
 LBFGS = {"name": "lbfgs", "step": 20.0}
@@ -18,7 +15,7 @@ LBFGS = {"name": "lbfgs", "step": 20.0}
 def counted(folder, **inversion):
     changes = {f"inversion.{key}": value for key, value in inversion.items()}
     changes = {"inversion.epochs": EPOCHS, "output.every": EPOCHS, **changes}
-    return count_work(prepare(load_config(write_input(folder, changes)), Context.alone()))
+    return count_work(prepared(folder, changes))
 
 
 # Each stage first simulates one shot, with illuminations, to find the scale of exact sums.
