@@ -60,9 +60,10 @@ def _ms(seconds: float) -> str:
 class Machine:
     """The ranks of a launch; hosts, threads and shares: by rank.
 
-    program: memory of a rank before any data, bytes; ready: time from the start of the program to
-    the experiment, s; compiling: time to prepare the engine, s; crew: number of ranks that each of
-    these ranks leads, itself included, and of their hosts, None without crews.
+    program: memory of a rank before any data and without the wave engine, bytes; ready: time from
+    the start of the program to the experiment, s; compiling: time to prepare the engine, s; crew:
+    number of ranks that each of these ranks leads, itself included, and of their hosts, None
+    without crews.
     """
 
     hosts: tuple[str, ...]
@@ -71,7 +72,7 @@ class Machine:
     device: torch.device
     program: int
     ready: float
-    compiling: float
+    compiling: float = 0.0
     crew: tuple[int, int] | None = None
 
     @property
@@ -80,10 +81,11 @@ class Machine:
         return max(1, min(share.memory for share in self.shares))
 
 
-def describe_machine(
-    experiment: Experiment, context: Context, ready: float, compiling: float = 0.0
-) -> Machine:
-    """Return the machine of the ranks; ready, compiling: as in `Machine`; collective."""
+def describe_machine(experiment: Experiment, context: Context, ready: float) -> Machine:
+    """Return the machine of the ranks before they load the wave engine; collective.
+
+    ready: as in `Machine`.
+    """
     shares, _ = find_shares(experiment, experiment.simulated_survey(), context, has_state=False)
     return Machine(
         hosts=tuple(context.all_gather(context.host)),
@@ -92,7 +94,6 @@ def describe_machine(
         device=context.device,
         program=max(context.all_gather(resident_bytes() - sum(estimate_given(experiment)))),
         ready=ready,
-        compiling=compiling,
         crew=None if context.leader is None else (context.leader.size, context.leader.hosts),
     )
 

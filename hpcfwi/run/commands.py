@@ -36,7 +36,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.watch import StopRequest
 from hpcfwi.plan.checks import check_data
 from hpcfwi.plan.comparison import compare_data
-from hpcfwi.plan.estimate import describe_machine, seconds_since_start
+from hpcfwi.plan.estimate import Machine, describe_machine, seconds_since_start
 from hpcfwi.plan.plan import (
     BUDGET,
     LONGEST,
@@ -146,13 +146,15 @@ def _plan(path: Path, quiet: bool, quick: bool, config: Config, context: Context
         ready = max(context.all_gather(seconds_since_start()))
         is_another_s = bool(other) and experiment.is_synthetic
         has_data = not is_another_s and context.from_root(partial(exists, experiment.observed))
+        # Before any of them loads the wave engine, whose memory is counted on its own
+        machines = [describe_machine(stage.experiment, context, ready) for stage in stages]
         plans = []
-        for stage in stages:
+        for stage, machine in zip(stages, machines, strict=True):
             name = f"{path}, stage {stage.name}" if len(stages) > 1 else str(path)
             # Only the first stage may have to simulate the observed data.
             there = has_data or stage.number > 0
             budget = 0.0 if quick else min(BUDGET, LONGEST / len(stages))
-            plans.append(_plan_stage(name, stage.experiment, ready, there, budget, context))
+            plans.append(_plan_stage(name, stage.experiment, machine, there, budget, context))
         fitting = [stage for stage in stages if plans[stage.number].memory.chosen is not None]
         with open_observed(experiment, context) if has_data else nullcontext() as reader:
             compared = compare_data(experiment, fitting, reader, context)
@@ -195,7 +197,7 @@ def _leave_out_own(config: Config) -> tuple[Config, list[Finding]]:
 def _plan_stage(
     name: str,
     experiment: Experiment,
-    ready: float,
+    machine: Machine,
     has_data: bool,
     budget: float,
     context: Context,
@@ -205,7 +207,6 @@ def _plan_stage(
     budget: time for measurements, s; 0 for no measurements.
     """
     overhead = estimate_overhead(experiment, context.size, rank=0)
-    machine = describe_machine(experiment, context, ready)
     seen = experiment.seen_by_waves()
     # One rank does this, because it takes the memory of all shots. The values of the other ranks
     # are already gathered.
@@ -214,7 +215,7 @@ def _plan_stage(
     if plan.memory.chosen is None or not budget:
         return plan
     watch = Stopwatch(seen, context)
-    machine = describe_machine(experiment, context, ready, watch.warm_up())
+    machine = replace(machine, compiling=watch.warm_up())
     speed = measure_speed(watch, budget)
     return context.from_root(partial(make, machine, has_data, speed))
 

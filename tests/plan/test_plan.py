@@ -423,6 +423,18 @@ def test_three_ranks_print_one_plan(tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_program_of_a_measured_plan_does_not_include_the_engine_twice(tmp_path):
+    path = write_input(tmp_path, {"stage": [{"name": "one"}, {"name": "two"}]})
+    sizes = []
+    for options in (["--quick"], []):
+        done = run_ranks(1, ["-m", "hpcfwi", "plan", str(path), *options], warm=True)
+        assert done.returncode == 0, done.stderr
+        text = " ".join(done.stdout.split())
+        sizes += map(float, re.findall(r"besides (\d+) MB for the program itself", text))
+    assert len(sizes) == 4
+    assert max(sizes) < 1.15 * min(sizes)
+
+
 def test_three_ranks_refuse_a_bad_input_with_one_message(tmp_path):
     path = write_input(tmp_path)
     before = contents(tmp_path)
@@ -486,8 +498,6 @@ def test_plan_is_made_by_one_rank_for_all_ranks(tmp_path, monkeypatch):
         made.append(replace(plan, memory=replace(plan.memory, chosen=None)))
         return made[-1]
 
-    monkeypatch.setattr(commands, "describe_machine", lambda *_: TWO_THREADS)
     monkeypatch.setattr(commands, "make_plan", make)
-    assert (
-        on_ranks(3, lambda c: commands._plan_stage("", experiment, 1.0, False, 1.0, c)) == made * 3
-    )
+    plans = on_ranks(3, lambda c: commands._plan_stage("", experiment, TWO_THREADS, False, 1.0, c))
+    assert plans == made * 3
