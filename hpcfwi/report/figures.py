@@ -180,61 +180,48 @@ def _draw_spectra(
 
 
 def gathers_figure(
-    data: Sequence[NDArray[np.float32]],
-    receivers: Sequence[Values],
+    gathers: Mapping[str, Sequence[tuple[NDArray[np.float32], Values]]],
     sources: Values,
     axis: TimeAxis,
     names: Sequence[str],
-    components: Sequence[str] = ("pressure",),
 ) -> Figure:
-    """Draw the gathers (receiver, time) of n shots side by side, on a common grey scale.
+    """Draw the gathers of n shots side by side, with a row and a grey scale for each component.
 
-    Each component has a row with its own scale. data, receivers: the gathers and positions
-    (receiver, ndim), m, of the n shots for each component in turn; sources: (n, ndim), m, marked at
-    time 0; axis: time axis of the gathers; names: n titles. The horizontal axis is the direction in
-    which the receivers extend the furthest. If receivers cover an area, those on the line nearest
-    to the source are shown.
+    gathers: by component, the traces (receiver, time) and the positions (receiver, ndim), m, of the
+    n shots; sources: (n, ndim), m, marked at time 0; axis: time axis of the gathers; names: n
+    titles. The horizontal axis is the direction in which the receivers extend the furthest. If
+    receivers cover an area, those on the line nearest to the source are shown.
     """
-    rows, n = len(components), len(sources)
+    rows, n = len(gathers), len(sources)
     figure = style.new_figure(max(1.2 + 2.2 * n, 4.0), 0.8 + 3.6 * rows)
     panels = figure.subplots(rows, n, sharey=True, squeeze=False)
-    for row, component in enumerate(components):
-        part = slice(row * n, (row + 1) * n)
-        titles = names if rows == 1 else [f"{name}, {component}" for name in names]
-        _draw_gathers(panels[row], data[part], receivers[part], sources, axis, titles, component)
+    for row, (component, shots) in zip(panels, gathers.items(), strict=True):
+        lines = [find_line(at, source) for (_, at), source in zip(shots, sources, strict=True)]
+        chosen = [
+            (data[line], at[line]) for (data, at), (_, line) in zip(shots, lines, strict=True)
+        ]
+        shown = np.concatenate([traces.ravel() for traces, _ in chosen])
+        limit, image = clip_limit(shown, CLIP), None
+        for axes, (traces, at), (along, _), source, name in zip(
+            row, chosen, lines, sources, names, strict=True
+        ):
+            title = name + f", {component}" * (rows > 1)
+            if not len(at):
+                style.title(axes, title)
+                style.say_instead(axes, "no traces")
+                continue
+            image, first, last = draw_traces(axes, traces, at[:, along], axis, limit)
+            if first <= (x := source[along]) <= last:
+                axes.plot(x / KM, 0.0, "*", color="#c03020", markersize=9, clip_on=False)
+            style.title(axes, title + _place_of_line(at, along))
+            direction = DIRECTIONS[at.shape[1]][along]
+            style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is row[0] else "")
+        if image is not None:
+            unit = f"{component}, clipped at {CLIP:g} %"
+            style.add_colour_bar(row[-1], image, unit, 0.03, shown)
     for axes in panels[:-1].flat:
         axes.set_xlabel("")
     return figure
-
-
-def _draw_gathers(
-    panels: NDArray[Any],
-    data: Sequence[NDArray[np.float32]],
-    receivers: Sequence[Values],
-    sources: Values,
-    axis: TimeAxis,
-    names: Sequence[str],
-    component: str,
-) -> None:
-    """Draw the gathers of a component, see `gathers_figure`."""
-    lines = [find_line(*at) for at in zip(receivers, sources, strict=True)]
-    shown = np.concatenate([g[line].ravel() for g, (_, line) in zip(data, lines, strict=True)])
-    limit, image = clip_limit(shown, CLIP), None
-    for axes, gather, places, source, name, (along, line) in zip(
-        panels, data, receivers, sources, names, lines, strict=True
-    ):
-        if not len(places):
-            style.title(axes, name)
-            style.say_instead(axes, "no traces")
-            continue
-        image, first, last = draw_traces(axes, gather[line], places[line, along], axis, limit)
-        if first <= source[along] <= last:
-            axes.plot(source[along] / KM, 0.0, "*", color="#c03020", markersize=9, clip_on=False)
-        style.title(axes, name + _place_of_line(places[line], along))
-        direction = DIRECTIONS[places.shape[1]][along]
-        style.label(axes, f"receiver {direction} (km)", "time (s)" if axes is panels[0] else "")
-    if image is not None:
-        style.add_colour_bar(panels[-1], image, f"{component}, clipped at {CLIP:g} %", 0.03, shown)
 
 
 def _place_of_line(places: Values, along: int) -> str:

@@ -163,21 +163,15 @@ def draw_survey(
     there = np.ones(shown.shape[:2], dtype=bool) if shown.mask is None else shown.mask
     names, kinds = survey.components.names, shown.components.of_traces(there.shape)
     traces = reader.read(shots)
-    heard = [
-        (shot, there[shot] & (kinds[shot] == number))
-        for number in range(len(names))
-        for shot in range(count)
-    ]
-    draw(
-        gathers_figure,
-        "observed_data",
-        [traces[shot, some] for shot, some in heard],
-        [shown.receivers[shot, some] for shot, some in heard],
-        shown.sources,
-        survey.axis,
-        [f"Shot {shot}" for shot in shots],
-        names,
-    )
+    gathers = {
+        name: [
+            (traces[shot, heard], shown.receivers[shot, heard])
+            for shot, heard in enumerate(there & (kinds == number))
+        ]
+        for number, name in enumerate(names)
+    }
+    titles = [f"Shot {shot}" for shot in shots]
+    draw(gathers_figure, "observed_data", gathers, shown.sources, survey.axis, titles)
 
 
 def draw_epoch_figures(

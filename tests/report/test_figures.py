@@ -33,6 +33,10 @@ def gathers(n=3, n_receivers=30, n_samples=100):
     return data.astype(np.float32), receivers, sources, AXIS, [f"Shot {i}" for i in range(n)]
 
 
+def gathers_figure(data, receivers, *others):
+    return figures.gathers_figure({"pressure": [*zip(data, receivers, strict=True)]}, *others)
+
+
 def ricker(frequency, dt=0.002, n=1000):
     a = (np.pi * frequency * (np.arange(n) * dt - 1.3 / frequency)) ** 2
     return ((1 - 2 * a) * np.exp(-a)).astype(np.float32)
@@ -51,7 +55,7 @@ def metrics(n, noise=0.0):
 
 
 def test_gathers_have_time_downwards_and_receiver_positions_in_km():
-    figure = figures.gathers_figure(*gathers())
+    figure = gathers_figure(*gathers())
     assert titles(figure) == ["Shot 0", "Shot 1", "Shot 2"]
     first = figure.axes[0]
     assert first.get_xlabel() == "receiver position (km)"
@@ -64,15 +68,16 @@ def test_gathers_have_time_downwards_and_receiver_positions_in_km():
 def test_gathers_share_a_symmetric_scale_clipped_at_the_98th_percentile():
     data, *others = gathers()
     data[0] *= 100.0
-    images = [axes.images[0] for axes in figures.gathers_figure(data, *others).axes]
+    images = [axes.images[0] for axes in gathers_figure(data, *others).axes]
     limit = np.percentile(np.abs(data), 98)
     assert [image.get_clim() for image in images] == [pytest.approx((-limit, limit))] * 3
 
 
 def test_each_component_has_a_row_of_gathers_with_its_own_scale():
     data, receivers, *others = gathers()
-    both, places = [*data, *(1e-3 * data)], [*receivers, *receivers]
-    figure = figures.gathers_figure(both, places, *others, ["pressure", "vz"])
+    traces = {"pressure": data, "vz": 1e-3 * data}
+    both = {name: [*zip(traces[name], receivers, strict=True)] for name in traces}
+    figure = figures.gathers_figure(both, *others)
     assert titles(figure)[::3] == ["Shot 0, pressure", "Shot 0, vz"]
     above, below = (figure.axes[k].images[0].get_clim()[1] for k in (0, 3))
     assert above == pytest.approx(1e3 * below)
@@ -81,7 +86,7 @@ def test_each_component_has_a_row_of_gathers_with_its_own_scale():
 
 def test_receivers_in_a_well_are_drawn_along_depth():
     data, receivers, *others = gathers(n=1)
-    figure = figures.gathers_figure(data, receivers[..., ::-1], *others)
+    figure = gathers_figure(data, receivers[..., ::-1], *others)
     assert figure.axes[0].get_xlabel() == "receiver depth (km)"
 
 
@@ -91,7 +96,7 @@ def test_receivers_in_an_area_are_drawn_as_the_line_nearest_to_the_source():
     data = np.broadcast_to((y / 50.0 + x / 1e6)[:, None], (120, 10))
     order = np.random.default_rng(0).permutation(120)
     source = np.array([[0.0, 110.0, 700.0]])
-    figure = figures.gathers_figure(data[order][None], places[order][None], source, AXIS, ["Shot"])
+    figure = gathers_figure(data[order][None], places[order][None], source, AXIS, ["Shot"])
     axes = figure.axes[0]
     assert titles(figure) == ["Shot, y = 0.10 km"]
     assert axes.get_xlabel() == "receiver x (km)"
@@ -101,7 +106,7 @@ def test_receivers_in_an_area_are_drawn_as_the_line_nearest_to_the_source():
 
 def test_gather_of_one_receiver_is_drawn(tmp_path):
     data, *others = gathers(n=1, n_receivers=1)
-    figure = figures.gathers_figure(data, *others)
+    figure = gathers_figure(data, *others)
     style.save(figure, tmp_path / "one.png")
     assert imread(tmp_path / "one.png").size > 0
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), data[0].T)
@@ -185,7 +190,7 @@ def test_known_model_error_has_its_own_panel():
     ("make", "arguments"),
     [
         (figures.wavelet_figure, (ricker(5.0), AXIS)),
-        (figures.gathers_figure, gathers()),
+        (gathers_figure, gathers()),
         (figures.loss_figure, (metrics(60),)),
         (figures.loss_figure, ([],)),
         (models.epoch_figure, (picture(),)),
