@@ -29,9 +29,14 @@ def check_comparison(compared, **keys):
     return list(checks.check_comparison(compared, "given.h5", **keys))
 
 
-def findings(observed, simulated=None, scan=None):
+def compare_shot(observed, simulated=None, scan=None, **keys):
+    """Return the comparison of a shot with the traces of `gather` or with others."""
     view = View(3, OFFSETS, observed, gather() if simulated is None else simulated)
-    return check_comparison(compare([view], scan, AXIS, PERIOD))
+    return compare([view], scan, AXIS, PERIOD, **keys)
+
+
+def findings(observed, simulated=None, scan=None):
+    return check_comparison(compare_shot(observed, simulated, scan))
 
 
 def test_good_data_give_no_finding():
@@ -88,18 +93,15 @@ def test_differences_that_wavelet_estimation_corrects_are_not_reported(keys):
     assert "3, 7 in the starting model, with an estimated wavelet: " in next(found.describe())
     assert len(check_comparison(compare(views, None, AXIS, PERIOD))) == 3
     far = np.where(np.abs(OFFSETS) > 2950.0, 0.07, 0.0)
-    late = [View(3, OFFSETS, -gather(far), gather())]
-    (skipped,) = check_comparison(
-        compare(late, None, AXIS, PERIOD, estimate=Estimate(furthest=1000.0))
-    )
+    estimate = Estimate(furthest=1000.0)
+    (skipped,) = check_comparison(compare_shot(-gather(far), estimate=estimate))
     assert "100 % at offsets of 3000 to 4000 m" in skipped.found, "no wavelet corrects cycle skips"
 
 
 def test_no_misfit_is_recommended_for_a_migration():
     """A migration has only one misfit, and does not update its model."""
-    late = [View(3, OFFSETS, 9.0 * gather(0.07), gather())]
     for linear, remedies in ((False, 2), (True, 0)):
-        found = check_comparison(compare(late, None, AXIS, PERIOD), linear=linear)
+        found = check_comparison(compare_shot(9.0 * gather(0.07)), linear=linear)
         assert sum("half a period" in finding.found for finding in found) == 1
         assert sum("times the simulated" in finding.found for finding in found) == 1
         assert sum("inversion.misfit" in finding.remedy for finding in found) == remedies
@@ -107,15 +109,14 @@ def test_no_misfit_is_recommended_for_a_migration():
 
 def test_skipped_cycles_of_muted_data_are_not_reported_for_a_migration():
     """The simulated arrival is then the edge of the mute, and the observed one a reflection."""
-    compared = compare([View(3, OFFSETS, gather(0.07), gather())], None, AXIS, PERIOD)
+    compared = compare_shot(gather(0.07))
     for linear, mutes, count in ((True, False, 1), (True, True, 0), (False, True, 1)):
         found = check_comparison(compared, linear=linear, mutes=mutes)
         assert sum("half a period" in finding.found for finding in found) == count
 
 
 def test_comparison_without_arrivals_states_no_measurements():
-    silent = compare([View(3, OFFSETS, 0.0 * gather(), 0.0 * gather())], None, AXIS, PERIOD)
-    (line,) = silent.describe()
+    (line,) = compare_shot(0.0 * gather(), 0.0 * gather()).describe()
     assert "first arrivals in 0 traces" in line
     assert "ms late" not in line
 
@@ -130,7 +131,7 @@ def test_noise_is_reported_as_noise_without_a_sign():
 
 def test_other_waves_after_a_mute_of_the_input_do_not_blame_the_wavelet_alone():
     noise = np.random.default_rng(0).normal(size=(61, N)).astype(np.float32)
-    compared = compare([View(3, OFFSETS, noise, gather())], None, AXIS, PERIOD)
+    compared = compare_shot(noise)
     for mutes in (False, True):
         found = " ".join(map(str, check_comparison(compared, mutes=mutes)))
         assert ("the model does not explain these waves" in found) is mutes
@@ -152,11 +153,10 @@ def test_data_with_nothing_to_invert_are_an_error(observed, simulated, scan, wor
 
 
 def test_later_stage_reports_only_what_a_better_model_cannot_correct():
-    skipped, simulated = gather(0.07 * (np.abs(OFFSETS) > 2950.0)), gather()
+    skipped = gather(0.07 * (np.abs(OFFSETS) > 2950.0))
 
     def later(observed):
-        view = View(3, OFFSETS, observed.astype(np.float32), simulated)
-        return check_comparison(compare([view], None, AXIS, PERIOD), begins=False)
+        return check_comparison(compare_shot(observed.astype(np.float32)), begins=False)
 
     assert later(skipped) == []
     assert later(gather(0.04)) == []
@@ -168,10 +168,9 @@ def test_later_stage_reports_only_what_a_better_model_cannot_correct():
 
 
 def test_band_without_recorded_energy_is_an_error():
-    view = View(3, OFFSETS, gather(0.01), gather())
-    (found,) = check_comparison(compare([view], None, AXIS, PERIOD, left=1e-6))
+    (found,) = check_comparison(compare_shot(gather(0.01), left=1e-6))
     assert (found.severity, found.where) == ("error", "data.band")
-    assert check_comparison(compare([view], None, AXIS, PERIOD, left=1e-3)) == []
+    assert check_comparison(compare_shot(gather(0.01), left=1e-3)) == []
 
 
 def test_at_most_three_broken_traces_are_named():
@@ -184,8 +183,7 @@ def test_at_most_three_broken_traces_are_named():
 
 def test_comparison_is_described_with_and_without_arrivals():
     for observed in (gather(0.01), 0.0 * gather()):
-        view = View(3, OFFSETS, observed, gather())
-        lines = list(compare([view], Scan(1, 61), AXIS, PERIOD).describe())
+        lines = list(compare_shot(observed, scan=Scan(1, 61)).describe())
         assert len(lines) == (5 if observed.any() else 2)
         assert not any("nan" in line for line in lines)
 
