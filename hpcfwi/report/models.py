@@ -94,8 +94,7 @@ MARKS = 30  # largest number of positions that are drawn, so that they stay apar
 def epoch_figure(*pictures: EpochPicture) -> Figure:
     """Draw the true and the inverted model, its change, the gradient and both illuminations.
 
-    Both models have the colour scale of the true one, or of the inverted one if the true one is not
-    known. pictures: one for each inverted parameter.
+    pictures: one for each inverted parameter.
     """
     first, *others = pictures
     first = first.cut()
@@ -190,9 +189,8 @@ SLICES = ((1, 2), (0, 2), (0, 1))
 def _draw_volumes(pictures: Sequence[EpochPicture]) -> Figure:
     """Draw the panels, each with a map, the inline section below it, and the crossline section.
 
-    Lines mark the intersections of slices. The slices go through the part of the true model, or of
-    the starting model if the true one is not known, that differs most from flat layers; they are
-    the same in all epochs. The figure is to scale, except that short sides are stretched.
+    Lines mark the intersections of slices. The figure is to scale, except that short sides are
+    stretched.
     """
     grid, cuts = pictures[0].grid, pictures[0].cuts
     # The lengths of the cube as drawn along z, y and x, and the size of the unfolded cube
@@ -206,11 +204,10 @@ def _draw_volumes(pictures: Sequence[EpochPicture]) -> Figure:
     wide = WIDTH * max(1.0, columns / 3.0)
     figure = style.new_figure(wide, rows * ((wide / columns - 0.9) / (width / height) + 0.75))
     cells = figure.add_gridspec(rows, columns)
-    places = [figure.add_subplot(cells[place]) for place in at]
-    for place in places:
+    for where, panel in zip(at, panels(pictures), strict=True):
+        place = figure.add_subplot(cells[where])
         place.set_axis_off()
         place.set_box_aspect(height / width)
-    for place, panel in zip(places, panels(pictures), strict=True):
         _draw_volume(place, grid, panel, cuts, sides)
     return figure
 
@@ -243,10 +240,9 @@ def _draw_volume(
     shown = np.concatenate([section.ravel() for section in panel.sections])
     # The bar is lower than the map, because a factor of its numbers may be written above it
     style.add_colour_bar(insets[0], insets[0].images[0], panel.unit, 0.05, shown, height=0.9)
-    origins = np.zeros((0, 3)) if panel.origins is None else panel.origins
-    inside = origins[grid.contains(origins)]
-    if len(inside):
-        _mark_origins(insets[0], inside)
+    origins = panel.origins
+    if origins is not None and (inside := grid.contains(origins)).any():
+        _mark_origins(insets[0], origins[inside])
 
 
 def _mark_cuts(axes: Axes, grid: Grid, cut: int, cuts: tuple[int, ...]) -> None:

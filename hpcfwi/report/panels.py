@@ -121,7 +121,7 @@ class EpochPicture:
         """Return the same picture with its slices and the places of its profiles.
 
         Slices go through the part of the true model, or of the starting model if the true one is
-        not known, that differs most from flat layers.
+        not known, that differs most from flat layers, so that they are the same in all epochs.
         """
         places, cuts = self.places, self.cuts
         if not places:
