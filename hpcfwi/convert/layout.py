@@ -223,10 +223,10 @@ class _File:
             stated = self.samples_at(0, endian)
             samples = int(self.given.get("samples", stated)) if named else stated
             trace = HEADER + 4 * samples
-            n_traces, rest = divmod(self.size, trace)
-            others = {1 % max(n_traces, 1), n_traces // 2, max(n_traces - 1, 0)}
-            if samples < 1 or n_traces < 1 or rest:
+            if samples < 1 or self.size < trace or self.size % trace:
                 continue
+            n_traces = self.size // trace
+            others = {1 % n_traces, n_traces // 2, n_traces - 1}
             if samples == stated and any(
                 self.samples_at(n * trace, endian) != samples for n in others
             ):
@@ -252,9 +252,10 @@ class _File:
             return min(found, key=lambda pair: pair[0])[1]
         if named:
             stated = self.samples_at(0, self.headers.endian or "<")
+            samples = int(self.given.get("samples", stated))
             raise InputError(
                 f"{self.path}, {self.headers.where('samples')}",
-                f"{self.size} bytes are not a whole number of traces of {stated} samples, each "
+                f"{self.size} bytes are not a whole number of traces of {samples} samples, each "
                 f"after a header of {HEADER} bytes, as in a Seismic Unix file",
                 "Copy it again if it is cut short, give --value samples=NUMBER if the number of "
                 "samples is wrong, or change the suffix to .sgy if it is SEG-Y.",
@@ -430,9 +431,8 @@ class _File:
         n_traces, rest = divmod(room - TEXT * texts, trace)
         if n_traces and not rest and stated in (0, n_traces) and trailers in (-1, texts):
             return n_traces
-        problem = (
-            f"it ends within trace {n_traces + 1}" if rest else f"it has {n_traces} traces"
-        ) + (
+        problem = f"it ends within trace {n_traces + 1}" if rest else f"it has {n_traces} traces"
+        problem += (
             f": {room} bytes follow from byte {self.first} on, and each trace has {trace}, with "
             f"{samples} samples (bytes {at}) of format {self.code} (bytes 3225-3226)"
         )

@@ -241,6 +241,16 @@ def test_byte_order_is_found_from_the_interval_if_samples_are_ambiguous(endian, 
     assert find_layout(path, PLAIN).endian == endian
 
 
+@pytest.mark.parametrize("samples", [0, -60, -61])
+def test_seismic_unix_file_without_samples_is_refused(samples, tmp_path):
+    """With -60 samples, a trace and its header would have no bytes."""
+    path = write_segy(tmp_path / "a.su", endian="<")
+    path.write_bytes(path.read_bytes()[3600:])
+    told = rf"a.su, --value samples: \d+ bytes are not .* traces of {samples} samples"
+    with pytest.raises(InputError, match=told):
+        find_layout(path, rules(f"samples={samples}"))
+
+
 def test_truncated_seismic_unix_file_is_refused(tmp_path):
     path = write_segy(tmp_path / "a.su", endian="<")
     path.write_bytes(path.read_bytes()[3600:-1])
