@@ -365,7 +365,7 @@ class _File:
     def _find_first(self) -> int:
         """Return the position of the first trace, in bytes from 0, after all text headers."""
         if "texts" in self.given:
-            return FILE_HEADER + TEXT * max(0, int(self.given["texts"]))
+            return min(self.size, FILE_HEADER + TEXT * max(0, int(self.given["texts"])))
         there = next(n for n in count() if not _is_text(self._text(n)))
         texts, offset = self.number(3505, "i2"), 0
         if not self.revision and texts != there:

@@ -221,6 +221,12 @@ def test_wrong_number_of_samples_is_refused_with_that_of_the_first_trace(samples
     check_remedy(path, rf"bytes 3221-3222.*--value samples={N_SAMPLES}")
 
 
+def test_text_headers_beyond_the_end_of_the_file_are_refused(tmp_path):
+    path = write_segy(tmp_path / "a.sgy")
+    with pytest.raises(InputError, match=r"it has 0 traces: 0 bytes follow from byte \d+ on"):
+        find_layout(path, rules("texts=1e16"))
+
+
 # Seismic Unix
 
 
