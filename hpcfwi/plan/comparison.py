@@ -72,31 +72,6 @@ class Convention:
     reason: str
 
 
-def list_conventions(cell: float, speed: float, dt: float) -> tuple[Convention, ...]:
-    """Return the conventions of other codes.
-
-    Parameters
-    ----------
-    cell
-        Volume of a cell in m^3, or its area in m^2 in 2-D.
-    speed
-        Speed of waves at the sources, in m/s.
-    dt
-        Sampling interval of the data, in s, which is assumed to be the other code's time step.
-    """
-    undivided = f"are not divided by the volume of a cell ({cell:.4g})"
-    return (
-        Convention("Deepwave's scalar", -cell, f"{undivided} and have the opposite sign"),
-        Convention("Devito and JUDI", cell, undivided),
-        Convention(
-            "SWEEP",
-            cell / (speed * dt) ** 2,
-            f"{undivided}, nor multiplied by the squares of the velocity and the time step "
-            f"({speed:.4g} and {dt:.4g})",
-        ),
-    )
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Observed data compared with those of the starting model.
@@ -478,14 +453,26 @@ def find_conventions(whole: Experiment) -> tuple[Convention, ...]:
     """Return the conventions of other codes for the grid of the model.
 
     There are none for forces, moment tensors and other components than the pressure, because the
-    codes are those of the scalar wave equation.
+    codes are those of the scalar wave equation. The sampling interval of the data is assumed to be
+    their time step.
     """
     initial, survey = whole.initial, whole.survey
     if "pressure" not in survey.components.names or survey.source_kinds.keys() != EXPLOSIVE.keys():
         return ()
     sources = survey.sources.reshape(-1, initial.grid.ndim)
     speed = float(np.median(initial.p_velocity[initial.grid.cells_of(sources)]))
-    return list_conventions(float(np.prod(initial.grid.spacing)), speed, survey.dt)
+    cell, dt = float(np.prod(initial.grid.spacing)), survey.dt
+    undivided = f"are not divided by the volume of a cell ({cell:.4g})"
+    return (
+        Convention("Deepwave's scalar", -cell, f"{undivided} and have the opposite sign"),
+        Convention("Devito and JUDI", cell, undivided),
+        Convention(
+            "SWEEP",
+            cell / (speed * dt) ** 2,
+            f"{undivided}, nor multiplied by the squares of the velocity and the time step "
+            f"({speed:.4g} and {dt:.4g})",
+        ),
+    )
 
 
 def _observe(

@@ -9,7 +9,7 @@ from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import Model
 from hpcfwi.plan import checks
 from hpcfwi.plan.arrivals import Scan, Tally, find_heads
-from hpcfwi.plan.comparison import View, compare, find_conventions, list_conventions
+from hpcfwi.plan.comparison import View, compare, find_conventions
 from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Components, TimeAxis
 from hpcfwi.wave.numerics import ricker
@@ -253,8 +253,9 @@ def test_fitted_wavelet_explains_traces_not_used_for_the_fit():
     ("factor", "names"),
     [(-100.0, "Deepwave"), (100.0, "Devito and JUDI"), (100.0 / 36.0, "SWEEP"), (31.0, None)],
 )
-def test_amplitudes_of_other_codes_are_named_with_their_factor(factor, names):
-    conventions = list_conventions(cell=100.0, speed=1500.0, dt=DT)
+def test_amplitudes_of_other_codes_are_named_with_their_factor(factor, names, tmp_path):
+    """Cells have 100 m2, and waves travel 6 m in a step at the sources, which are in water."""
+    conventions = find_conventions(prepared(tmp_path, {"model.spacing": 10.0, "survey.dt": DT}))
     found = compare_heads((1.1 * factor * gather(0.01)).astype(np.float32), conventions=conventions)
     (message,) = check_comparison(found)
     if names is None:
