@@ -25,7 +25,6 @@ from hpcfwi.report.panels import (
     ENERGY_COLOURS,
     KM,
     MODEL_COLOURS,
-    MOST_CELLS,
     OF_PARAMETER,
     SIGNED_COLOURS,
     EpochPicture,
@@ -33,10 +32,10 @@ from hpcfwi.report.panels import (
     Panel,
     Values,
     clip_limit,
-    coarsen,
     count,
     edges,
     panels,
+    take_section,
     thin_out,
     value_limits,
 )
@@ -310,20 +309,15 @@ def image_figure(
     for number, (axes, (title, array)) in enumerate(zip(places, shown, strict=True)):
         prepare(axes, extent, "x (km)" * (axes is places[-1]), "depth (km)", 10)
         style.title(axes, title + where)
-        values = _take_section(array, plane)
+        values = take_section(array, plane)
         limit = clip_limit(values, CLIP, lit)
         if number == 1:
-            draw_section(axes, _take_section(background, plane), extent, MODEL_COLOURS)
+            draw_section(axes, take_section(background, plane), extent, MODEL_COLOURS)
             draw_section(axes, values, extent, "gray", (-limit, limit), OPAQUE)
         else:
             drawn = draw_section(axes, values, extent, "gray", (-limit, limit))
             style.add_colour_bar(axes, drawn, "reflectivity", 0.02, values)
     return figure
-
-
-def _take_section(values: NDArray[np.floating], plane: int) -> NDArray[np.floating]:
-    """Return the section of an array of the grid; plane: its index along y in a volume."""
-    return coarsen(values[:, plane] if values.ndim == 3 else values, MOST_CELLS)
 
 
 KEPT = "0.92"
@@ -531,8 +525,8 @@ def _draw_values(
     colours: str,
     unit: str,
 ) -> None:
-    """Draw an array of the grid; plane: see `_take_section`."""
-    section = _take_section(values, plane)
+    """Draw an array of the grid; plane: see `take_section`."""
+    section = take_section(values, plane)
     image = draw_section(axes, section, find_extent(grid), colours, limits)
     style.title(axes, title + _say_section(grid))
     style.add_colour_bar(axes, image, unit, 0.02, section)

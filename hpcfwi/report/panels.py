@@ -374,6 +374,11 @@ def coarsen(array: NDArray[np.floating], most: int) -> NDArray[np.floating]:
     return array
 
 
+def take_section(values: NDArray[np.floating], plane: int) -> NDArray[np.floating]:
+    """Return the section of an array of the grid; plane: its index along y in a volume."""
+    return coarsen(values[:, plane] if values.ndim == 3 else values, MOST_CELLS)
+
+
 def running_median(values: ArrayLike, window: int) -> Values:
     """Return the running median of values (n,), shape (n,).
 

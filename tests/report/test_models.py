@@ -388,7 +388,6 @@ def test_kept_water_does_not_determine_the_scale_of_quality_factors():
 
 @pytest.mark.parametrize("most", [1500, 40])
 def test_image_figure_has_no_more_cells_than_dots(most, monkeypatch, tmp_path):
-    monkeypatch.setattr(models, "MOST_CELLS", most)
     monkeypatch.setattr(panels, "MOST_CELLS", most)
     shape = (30, 100)
     found, speed = np.random.default_rng(0).normal(size=(2, *shape))
