@@ -264,11 +264,13 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         (ceil(part / most), -k)
         for k, (part, most) in enumerate(zip(parts, most_at_once, strict=True))
     )
-    encoded = section.encoding != "none"
+    encoded, crew, layers = section.encoding != "none", machine.crew, None
+    if crew is not None:
+        layers = describe_layers(experiment, crew[0], machine.threads[0], crew[1], machine.device)
     if encoded:
-        sharers = "threads of a rank" if machine.crew is None else "ranks of a crew"
+        sharers = "threads of a rank" if crew is None else "ranks of a crew"
         advice = f"The {sharers} share an encoded shot."
-    elif machine.crew is not None:
+    elif crew is not None:
         advice = f"More crews shorten an epoch, up to {batch}."
     else:
         advice = _advise(batch, shots, sum(machine.threads))
@@ -282,11 +284,7 @@ def share_work(experiment: Experiment, machine: Machine) -> Sharing:
         rounds=rounds,
         advice=advice,
         encoded=encoded,
-        layers=None
-        if machine.crew is None
-        else describe_layers(
-            experiment, machine.crew[0], machine.threads[0], machine.crew[1], machine.device
-        ),
+        layers=layers,
     )
 
 
