@@ -212,7 +212,7 @@ def _draw_volumes(pictures: Sequence[EpochPicture]) -> Figure:
 
 
 def _draw_volume(
-    place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...], sides: NDArray[np.float64]
+    place: Axes, grid: Grid, panel: Panel, cuts: tuple[int, ...], sides: Values
 ) -> None:
     style.title(place, panel.title if panel.caption is None else f"{panel.title}, {panel.caption}")
     z, y, x = sides
@@ -262,7 +262,7 @@ def _mark_cuts(axes: Axes, grid: Grid, cut: int, cuts: tuple[int, ...]) -> None:
     )
 
 
-def _mark_origins(axes: Axes, positions: NDArray[np.float64]) -> None:
+def _mark_origins(axes: Axes, positions: Values) -> None:
     """Mark some positions (n, 3) of sources or receivers by stars, or by dots if they are many."""
     shown = thin_out(positions[:, 1:], VOLUME_MARKS) / KM
     few = len(shown) <= VOLUME_MARKS

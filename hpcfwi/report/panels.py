@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from hpcfwi.errors import say_count
 from hpcfwi.model import Grid, Parameter
 
+Values = NDArray[np.float64]
+
 # Number of cells of a model up to which whole arrays are kept for an epoch's figure, 16 bytes each
 MOST_WHOLE = 2**22
 MOST_CELLS = 1500  # largest number drawn along an axis, because figures have no more pixels
@@ -56,9 +58,7 @@ def size_sections(grid: Grid) -> list[tuple[int, ...]]:
     return [shape] if grid.ndim == 2 else [shape[:k] + shape[k + 1 :] for k in range(grid.ndim)]
 
 
-def find_places(
-    grid: Grid, points: Sequence[NDArray[np.float64]] = ()
-) -> tuple[tuple[int, ...], ...]:
+def find_places(grid: Grid, points: Sequence[Values] = ()) -> tuple[tuple[int, ...], ...]:
     """Return the places of profiles as indices along the horizontal axes, without duplicates.
 
     They are spread evenly over the extent of points (n, ndim) of a survey, in m, or over the grid
@@ -111,8 +111,8 @@ class EpochPicture:
     source_illumination: NDArray[np.float32] | Excerpt
     receiver_illumination: NDArray[np.float32] | Excerpt
     start: NDArray[np.float32] | None = None
-    sources: NDArray[np.float64] | None = None
-    receivers: NDArray[np.float64] | None = None
+    sources: Values | None = None
+    receivers: Values | None = None
     kept: NDArray[np.bool_] | None = None
     cuts: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()
@@ -199,7 +199,7 @@ class Panel:
     limits: tuple[float, float]
     colours: str
     unit: str
-    origins: NDArray[np.float64] | None = None
+    origins: Values | None = None
     caption: str | None = None
     instead: str = "not known"
 
@@ -275,7 +275,7 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
     )
 
 
-def count(positions: NDArray[np.float64], name: str) -> str:
+def count(positions: Values, name: str) -> str:
     """Return the number of different positions (n, ndim) with a noun: "1 source", "2 sources"."""
     return say_count(len(np.unique(positions, axis=0)), name)
 
@@ -285,8 +285,6 @@ def edges(grid: Grid, axis: int) -> tuple[float, float]:
     half = 0.5 * grid.spacing[axis]
     return (grid.origin[axis] - half) / KM, (grid.last[axis] + half) / KM
 
-
-Values = NDArray[np.float64]
 
 KM = 1e3  # m
 MOST_TRACES = 4096
@@ -439,7 +437,7 @@ def find_structure(volume: NDArray[np.floating]) -> tuple[int, ...]:
     )
 
 
-def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+def thin_out(positions: Values, most: int) -> Values:
     """Return one of the positions (n, 2) in each of `most` by `most` parts of their area."""
     extent = np.ptp(positions, axis=0)
     parts = (positions - positions.min(axis=0)) / np.where(extent > 0.0, extent, 1.0) * most
@@ -448,9 +446,7 @@ def thin_out(positions: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     return positions[first]
 
 
-def find_line(
-    places: NDArray[np.float64], source: NDArray[np.float64]
-) -> tuple[int, NDArray[np.int64]]:
+def find_line(places: Values, source: Values) -> tuple[int, NDArray[np.int64]]:
     """Return the axis along which places (n, ndim) extend the furthest, and the indices of a line.
 
     In 2-D and in a well, the line has all places, if there are any. If places (z, y, x) cover an
