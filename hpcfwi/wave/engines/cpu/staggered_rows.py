@@ -17,28 +17,29 @@ def update(out, rate, far, near, along, cells, strides, places, far_d, near_d, a
     each of the three, 1 if the difference lies half a cell after the field; far_d, near_d, along_d:
     weights.
     """
+    zero = zero_of(out)
     far_stride, near_stride = U(strides[0]), U(strides[1])
     far_after, near_after, after = U(places[0]), U(places[1]), U(places[2])
     far_before, near_before, before = U(1 - places[0]), U(1 - places[1]), U(1 - places[2])
     for i in range(U(cells.rows)):
         r = U(cells.row) + i
         for j in columns_of_cells(cells):
-            total = zero_of(out)
+            total = zero
             if far is not None:
-                d = zero_of(out)
+                d = zero
                 for m in range(len(far_d)):
                     n, p = r + (U(m) + far_after) * far_stride, r - (U(m) + far_before) * far_stride
                     d = fma(far_d[m], far[n, j] - far[p, j], d)
                 total += d
             if near is not None:
-                d = zero_of(out)
+                d = zero
                 for m in range(len(near_d)):
                     n = r + (U(m) + near_after) * near_stride
                     p = r - (U(m) + near_before) * near_stride
                     d = fma(near_d[m], near[n, j] - near[p, j], d)
                 total += d
             if along is not None:
-                d = zero_of(out)
+                d = zero
                 for m in range(len(along_d)):
                     n, p = j + U(m) + after, j - U(m) - before
                     d = fma(along_d[m], along[r, n] - along[r, p], d)
@@ -52,12 +53,13 @@ def update_pair(first, second, a, b, c, d, across, along, cells, stride, places,
 
     across, along: the fields whose differences are taken; the others are as in `update`.
     """
+    zero = zero_of(first)
     stride, past, after = U(stride), U(places[0]), U(places[1])
     ahead, before = U(1 - places[0]), U(1 - places[1])
     for i in range(U(cells.rows)):
         r = U(cells.row) + i
         for j in columns_of_cells(cells):
-            x, y = zero_of(first), zero_of(first)
+            x, y = zero, zero
             for m in range(len(across_d)):
                 n, p = r + (U(m) + past) * stride, r - (U(m) + ahead) * stride
                 x = fma(across_d[m], across[n, j] - across[p, j], x)
@@ -73,11 +75,11 @@ def difference_across(out, f, cells, to, of, stride, between, weights, add):
 
     to, of: bits of the row that count in `out` and in f.
     """
-    stride, after, before = U(stride), U(between), U(1 - between)
+    stride, after, before, zero = U(stride), U(between), U(1 - between), zero_of(f)
     for i in range(U(cells.rows)):
         r = U(cells.row) + i
         for j in columns_of_cells(cells):
-            total = zero_of(f)
+            total = zero
             for m in range(len(weights)):
                 later, earlier = r + (U(m) + after) * stride, r - (U(m) + before) * stride
                 total = fma(weights[m], f[later & of, j] - f[earlier & of, j], total)
@@ -90,11 +92,11 @@ def difference_across(out, f, cells, to, of, stride, between, weights, add):
 @over_rows
 def difference_along(out, f, cells, to, of, between, weights, add):
     """Do the same along the rows."""
-    after, before = U(between), U(1 - between)
+    after, before, zero = U(between), U(1 - between), zero_of(f)
     for i in range(U(cells.rows)):
         r = U(cells.row) + i
         for j in columns_of_cells(cells):
-            total = zero_of(f)
+            total = zero
             for m in range(len(weights)):
                 later, earlier = j + U(m) + after, j - U(m) - before
                 total = fma(weights[m], f[r & of, later] - f[r & of, earlier], total)
