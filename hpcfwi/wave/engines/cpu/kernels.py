@@ -90,7 +90,10 @@ def groups_of_cells(cells):
 
 @within_loops
 def zero_of(array):
-    """Return 0 in the precision of an array."""
+    """Return 0 in the precision of an array.
+
+    It is called outside of loops: in a loop, the compiler may compute the first iteration apart.
+    """
     return array.dtype.type(0)
 
 
