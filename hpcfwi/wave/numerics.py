@@ -395,7 +395,7 @@ def transpose(linear: Callable[[Tensor], Tensor], at: Tensor, vector: Tensor) ->
 
 
 # Number of wavenumbers in each direction for which the error of the phase velocity is found.
-WAVENUMBERS = 2000
+WAVENUMBERS = 8000
 
 
 @dataclass(frozen=True)

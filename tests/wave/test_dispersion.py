@@ -127,7 +127,7 @@ def test_phase_velocity_error_is_largest_along_an_axis_or_a_diagonal() -> None:
         errors.append(2.0 * np.pi * frequency / k / velocity - 1.0)
     worst = max(errors, key=abs)
     found = phase_velocity_error(Discretization(order, h, dt, velocity), frequency)
-    assert found == pytest.approx(worst, rel=1e-5)
+    assert found == pytest.approx(worst, rel=1e-6)
 
 
 @pytest.mark.parametrize("staggered", [False, True])
