@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextvars import ContextVar
-from functools import partial
 from itertools import pairwise
 from math import prod
 from threading import Event
@@ -71,8 +70,9 @@ def run_team(
 ) -> None:
     """Call work(piece, team) on `size` threads, for one piece of a span of steps after the other.
 
-    team: has the rank of the thread; backwards: True if the last piece comes first. Raises
-    `CancelledError` between two pieces if `each_shot` has been interrupted.
+    The calling thread is one of them: three threads on two cores would share a core longer at the
+    beginning. team: has the rank of the thread; backwards: True if the last piece comes first.
+    Raises `CancelledError` between two pieces if `each_shot` has been interrupted.
     """
     arrivals = np.zeros(1, np.int64)
     teams = [ThreadTeam(rank, size, arrivals) for rank in range(size)]
@@ -84,7 +84,10 @@ def run_team(
         for piece in reversed(pieces) if backwards else pieces:
             if stop.is_set():
                 raise CancelledError
-            list((threads.map if size > 1 else map)(partial(work, piece), teams))
+            others = [threads.submit(work, piece, team) for team in teams[1:]]
+            work(piece, teams[0])
+            for other in others:
+                other.result()
 
 
 def make_threads(size: int, stop: Event) -> ThreadPoolExecutor:
