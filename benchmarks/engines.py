@@ -6,8 +6,9 @@
     $PYTHON benchmarks/engines.py --long --output benchmarks/results/long_MACHINE_DATE.json
 
 With `--long`, forward simulations of records in which the wave fills the grid are compared with
-Deepwave and Devito, on one thread. Devito needs a C compiler. `make bench` installs both programs
-into build/peers, whose Python runs this file.
+Deepwave and Devito, on one thread; then gradients and two threads with forward simulations and one
+thread. Devito needs a C compiler. `make bench` installs both programs into build/peers, whose
+Python runs this file.
 
 docs/performance.md publishes the ratios. The programs run in this process, in turn, so that other
 load on the machine affects all; a ratio is the median of the ratios within each repetition. Peaks
@@ -83,6 +84,8 @@ LONG = tuple(
     for points, steps in (((181, 721), 3000), ((431, 1231), 3000), ((200, 200, 200), 200))
     for order in (4, 8)
 )
+# Long enough for the whole wavelet, so that the gradient needs few samples.
+LEAST_STEPS_OF_GRADIENT = 300
 COPIED = 2**26  # numbers of an array that is copied to measure the rate of the memory
 
 
@@ -165,11 +168,15 @@ def prepare_devito(shots: Shots) -> Callable[[], object]:
     return simulate
 
 
+def make_long(size: Size) -> Shots:
+    """Return a shot from the middle of its grid."""
+    shots = size.make()
+    return replace(shots, sources=torch.tensor([[n // 2 for n in shots.vp.shape]]))
+
+
 def compare_long(size: Size, repetitions: int) -> dict[str, object]:
     """Return the median seconds of the three programs, and the ratios to ours."""
-    shots = size.make()
-    middle = torch.tensor([[n // 2 for n in shots.vp.shape]])
-    shots = replace(shots, sources=middle)
+    shots = make_long(size)
     works: dict[str, Callable[[], object]] = {
         "ours": partial(shots.run, False, engine="cpu"),
         "devito": prepare_devito(shots),
@@ -181,6 +188,27 @@ def compare_long(size: Size, repetitions: int) -> dict[str, object]:
         "updates": shots.updates,
         "seconds": {name: seconds for name, (seconds, _) in taken.items()},
         "ratios": {name: ratio for name, (_, ratio) in taken.items()},
+    }
+
+
+def compare_passes(size: Size, repetitions: int) -> dict[str, object]:
+    """Return the median seconds of forward simulations and gradients on one and on two threads."""
+    size = replace(size, steps=max(size.steps, LEAST_STEPS_OF_GRADIENT))
+    shots = make_long(size)
+
+    def run(gradient: bool, threads: int) -> None:
+        torch.set_num_threads(threads)
+        shots.run(gradient, engine="cpu")
+
+    works = {
+        f"{name}, {threads}": partial(run, gradient, threads)
+        for name, gradient in (("forward", False), ("gradient", True))
+        for threads in (1, 2)
+    }
+    taken = compare_in_turns(works, repetitions, "forward, 1")
+    return {
+        "size": asdict(size),
+        "seconds": {name: seconds for name, (seconds, _) in taken.items()},
     }
 
 
@@ -266,19 +294,26 @@ def show(timings: list[dict[str, Any]], peaks: dict[str, int], console: Console)
 
 
 def run_long(repetitions: int, output: Path | None) -> None:
-    """Compare long records on one thread, and print the results."""
-    torch.set_num_threads(1)
-    console, timings = Console(), []
-    for size in LONG:
-        with console.status(f"{size}"):
-            timings.append(compare_long(size, repetitions))
-        console.print(timings[-1])
+    """Compare programs, passes and threads in long records, and print the results."""
+    console = Console()
+
+    def compare_all(compare: Callable[[Size, int], dict[str, object]]) -> list[dict[str, object]]:
+        found = []
+        for size in LONG:
+            torch.set_num_threads(1)
+            with console.status(f"{size}"):
+                found.append(compare(size, repetitions))
+            console.print(found[-1])
+        return found
+
+    timings, passes = compare_all(compare_long), compare_all(compare_passes)
     if output is not None:
         numbers = {
             "machine": {**describe_machine(1), "devito": version("devito")},
             "repetitions": repetitions,
             "copying": measure_copying(),
             "timings": timings,
+            "passes": passes,
         }
         output.write_text(json.dumps(numbers, indent=2) + "\n")
 

@@ -160,6 +160,27 @@ def _long(numbers: dict[str, Any]) -> Iterator[str]:
             for t in numbers["timings"]
         ],
     )
+    yield (
+        "A gradient is a forward and a backward pass, here with the default history. Its cost, and "
+        "the speed of two threads that share the shot:"
+    )
+    rows = []
+    for each in numbers["passes"]:
+        forward, forward_on_two, gradient, gradient_on_two = (
+            each["seconds"][f"{name}, {threads}"]
+            for name in ("forward", "gradient")
+            for threads in (1, 2)
+        )
+        rows.append(
+            {
+                **{key: each["size"][key] for key in ("points", "steps", "order")},
+                "forward, s": f"{forward:.2f}",
+                "backward / forward": f"{gradient / forward - 1:.2f}",
+                "two threads, forward": f"{forward / forward_on_two:.2f}",
+                "two threads, gradient": f"{gradient / gradient_on_two:.2f}",
+            }
+        )
+    yield _columns(rows)
 
 
 def _equations(numbers: dict[str, Any]) -> Iterator[str]:

@@ -63,12 +63,19 @@ def test_performance_page_compares_long_records_with_devito(tmp_path):
     }
     machine = {"cpu": "A CPU", "threads": 1, "date": "2026-11-27T14:00", "hpcfwi": "0.1.0"}
     versions = {"devito": "4.8", "deepwave": "0.1"}
-    numbers = {"machine": machine | versions, "copying": 2.5e10, "timings": [timing]}
+    seconds = {"forward, 1": 0.5, "forward, 2": 0.25, "gradient, 1": 1.25, "gradient, 2": 1.0}
+    numbers = {
+        "machine": machine | versions,
+        "copying": 2.5e10,
+        "timings": [timing],
+        "passes": [{"size": timing["size"], "seconds": seconds}],
+    }
     (tmp_path / "long_machine.json").write_text(json.dumps(numbers))
     page = report.make_page(tmp_path)
     assert "A CPU, 1 thread; hpcfwi 0.1.0; 2026-11-27. Devito 4.8, Deepwave 0.1." in page
     assert "A copy moves 25 GB/s" in page
     assert "| 181 x 721 | 3000 | 8 | 0.50 | 0.60 | 0.90 | 800 | 1.25 | 1.75 |" in page
+    assert "| 181 x 721 | 3000 | 8 | 0.50 | 1.50 | 2.00 | 1.25 |" in page
 
 
 def test_performance_page_has_a_section_only_for_a_measured_gpu(tmp_path):
