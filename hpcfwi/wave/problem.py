@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
 
 from hpcfwi.model import AXES
 from hpcfwi.survey import EXPLOSIVE, PRESSURE, Components, SourceKinds, select_kinds
@@ -149,8 +150,10 @@ def square_speed(problem: Problem, first: int = 0, end: int | None = None) -> Te
     before, after = problem.padding
     planes = torch.arange(problem.padded_shape[0], device=problem.like.device)[first:end]
     nearest = (planes - before[0]).clamp_(0, problem.like.shape[0] - 1)
-    model = problem.model["vp"].index_select(0, nearest)
-    squared = (extend(model, (0, *before[1:]), (0, *after[1:])) * problem.dt) ** 2
+    sides = [n for pair in reversed(list(zip(before, after, strict=True))[1:]) for n in pair]
+    # The same as `extend`, in a tenth of the time
+    speed = pad(problem.model["vp"].index_select(0, nearest), sides, mode="replicate")
+    squared = speed.mul_(problem.dt).square_()
     if problem.free_surface and first == 0:
         squared[0] = 0.0
     return squared

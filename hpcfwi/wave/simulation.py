@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
+from math import isfinite, prod
 from numbers import Integral
 from typing import Any
 
@@ -317,9 +317,9 @@ def _check_array(name: str, array: Tensor) -> None:
             f"{name} is {tuple(array.shape)}; expected at least {numerics.FEWEST_POINTS} points "
             "along each axis"
         )
-    smallest, largest = float(array.min()), float(array.max())
+    smallest, largest = map(float, array.aminmax())  # NaN if a value is
     impossible = smallest <= 0.0 if parameter.positive else smallest < parameter.lowest
-    if impossible or not bool(torch.isfinite(array).all()):
+    if impossible or not (isfinite(smallest) and isfinite(largest)):
         fault, limit = "not positive", "above 0"
         if not parameter.positive:
             fault, limit = f"below {parameter.lowest:g}", f"of {parameter.lowest:g} or more"
