@@ -73,9 +73,16 @@ def write_input(folder: Path, changes: dict[str, Any] | None = None, name: str =
     return path
 
 
-def prepared(folder: Path, changes: dict[str, Any] | None = None) -> Experiment:
+def prepare_alone(path: Path, migrates: bool = False) -> Experiment:
+    """Return the experiment of a config, prepared by a single rank."""
+    return prepare(load_config(path, (), migrates), Context.alone())
+
+
+def prepared(
+    folder: Path, changes: dict[str, Any] | None = None, name: str = "input"
+) -> Experiment:
     """Return the experiment of an input that `write_input` writes, prepared by a single rank."""
-    return prepare(load_config(write_input(folder, changes)), Context.alone())
+    return prepare_alone(write_input(folder, changes, name))
 
 
 def true_volume() -> Model:

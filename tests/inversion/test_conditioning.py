@@ -23,13 +23,12 @@ from hpcfwi.inversion.conditioning import (
 )
 from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Components, Survey
 from hpcfwi.wave import Snapshots
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, prepared, write_input
 from tests.inversion.test_objective import batch_of
 
 DT = 0.01
@@ -177,8 +176,7 @@ def test_edit_of_a_shot_does_not_depend_on_other_shots():
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    path = write_input(tmp_path_factory.mktemp("conditioning"))
-    return prepare(load_config(path), Context.alone())
+    return prepared(tmp_path_factory.mktemp("conditioning"))
 
 
 SHOTS = np.array([2, 7])
@@ -285,9 +283,8 @@ def test_traces_outside_range_of_offsets_are_left_out(experiment):
     ids=str,
 )
 def test_invalid_data_section_is_refused_with_its_key(data, words, tmp_path):
-    path = write_input(tmp_path, {"data": data})
     with pytest.raises(InputError) as caught:
-        prepare(load_config(path), Context.alone())
+        prepared(tmp_path, {"data": data})
     for word in words:
         assert word in str(caught.value)
 

@@ -11,12 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import stages
 from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import AlikeShots, evaluate_shots
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Draws, EncodedData, Lattice, Stage, draw_signs
 from hpcfwi.operators.simulator import Chunks, Window
 from hpcfwi.parallel.context import Context
@@ -24,7 +22,7 @@ from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic
 from hpcfwi.wave.simulation import set_up
-from tests.inversion.examples import write_input
+from tests.inversion.examples import prepared
 
 N_SHOTS, SHAPE = 6, (6, 3, 40)
 DRAWS = Draws(1, 0, N_SHOTS, (2, 3))
@@ -67,7 +65,7 @@ def combine_on(size, traces, signs, holds):
 
 def test_rank_encodes_only_wavelets_of_its_shots(tmp_path, monkeypatch):
     keys = {"inversion.encoding": "signs", "inversion.batch": 6, "inversion.epochs": 1}
-    experiment = prepare(load_config(write_input(tmp_path, keys)), Context.alone())
+    experiment = prepared(tmp_path, keys)
     stage, made = Stage(0, "", 0, experiment), []
 
     encoded = Survey.encoded
@@ -138,8 +136,7 @@ CONDITIONED = {
 
 def test_conditioning_of_encoded_shots_equals_conditioning_before_sum(tmp_path):
     changes = {"survey.sources.count": 2, "inversion.encoding": "signs", "inversion.batch": 1}
-    path = write_input(tmp_path, {**changes, **CONDITIONED, "wave.engine": "eager"})
-    experiment = prepare(load_config(path), Context.alone())
+    experiment = prepared(tmp_path, {**changes, **CONDITIONED, "wave.engine": "eager"})
     wavelets = np.float32([[1.0], [-2.0]]) * experiment.survey.wavelet
     survey, conditioning = replace(experiment.survey, wavelet=wavelets), experiment.conditioning()
     observed = np.random.default_rng(0).normal(size=survey.shape).astype(np.float32)
@@ -185,9 +182,8 @@ def test_conditioning_of_encoded_shots_equals_conditioning_before_sum(tmp_path):
     ],
 )
 def test_conditioning_that_depends_on_the_shot_is_refused(tmp_path, changes, problem):
-    path = write_input(tmp_path, {"inversion.encoding": "signs", **changes})
     with pytest.raises(InputError, match=f"inversion.encoding: .*{problem}.* without an encoding"):
-        prepare(load_config(path), Context.alone())
+        prepared(tmp_path, {"inversion.encoding": "signs", **changes})
 
 
 @pytest.mark.parametrize("holds", [True, False])

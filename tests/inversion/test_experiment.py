@@ -23,12 +23,16 @@ from hpcfwi.storage.models import write_model
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
+from tests.inversion.examples import (
+    N_RECEIVERS,
+    N_SAMPLES,
+    N_SHOTS,
+    prepare_alone,
+    prepared,
+    true_model,
+    write_input,
+)
 from tests.parallel.together import on_ranks
-
-
-def prepared(folder, changes=None, name="input"):
-    return prepare(load_config(write_input(folder, changes, name)), Context.alone())
 
 
 def test_initial_model_is_smoothed_true_model_with_fixed_water(tmp_path):
@@ -72,7 +76,7 @@ def test_one_rank_resamples_and_smooths_for_all_ranks(tmp_path, monkeypatch):
         monkeypatch.setattr(preparation, name, counted(name, work))
     found = on_ranks(3, lambda context: prepare(load_config(path), context))
     assert calls == ["resample", "smooth"]
-    alone = prepare(load_config(path), Context.alone())
+    alone = prepare_alone(path)
     for experiment in found:
         np.testing.assert_array_equal(experiment.initial["vp"], alone.initial["vp"])
         np.testing.assert_array_equal(experiment.true["vp"], alone.true["vp"])
@@ -243,7 +247,7 @@ def test_windows_of_all_shots_are_found_once_per_stage(hpcfwi, tmp_path, monkeyp
 
 
 def test_padding_is_not_counted_among_receivers_outside_the_model(tmp_path):
-    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    experiment = prepared(tmp_path)
     receivers = np.tile(experiment.survey.receivers, (N_SHOTS, 1, 1))
     mask = np.ones(receivers.shape[:2], bool)
     receivers[2, 4:], mask[2, 5:] = (40.0, -1.0), False

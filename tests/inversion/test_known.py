@@ -8,16 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hpcfwi.config import load_config
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.parameters import Known, lay_surface
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import true_model, write_input
+from tests.inversion.examples import prepare_alone, true_model, write_input
 
 GRID = Grid((5, 4), (10.0, 20.0), (100.0, 0.0))  # depths 100 to 140 m, x 0 to 60 m
 VOLUME = Grid((5, 3, 4), (10.0, 20.0, 20.0), (100.0, 0.0, 0.0))
@@ -143,8 +141,7 @@ def write_stepped(folder, fixed, **changes):
 
 
 def test_above_velocity_is_applied_before_the_model_is_smoothed(tmp_path):
-    path = write_stepped(tmp_path, {"above_velocity": 1600.0})
-    experiment = prepare(load_config(path), Context.alone())
+    experiment = prepare_alone(write_stepped(tmp_path, {"above_velocity": 1600.0}))
     water = true_model()["vp"] == 1500.0
     np.testing.assert_array_equal(experiment.fixed, water)
     assert (experiment.initial["vp"][water] == 1500.0).all()
@@ -153,8 +150,7 @@ def test_above_velocity_is_applied_before_the_model_is_smoothed(tmp_path):
 
 def test_coarser_grid_and_stages_have_the_fixed_cells_of_the_model(tmp_path):
     stage = {"spacing": 40.0, "inversion": {"fixed": {"file": "floor.txt"}}}
-    path = write_stepped(tmp_path, {"file": "floor.txt"}, stage=[stage])
-    experiment = prepare(load_config(path), Context.alone())
+    experiment = prepare_alone(write_stepped(tmp_path, {"file": "floor.txt"}, stage=[stage]))
     (first,) = make_stages(experiment, Context.alone())
     np.testing.assert_array_equal(first.experiment.fixed, experiment.fixed)
     assert count_kept(experiment.fixed) == [4] * 30 + [5] * 30
@@ -168,7 +164,7 @@ def test_inversion_keeps_cells_above_surface_and_show_needs_no_file(hpcfwi, tmp_
     changes = {"inversion.epochs": 1, "output.every": 1}
     path, run = write_stepped(tmp_path, {"file": "floor.txt"}, **changes), tmp_path / "run"
     assert hpcfwi("run", path) == 0
-    fixed = prepare(load_config(path), Context.alone()).fixed
+    fixed = prepare_alone(path).fixed
     found, initial = (read_model(run / name)["vp"] for name in ("model.h5", "initial.h5"))
     np.testing.assert_array_equal(found[fixed], initial[fixed])
     assert (found[~fixed] != initial[~fixed]).mean() > 0.9
@@ -200,7 +196,7 @@ def test_mask_keeps_cells_of_the_true_model_in_any_starting_model(dtype, start, 
     model = true_model()
     write_cells(tmp_path / "salt.h5", "fixed", find_salt(model.grid).astype(dtype), model.grid)
     path = write_stepped(tmp_path, {"file": "salt.h5"}, **{"model.initial": start})
-    experiment = prepare(load_config(path), Context.alone())
+    experiment = prepare_alone(path)
     salt = find_salt(model.grid)
     np.testing.assert_array_equal(experiment.fixed, salt)
     np.testing.assert_array_equal(experiment.initial["vp"][salt], model["vp"][salt])
@@ -213,8 +209,7 @@ def test_mask_on_another_grid_is_resampled_to_nearest_cells(
     fine = Grid((121, 241), (5.0, 5.0), (0.0, 0.0))
     write_cells(tmp_path / "salt.h5", "fixed", find_salt(fine).astype(np.uint8), fine)
     stages = [{"spacing": 40.0, "inversion": {"epochs": 1}}, {"inversion": {"epochs": 1}}]
-    path = write_stepped(tmp_path, {"file": "salt.h5"}, stage=stages)
-    experiment = prepare(load_config(path), Context.alone())
+    experiment = prepare_alone(write_stepped(tmp_path, {"file": "salt.h5"}, stage=stages))
     np.testing.assert_array_equal(experiment.fixed, find_salt(true_model().grid))
     first, second = make_stages(experiment, Context.alone())
     for stage in (first, second):

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import Band, correct_point_source, half_integral
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.parallel.context import Context
 from hpcfwi.wave.numerics import ricker
-from tests.inversion.examples import write_input, write_volume
+from tests.inversion.examples import prepare_alone, prepared, write_input, write_volume
 
 SPEED, DT, N, DELAY = 2000.0, 0.002, 1200, 0.2
 
@@ -74,8 +71,7 @@ def corrected_experiment(folder, band=None):
     """Return an experiment with one shot at each of three times and a correction, in a band."""
     wavelet = {"kind": "ricker", "frequency": 5.0, "delay": DELAY}
     survey = {"survey.wavelet": wavelet, "survey.dt": DT, "survey.duration": N * DT}
-    path = write_input(folder, {**survey, "survey.sources": {"count": 3, "depth": 20.0}})
-    made = prepare(load_config(path), Context.alone())
+    made = prepared(folder, {**survey, "survey.sources": {"count": 3, "depth": 20.0}})
     wavelets = np.stack([ricker(5.0, N, DT, DELAY + later) for later in (0.0, 0.1, 0.3)])
     survey = replace(made.survey, wavelet=wavelets.astype(np.float32))
     if band is not None:
@@ -109,4 +105,4 @@ def test_travel_times_count_from_the_peak_of_the_wavelet_of_each_shot(tmp_path):
 )
 def test_correction_of_waves_with_the_dimensions_of_the_model_is_refused(tmp_path, write, reason):
     with pytest.raises(InputError, match=rf"data.correct: .*{reason}.* Leave out the key"):
-        prepare(load_config(write(tmp_path, {"data.correct": "line-source"})), Context.alone())
+        prepare_alone(write(tmp_path, {"data.correct": "line-source"}))

@@ -10,11 +10,9 @@ import pytest
 import torch
 from scipy import ndimage
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import Batch, Part
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.simulator import Aperture, Chunks, Simulator
@@ -23,7 +21,7 @@ from hpcfwi.survey import Survey
 from hpcfwi.wave import Method, Snapshots, acoustic
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.numerics import ricker
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, prepared
 from tests.parallel.together import on_ranks
 from tests.wave.examples import relative
 
@@ -32,8 +30,7 @@ SHOTS = np.array([7, 0, 4, 9])
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    path = write_input(tmp_path_factory.mktemp("evaluation"))
-    return prepare(load_config(path), Context.alone())
+    return prepared(tmp_path_factory.mktemp("evaluation"))
 
 
 def batch_of(shots, survey, observed, chunks=1, epoch=1):

@@ -38,7 +38,7 @@ from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import write_pictures
 from hpcfwi.storage.models import write_model
-from tests.inversion.examples import true_model, write_input
+from tests.inversion.examples import prepare_alone, prepared, true_model, write_input
 from tests.parallel.together import on_ranks
 from tests.ranks import run_ranks
 
@@ -89,10 +89,6 @@ if context.is_root:
     print(json.dumps(results))
 context.close()
 """
-
-
-def experiment_of(folder, changes=None):
-    return prepare(load_config(write_input(folder, changes)), Context.alone())
 
 
 @pytest.fixture(scope="module")
@@ -221,43 +217,43 @@ def sizes(arrays):
 
 
 def test_memory_of_a_stage_is_that_of_its_arrays(tmp_path):
-    experiment = experiment_of(tmp_path)
+    experiment = prepared(tmp_path)
     limits = experiment.limits(experiment.initial.as_tensors(CPU))
     kept = [*limits.initial.arrays.values(), *limits.fixed.values(), experiment.fixed]
     assert (
         estimate_overhead(experiment, 2, 0).stage == sizes(kept) == LIMITS * experiment.fixed.size
     )
-    known = experiment_of(tmp_path, {"inversion.regularize": {"name": "tikhonov", "weight": 1.0}})
+    known = prepared(tmp_path, {"inversion.regularize": {"name": "tikhonov", "weight": 1.0}})
     kept += known.regularizer(CPU).keywords["prior"].arrays.values()
     assert estimate_overhead(known, 2, 0).stage == sizes(kept)
 
 
 def test_taper_is_counted_once_per_host(tmp_path):
-    plain = estimate_overhead(experiment_of(tmp_path), 2, 0)
-    experiment = experiment_of(tmp_path, {"inversion.precondition": {"taper": 100.0}})
+    plain = estimate_overhead(prepared(tmp_path), 2, 0)
+    experiment = prepared(tmp_path, {"inversion.precondition": {"taper": 100.0}})
     found, alone = estimate_overhead(experiment, 2, 0), Context.alone()
     taper = make_stages(experiment, alone)[0].ready(alone).taper
     assert found == replace(plain, host=plain.host + taper.nbytes)
 
 
 def test_rank_0_holds_a_copy_of_the_state_that_is_written(tmp_path):
-    experiment = experiment_of(tmp_path)
+    experiment = prepared(tmp_path)
     state = first_state(experiment, experiment, Context.alone())
     overhead = estimate_overhead(experiment, 2, 0)
     (memory,) = state.optimizer["state"].values()
     held = sizes([*state.model.arrays.values(), *(a for a in memory.values() if a.ndim)])
     assert held == WRITTEN * experiment.fixed.size + overhead.remembered
     sgd = {"inversion.optimizer": {"name": "sgd", "lr": 20.0}}
-    less = estimate_overhead(experiment_of(tmp_path, sgd), 2, 0)
+    less = estimate_overhead(prepared(tmp_path, sgd), 2, 0)
     assert overhead.records - less.records == overhead.remembered - less.remembered > 0
 
 
 def test_written_state_of_lbfgs_shares_all_pairs_but_one_with_the_next(tmp_path):
-    cells = experiment_of(tmp_path).fixed.size
+    cells = prepared(tmp_path).fixed.size
 
     def find_records(**keys):
         lbfgs = {"name": "lbfgs", "step": 10.0, **keys}
-        experiment = experiment_of(tmp_path, {**ALL_SHOTS, "inversion.optimizer": lbfgs})
+        experiment = prepared(tmp_path, {**ALL_SHOTS, "inversion.optimizer": lbfgs})
         return estimate_overhead(experiment, 2, 0).records
 
     assert find_records(memory=7) == find_records(memory=3)
@@ -275,8 +271,8 @@ def test_two_pictures_hold_positions_of_unmasked_receivers(estimate_on_ranks):
 
 
 def test_encoded_shots_hold_wavelets_of_all_sources(tmp_path):
-    experiment = experiment_of(tmp_path, {"inversion.encoding": "signs", "inversion.batch": 3})
-    plain = estimate_overhead(experiment_of(tmp_path), 2, 1)
+    experiment = prepared(tmp_path, {"inversion.encoding": "signs", "inversion.batch": 3})
+    plain = estimate_overhead(prepared(tmp_path), 2, 1)
     found = estimate_overhead(experiment, 2, 1)
     signs = draw_signs(make_stages(experiment, Context.alone())[0].draws, 0)
     survey = experiment.survey.encoded(signs[:2])  # two of three shots, on two ranks
@@ -299,7 +295,7 @@ def test_writing_a_picture_takes_the_estimated_memory(tmp_path):
 
 
 def test_pictures_of_a_large_model_are_counted_as_excerpts(tmp_path, monkeypatch):
-    experiment = experiment_of(tmp_path)
+    experiment = prepared(tmp_path)
     whole, cells = estimate_overhead(experiment, 2, 0).records, experiment.fixed.size
     monkeypatch.setattr("hpcfwi.inversion.memory.MOST_WHOLE", 100)
     less = whole - estimate_overhead(experiment, 2, 0).records
@@ -322,7 +318,7 @@ def test_images_take_the_estimated_memory(tmp_path):
     grid = Grid((300, 600), (20.0, 20.0), (0.0, 0.0))
     write_model(tmp_path / "true.h5", Model(grid, {"vp": np.tile(true_model()["vp"], (10, 10))}))
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
-    experiment = prepare(load_config(path, (), True), Context.alone())
+    experiment = prepare_alone(path, migrates=True)
     found = experiment.true.map(lambda array: array + np.float32(1.0))
     experiment.compare_image(experiment.image(found))  # the first call imports modules
     tracemalloc.start()
@@ -336,7 +332,7 @@ def test_images_take_the_estimated_memory(tmp_path):
 
 
 def test_allocated_state_and_engine_are_not_counted_as_ahead(tmp_path):
-    overhead = estimate_overhead(experiment_of(tmp_path), 2, rank=0)
+    overhead = estimate_overhead(prepared(tmp_path), 2, rank=0)
     both = [overhead.ahead(CPU, has_state) for has_state in (False, True)]
     assert (
         both[0] - both[1]
@@ -346,7 +342,7 @@ def test_allocated_state_and_engine_are_not_counted_as_ahead(tmp_path):
 
 
 def test_figures_and_observed_traces_are_counted_on_host_not_on_gpu(tmp_path):
-    overhead, other = (estimate_overhead(experiment_of(tmp_path), 2, rank) for rank in (0, 1))
+    overhead, other = (estimate_overhead(prepared(tmp_path), 2, rank) for rank in (0, 1))
     assert (overhead.engine, other.engine) == (ENGINE + COMPILER, ENGINE)
     assert other == replace(overhead, records=0, engine=ENGINE, figures=0)
     on_card = overhead.ahead(torch.device("cuda:0"), has_state=True)
@@ -356,7 +352,7 @@ def test_figures_and_observed_traces_are_counted_on_host_not_on_gpu(tmp_path):
 
 
 def test_figures_are_counted_on_rank_0_until_matplotlib_is_loaded(tmp_path, monkeypatch):
-    experiment = experiment_of(tmp_path)
+    experiment = prepared(tmp_path)
     monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
     assert [estimate_overhead(experiment, 2, rank).figures for rank in (0, 1)] == [FIGURES, 0]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", sys)
@@ -364,8 +360,8 @@ def test_figures_are_counted_on_rank_0_until_matplotlib_is_loaded(tmp_path, monk
 
 
 def test_records_of_rank_0_hold_whole_state_also_with_shards(tmp_path):
-    whole = estimate_overhead(experiment_of(tmp_path), 3, rank=0)
+    whole = estimate_overhead(prepared(tmp_path), 3, rank=0)
     sharded = {"inversion.optimizer": {"name": "adam", "lr": 20.0, "sharded": True}}
-    shards = estimate_overhead(experiment_of(tmp_path, sharded), 3, rank=0)
+    shards = estimate_overhead(prepared(tmp_path, sharded), 3, rank=0)
     assert shards.remembered < 0.4 * whole.remembered
     assert shards.records == whole.records > whole.remembered

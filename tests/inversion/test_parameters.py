@@ -18,7 +18,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.wave.equation import ACOUSTIC
-from tests.inversion.examples import true_model, write_input
+from tests.inversion.examples import prepared, true_model, write_input
 
 DATASET = {"model.file": None, "model.dataset": "dome-section"}
 GRID = Grid((2, 3), (10.0, 10.0), (0.0, 0.0))
@@ -77,14 +77,13 @@ def test_file_without_an_array_of_the_equation_is_refused(tmp_path, monkeypatch)
     with pytest.raises(
         InputError, match=r"it has vp, expected vp, rho for wave.equation"
     ) as caught:
-        prepare(load_config(write_input(tmp_path, DATASET)), Context.alone())
+        prepared(tmp_path, DATASET)
     assert caught.value.where == "model.dataset: dome-section"
 
 
 def test_parameter_of_a_stage_that_the_equation_lacks_is_refused(tmp_path):
-    path = write_input(tmp_path, {"stage": [{}, {"inversion": {"parameters": ["rho"]}}]})
     with pytest.raises(InputError, match=r'found rho, but wave.equation = "acoustic"') as caught:
-        prepare(load_config(path), Context.alone())
+        prepared(tmp_path, {"stage": [{}, {"inversion": {"parameters": ["rho"]}}]})
     assert caught.value.where == "stage.2.inversion.parameters"
 
 
@@ -141,7 +140,7 @@ def test_stage_with_an_empty_table_ties_no_parameters(tmp_path):
 )
 def test_unknowns_that_an_inversion_cannot_have_are_refused(tmp_path, changes, where, words):
     with pytest.raises(InputError) as caught:
-        prepare(load_config(write_input(tmp_path, changes)), Context.alone())
+        prepared(tmp_path, changes)
     assert caught.value.where == where
     assert words in caught.value.problem
 

@@ -6,14 +6,11 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import read_picks
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
 from hpcfwi.survey import Survey
-from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SHOTS, prepared, write_input
 
 X = np.arange(0.0, 500.0, 100.0)
 SURVEY = Survey(
@@ -90,7 +87,7 @@ def test_pick_that_does_not_fit_the_survey_is_refused_with_its_line(text, line, 
 def write_picks(folder, delay=0.0):
     """Write first breaks of the direct wave at every second receiver, for all shots."""
     folder.mkdir(exist_ok=True)
-    experiment = prepare(load_config(write_input(folder)), Context.alone())
+    experiment = prepared(folder)
     survey = experiment.survey
     rows = ["shot receiver time"]
     for shot in range(N_SHOTS):
@@ -104,8 +101,7 @@ def write_picks(folder, delay=0.0):
 def test_mute_begins_at_picks_and_zeros_traces_beyond_them(tmp_path):
     survey = write_picks(tmp_path)
     mute = {"picks": "picks.txt", "delay": 0.05, "taper": 0.0}
-    config = load_config(write_input(tmp_path, {"data.mute": mute}))
-    experiment = prepare(config, Context.alone())
+    experiment = prepared(tmp_path, {"data.mute": mute})
     shots = np.arange(N_SHOTS)
     observed = np.ones(survey.shape, np.float32)
     factors = experiment.conditioning().apply(observed, survey.select(shots)).factors

@@ -10,26 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.config import load_config
 from hpcfwi.inversion.loop import EpochEvaluator
 from hpcfwi.inversion.misfits import least_squares
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.regularizers import tikhonov
 from hpcfwi.inversion.state import State
 from hpcfwi.operators.simulator import Aperture, Chunks
 from hpcfwi.parallel.context import Context
 from hpcfwi.registry import MISFITS, find
 from hpcfwi.wave import Snapshots
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, prepared
 from tests.inversion.test_objective import SHOTS, make_batch
 from tests.wave.examples import relative
 
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    path = write_input(tmp_path_factory.mktemp("products"))
-    return prepare(load_config(path), Context.alone())
+    return prepared(tmp_path_factory.mktemp("products"))
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,14 @@ from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators import simulator as batching
 from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
-from tests.inversion.examples import write_input
+from tests.inversion.examples import prepared, write_input
 
 CPU = torch.device("cpu")
 
 
 def test_memory_for_waves_excludes_overhead_unless_a_limit_is_given(monkeypatch, tmp_path):
     monkeypatch.setattr(batching, "memory_at_hand", lambda _: 10**9)
-    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    experiment = prepared(tmp_path)
     overhead = estimate_overhead(experiment, ranks=1, rank=0)
     for has_state in (False, True):
         (share,), _ = find_shares(experiment, experiment.survey, Context.alone(), has_state)
@@ -124,7 +124,7 @@ def test_aperture_without_effect_is_logged_with_the_remedy(choose_with, caplog):
 
 
 def test_forward_simulates_as_many_shots_at_a_time_as_fit_in_memory(monkeypatch, tmp_path):
-    experiment = prepare(load_config(write_input(tmp_path)), Context.alone())
+    experiment = prepared(tmp_path)
     context = Context.alone(threads=4)
     monkeypatch.setattr(batching, "memory_at_hand", lambda _: 10**9)
     assert count_forward_shots(experiment, context, is_loaded=True) == 4

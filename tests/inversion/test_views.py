@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.config import load_config
 from hpcfwi.inversion import shot_qc
 from hpcfwi.inversion.objective import AlikeShots, evaluate_shots
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shot_qc import see_shots
 from hpcfwi.operators.simulator import Chunks, find_offsets
 from hpcfwi.parallel.context import Context
-from tests.inversion.examples import write_input
+from tests.inversion.examples import prepared
 
 SHOTS = np.array([1, 4, 8])
 
@@ -31,7 +29,7 @@ def make(tmp_path):
     """Return a function that makes an experiment and random observed data of its shots."""
 
     def make_with(changes):
-        experiment = prepare(load_config(write_input(tmp_path, changes)), Context.alone())
+        experiment = prepared(tmp_path, changes)
         shape = (SHOTS.size, *experiment.survey.shape[1:])
         return experiment, np.random.default_rng(0).normal(size=shape).astype(np.float32)
 

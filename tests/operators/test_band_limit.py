@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.config import load_config
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators.simulator import TOLERATED, limit_to_history, low_pass, share_above
-from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Snapshots
 from hpcfwi.wave.numerics import ricker
-from tests.inversion.examples import N_RECEIVERS, write_input
+from tests.inversion.examples import N_RECEIVERS, prepared
 from tests.wave.examples import relative
 
 DT = 0.004  # s
@@ -32,8 +29,7 @@ def simulation(interval, frequency=25.0):
 def experiment(tmp_path_factory):
     # The grid resolves four times the wavelet's highest frequency.
     changes = {"survey.wavelet.frequency": 4.0, "survey.wavelet.delay": 0.25}
-    path = write_input(tmp_path_factory.mktemp("band"), {**changes, "survey.duration": 1.2})
-    return prepare(load_config(path), Context.alone())
+    return prepared(tmp_path_factory.mktemp("band"), {**changes, "survey.duration": 1.2})
 
 
 def gradient(experiment, history, residual, limited):

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.operators import simulator as batching
 from hpcfwi.operators.simulator import (
     Aperture,
@@ -25,7 +23,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.wave import Auto, Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines import choose as choose_engine
 from hpcfwi.wave.history import KINDS, History, choose
-from tests.inversion.examples import write_input
+from tests.inversion.examples import prepared
 
 EXACT = Auto(7, exact=True)
 
@@ -159,7 +157,7 @@ def test_error_for_one_shot_too_large_gives_sizes_and_remedy():
 
 def test_largest_task_is_shot_with_largest_window(tmp_path):
     near = {"wave.aperture": 200.0, "inversion.max_offset": 200.0}
-    experiment = prepare(load_config(write_input(tmp_path, near)), Context.alone())
+    experiment = prepared(tmp_path, near)
     simulator, survey = experiment.simulator(experiment.initial), experiment.survey
     initial = experiment.initial.as_tensors(torch.device("cpu"))
     costs = simulator.aperture.costs(simulator.grid, survey)
@@ -173,7 +171,7 @@ def test_largest_task_is_shot_with_largest_window(tmp_path):
 def test_history_that_engine_does_not_support_is_an_error(tmp_path, monkeypatch):
     changes = {"wave.engine": "cpu", "wave.history": "boundary"}
     monkeypatch.setattr(choose_engine("cpu", torch.device("cpu")), "HISTORIES", ("snapshots",))
-    experiment = prepare(load_config(write_input(tmp_path, changes)), Context.alone())
+    experiment = prepared(tmp_path, changes)
     simulator, model = experiment.simulator(experiment.initial), experiment.initial
     with pytest.raises(InputError, match=r"wave\.history: history is boundary; this engine has"):
         largest_task(

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 import hpcfwi.survey
-from hpcfwi.config import load_config
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
-from hpcfwi.parallel.context import Context
 from hpcfwi.plan.checks import check_experiment, check_water, time_to_floor_and_back
 from hpcfwi.storage.models import write_model
 from hpcfwi.survey import Spectrum, Survey
 from hpcfwi.wave.numerics import ricker
 from tests.inversion.bad_inputs import FILE_INSTEAD, write_given
-from tests.inversion.examples import N_RECEIVERS, N_SHOTS, prepared, true_model, write_input
+from tests.inversion.examples import (
+    N_RECEIVERS,
+    N_SHOTS,
+    prepare_alone,
+    prepared,
+    true_model,
+    write_input,
+)
 
 # Without findings: sources and receivers are below the fixed cells, and waves have time to return.
 SOUND = {
@@ -196,8 +200,7 @@ def test_note_on_fixed_cells_of_a_migration_names_the_section_that_has_the_key(s
     changes = {**SOUND, "migration.iterations": 1, "inversion.fixed_above": 150.0}
     if section == "migration":
         changes["migration.fixed_above"] = 200.0
-    config = load_config(write_input(tmp_path, changes), (), migrates=True)
-    (note,) = check_water(prepare(config, Context.alone()))
+    (note,) = check_water(prepare_alone(write_input(tmp_path, changes), migrates=True))
     assert note.where == f"{section}.fixed_above"
 
 

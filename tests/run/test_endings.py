@@ -15,15 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import shot_qc
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.parallel.context import Context
 from hpcfwi.run import records, session
 from hpcfwi.run.records import read_fit
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import N_RECEIVERS, N_SHOTS, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SHOTS, prepare_alone, write_input
 from tests.ranks import run_ranks
 from tests.undrawn import run_undrawn
 
@@ -77,7 +74,7 @@ def test_each_stage_writes_the_fit_of_all_shots_in_its_band(whole):
 
 def test_fit_uses_the_last_model_and_wavelet_of_the_stage(whole):
     fit, _ = read_fit(ending(whole, 2))
-    experiment = prepare(load_config(whole), Context.alone())
+    experiment = prepare_alone(whole)
     shots = np.array([view.number for view in fit.views])
     with h5py.File(whole / "observed.h5") as file:
         observed = file["data"][shots]

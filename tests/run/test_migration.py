@@ -25,7 +25,7 @@ from hpcfwi.plan.estimate import count_work
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import N_SHOTS, WATER, write_input
+from tests.inversion.examples import N_SHOTS, WATER, prepare_alone, write_input
 from tests.undrawn import run_undrawn
 from tests.wave.examples import relative
 
@@ -68,7 +68,7 @@ def test_iterations_reduce_the_misfit_and_improve_the_image(whole):
 
 
 def test_plan_counts_two_simulations_per_linearized_shot_and_three_per_product(whole):
-    planned = count_work(prepare(load_config(whole / "config.toml", (), True), Context.alone()))
+    planned = count_work(prepare_alone(whole / "config.toml", migrates=True))
     # Exact sums take one more shot each
     assert planned.likely.count == 2 * (N_SHOTS + 1) + 4 * 3 * (N_SHOTS + 1)
     assert metrics(whole)[-1]["simulations"] == planned.likely.count

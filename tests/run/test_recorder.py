@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.objective import Times, Timings
-from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.inversion.state import EngineChoice, State
 from hpcfwi.model import Grid, Model, rms_difference, squared_difference
@@ -26,7 +24,7 @@ from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.recorder import Recorder
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.wave import Snapshots
-from tests.inversion.examples import write_input
+from tests.inversion.examples import prepare_alone, write_input
 from tests.parallel.together import on_ranks
 
 SHAPE = (8, 9)
@@ -145,8 +143,7 @@ def test_errors_of_the_initial_model_are_measured_once_by_all_ranks(size, tmp_pa
 
 def correlations(folder, size):
     """Return the correlation that each rank finds in a migration's first epoch, or its error."""
-    path = write_input(folder, {"migration": {"iterations": 1}})
-    experiment = prepare(load_config(path, (), True), Context.alone())
+    experiment = prepare_alone(write_input(folder, {"migration": {"iterations": 1}}), migrates=True)
     stages, found = (
         make_stages(experiment, Context.alone()),
         experiment.initial.as_tensors(torch.device("cpu")),
@@ -195,7 +192,7 @@ def test_image_made_for_the_correlation_is_reused_when_it_is_saved(tmp_path, mon
     made = []
     monkeypatch.setattr(Experiment, "image", lambda _, model: made.append(model) or np.ones(SHAPE))
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
-    experiment = prepare(load_config(path, (), True), Context.alone())
+    experiment = prepare_alone(path, migrates=True)
     state = State(
         0, experiment.initial.as_tensors(torch.device("cpu")), {}, EngineChoice("cpu", Snapshots(1))
     )

@@ -6,12 +6,9 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.config import load_config
-from hpcfwi.inversion.preparation import prepare
-from hpcfwi.parallel.context import Context
 from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import true_volume, write_volume
+from tests.inversion.examples import prepare_alone, true_volume, write_volume
 from tests.undrawn import draw_nothing
 
 FIGURES = [
@@ -24,7 +21,7 @@ FIGURES = [
 
 
 def survey(folder, changes=None):
-    return prepare(load_config(write_volume(folder, changes)), Context.alone()).survey
+    return prepare_alone(write_volume(folder, changes)).survey
 
 
 def test_points_cover_the_area_of_the_model_with_x_running_fastest(tmp_path):
@@ -67,6 +64,6 @@ def test_volume_is_inverted_and_its_figures_are_drawn(hpcfwi, tmp_path, monkeypa
 
 def test_coarser_grid_covers_the_same_volume(tmp_path):
     coarse = {"model.spacing": 60.0, "inversion.fixed_above": None}
-    experiment = prepare(load_config(write_volume(tmp_path, coarse)), Context.alone())
+    experiment = prepare_alone(write_volume(tmp_path, coarse))
     assert experiment.initial.grid.shape == (8, 9, 9)
     assert experiment.true["vp"][-1].mean() == pytest.approx(2200.0, rel=0.1)
