@@ -254,23 +254,22 @@ class Timing:
         measured, processors = self.speed.measured, self.speed.processors
         is_whole = measured == self.samples
         extent = "whole records" if is_whole else f"{measured} of {self.samples} samples"
-        yield (
-            f"{self.updates:.3g} cell updates per epoch, forward and backward; measured on "
-            f"{extent}: {self.updates / self.epoch / 1e6:.0f} million per second"
-        )
+        rate = self.updates / self.epoch / 1e6
+        yield f"{self.updates:.3g} cell updates per epoch, forward and backward"
+        yield f"{rate:.0f} million cell updates per second, measured on {extent}"
         observed = _duration(self.observe) if self.observe else "exist already"
         yield f"start {_duration(machine.ready)}, observed data {observed}"
         if processors < LOADED:
             yield (
-                f"other programs were busy: these processes had a processor for only "
-                f"{100.0 * processors:.0f} % of their time, so the times may be too long"
+                "times may be too long: beside other programs, ranks had a processor for only "
+                f"{100.0 * processors:.0f} % of their time"
             )
         least = f", at least {_duration(self.least)}" if self.least < self.total else ""
         yield (
             f"an epoch {_duration(self.epoch)}, {epochs} epochs {_duration(epochs * self.epoch)}, "
-            f"data fit at the end {_duration(self.ending)}; in all {_duration(self.total)}"
-            f"{least}, plus the figures"
+            f"data fit at the end {_duration(self.ending)}"
         )
+        yield f"in all {_duration(self.total)}{least}, plus the figures"
         yield (
             f"preparing the engine took {_duration(machine.compiling)}, not counted above: "
             "compiled code is kept for the next start"
