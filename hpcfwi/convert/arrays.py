@@ -18,7 +18,7 @@ import scipy.io
 from numpy.typing import NDArray
 
 from hpcfwi.convert import segy
-from hpcfwi.convert.layout import Layout
+from hpcfwi.convert.layout import FileLayout
 from hpcfwi.convert.request import HDF5, MATLAB, NPY, RAW, SEGY, VTK, Request, kind_of
 from hpcfwi.convert.segy import Table, find_layout, read_headers, read_traces
 from hpcfwi.convert.writing import write_columns, write_image
@@ -419,7 +419,7 @@ def _read_columns(request: Request) -> tuple[str, NDArray[np.float64], Placement
 
 
 def _place_columns(
-    columns: Table, layout: Layout, request: Request, ndim: int
+    columns: Table, layout: FileLayout, request: Request, ndim: int
 ) -> NDArray[np.float64]:
     """Return the positions (trace, axis) of columns along y and x, or along the line in 2-D, in m.
 
@@ -462,7 +462,7 @@ def _find_placement(
     columns: Table,
     across: NDArray[np.float64],
     shape: tuple[int, ...],
-    layout: Layout,
+    layout: FileLayout,
     digit: float,
 ) -> Placement | None:
     """Return spacing and origin of columns, or None if the headers do not determine them.

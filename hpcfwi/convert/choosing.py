@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfwi.convert import segy
-from hpcfwi.convert.layout import EXTENDED, EXTENSION, EXTENSION_NAMES, FIELDS, HEADER, Layout
+from hpcfwi.convert.layout import EXTENDED, EXTENSION, EXTENSION_NAMES, FIELDS, HEADER, FileLayout
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import AT_ONCE, Files, Table, find_offsets, pick, read_headers, read_traces
 from hpcfwi.errors import InputError
@@ -259,7 +259,9 @@ class _NothingKept(InputError):
     """No trace of a file is kept."""
 
 
-def _choose_in_files(request: Request) -> tuple[tuple[Layout, ...], list[dict[str, NDArray[Any]]]]:
+def _choose_in_files(
+    request: Request,
+) -> tuple[tuple[FileLayout, ...], list[dict[str, NDArray[Any]]]]:
     """Return the layouts and the traces of the files from which traces are kept.
 
     Raises `InputError` if there are none.
@@ -278,7 +280,7 @@ def _choose_in_files(request: Request) -> tuple[tuple[Layout, ...], list[dict[st
     return tuple(layout for layout, _ in kept), [part for _, part in kept]
 
 
-def _choose(layout: Layout, request: Request) -> dict[str, NDArray[Any]]:
+def _choose(layout: FileLayout, request: Request) -> dict[str, NDArray[Any]]:
     """Return the traces of a file that receivers have recorded and that the request keeps."""
     table = read_headers(layout, NAMES)
     if layout.header > HEADER:
@@ -296,7 +298,7 @@ def _choose(layout: Layout, request: Request) -> dict[str, NDArray[Any]]:
     return _leave_out_unplaced(table, layout)
 
 
-def _read_extension(table: Table, layout: Layout) -> dict[str, NDArray[Any]]:
+def _read_extension(table: Table, layout: FileLayout) -> dict[str, NDArray[Any]]:
     """Read the fields of the first additional header of each trace, which are doubles.
 
     A double that is not 0 replaces the field of the standard header. Doubles have no scalar; they
@@ -323,7 +325,9 @@ def _read_extension(table: Table, layout: Layout) -> dict[str, NDArray[Any]]:
     return extended
 
 
-def _leave_out_unplaced(table: dict[str, NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
+def _leave_out_unplaced(
+    table: dict[str, NDArray[Any]], layout: FileLayout
+) -> dict[str, NDArray[Any]]:
     """Leave out traces without positions, whose source and receiver are both at (0, 0).
 
     Such a trace has no position if all other traces are far from there, or if its samples are all
@@ -352,7 +356,7 @@ def _leave_out_unplaced(table: dict[str, NDArray[Any]], layout: Layout) -> dict[
     return pick(table, np.delete(np.arange(unplaced.size), dead))
 
 
-def _check_lengths(table: Table, layout: Layout) -> None:
+def _check_lengths(table: Table, layout: FileLayout) -> None:
     """Raise `InputError` if the length of a trace differs from that in the file header."""
     stated = table["samples"]
     other = (stated > 0) & (stated != layout.n_samples)
@@ -369,7 +373,7 @@ def _check_lengths(table: Table, layout: Layout) -> None:
         )
 
 
-def _find_recorded(table: Table, layout: Layout, request: Request) -> NDArray[np.int64]:
+def _find_recorded(table: Table, layout: FileLayout, request: Request) -> NDArray[np.int64]:
     """Return the numbers of the traces that receivers have recorded and that are kept."""
     code = table["code"]
     seismic = ~np.isin(code, NOT_SEISMIC)
@@ -411,7 +415,7 @@ def _say_codes(codes: NDArray) -> str:
     )
 
 
-def _find_begins(table: Table, layout: Layout) -> NDArray[np.float64]:
+def _find_begins(table: Table, layout: FileLayout) -> NDArray[np.float64]:
     """Return the times at which traces begin, s.
 
     Headers hold milliseconds and, since revision 1, a scalar.

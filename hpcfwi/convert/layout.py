@@ -138,7 +138,7 @@ CHARACTERS = [
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The layout of a SEG-Y or Seismic Unix file.
 
     headers: the rules by which it was read; size: of the file, bytes; endian: ">" or "<"; code: of
@@ -171,7 +171,7 @@ class Layout:
         return f"{self.path}, {self.headers.where(*names)}"
 
 
-def read_layout(path: Path, headers: Headers) -> Layout:
+def read_layout(path: Path, headers: Headers) -> FileLayout:
     """Read the layout of a SEG-Y or Seismic Unix file.
 
     Raises `InputError` if headers have impossible values or contradict the contents.
@@ -212,7 +212,7 @@ class _File:
         found = self.bytes_at(start + at - 1, 2)
         return int(np.frombuffer(found, f"{endian}u2")[0]) if len(found) == 2 else 0
 
-    def find_unix(self) -> Layout | None:
+    def find_unix(self) -> FileLayout | None:
         """Return the layout of a Seismic Unix file: IEEE floats from the first byte on.
 
         It is None if neither the contents nor the name are of this kind.
@@ -231,7 +231,7 @@ class _File:
                 self.samples_at(n * trace, endian) != samples for n in others
             ):
                 continue
-            layout = Layout(
+            layout = FileLayout(
                 path=self.path,
                 headers=self.headers,
                 size=self.size,
@@ -262,7 +262,7 @@ class _File:
             )
         return None
 
-    def find_standard(self) -> Layout:
+    def find_standard(self) -> FileLayout:
         """Return the layout of a SEG-Y file; raises `InputError`."""
         self.start = self.bytes_at(0, FILE_HEADER)
         if len(self.start) < FILE_HEADER:
@@ -299,7 +299,7 @@ class _File:
             )
         n_traces = self._count_traces(samples, at)
         exact = second and float(np.frombuffer(self.start, f"{self.endian}f8", 1, 3272)[0])
-        return Layout(
+        return FileLayout(
             path=self.path,
             headers=self.headers,
             size=self.size,

@@ -168,7 +168,7 @@ def _parameter(text: str) -> str:
 Numbers = Sequence[float]  # typer would take a tuple for an option of several words
 
 
-class Keep(NamedTuple):
+class Selection(NamedTuple):
     """The part of the data that is kept.
 
     time: first and last time of the record, s; the first sample is written at the first time;
@@ -325,9 +325,9 @@ class Request:
         return self.parameter or next(iter(PARAMETERS))
 
     @cached_property
-    def keep(self) -> Keep:
+    def keep(self) -> Selection:
         """The part of the data that is kept."""
-        return Keep(**dict(self.parts or []))
+        return Selection(**dict(self.parts or []))
 
     @cached_property
     def headers(self) -> Headers:

@@ -23,8 +23,8 @@ from hpcfwi.convert.layout import (
     HEADER,
     IBM,
     IEEE,
+    FileLayout,
     Headers,
-    Layout,
     open_binary,
     read_layout,
 )
@@ -39,7 +39,7 @@ LARGEST = 2**26  # bytes of a trace; the samples of longer ones are not compared
 FEWEST = 40  # different numbers that are needed to distinguish the kinds of floats
 
 
-def find_layout(path: Path, headers: Headers) -> Layout:
+def find_layout(path: Path, headers: Headers) -> FileLayout:
     """Read the layout of a file, and compare its samples with the format in its header.
 
     Raises `InputError` if headers have impossible values or contradict the contents.
@@ -50,7 +50,7 @@ def find_layout(path: Path, headers: Headers) -> Layout:
     return layout
 
 
-def _check_floats(layout: Layout) -> None:
+def _check_floats(layout: FileLayout) -> None:
     """Raise `InputError` if the header says IBM floats and the samples are IEEE, or vice versa."""
     if layout.code not in (IBM, IEEE) or layout.trace_size > LARGEST:
         return
@@ -98,7 +98,7 @@ def tell_floats(words: NDArray[np.uint32]) -> int | None:
     return None
 
 
-def read_headers(layout: Layout, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def read_headers(layout: FileLayout, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Read fields (trace,) of all trace headers; raises `InputError`."""
     parts: dict[str, list[NDArray]] = {name: [] for name in names}
     width = min(layout.header, 2 * HEADER)
@@ -114,7 +114,7 @@ def read_headers(layout: Layout, names: Sequence[str]) -> dict[str, NDArray[Any]
     return {name: np.concatenate(part) for name, part in parts.items()}
 
 
-def read_traces(layout: Layout, traces: NDArray[np.int64]) -> NDArray[np.float32]:
+def read_traces(layout: FileLayout, traces: NDArray[np.int64]) -> NDArray[np.float32]:
     """Read the traces (trace, time) with these numbers, from 0, in the given order.
 
     Raises `InputError`.
@@ -126,7 +126,7 @@ def read_traces(layout: Layout, traces: NDArray[np.int64]) -> NDArray[np.float32
     return found
 
 
-def _read_runs(layout: Layout, traces: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+def _read_runs(layout: FileLayout, traces: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes (trace, byte) of the samples of traces, consecutive ones together."""
     most = max(1, AT_ONCE // layout.trace_size)
     with open_binary(layout.path) as file:
@@ -138,7 +138,7 @@ def _read_runs(layout: Layout, traces: NDArray[np.int64]) -> Iterator[NDArray[np
                 yield np.ascontiguousarray(raw[:, layout.header :])
 
 
-def _decode(raw: NDArray[np.uint8], layout: Layout) -> NDArray[np.float32]:
+def _decode(raw: NDArray[np.uint8], layout: FileLayout) -> NDArray[np.float32]:
     values = raw.view(layout.endian + FORMATS[layout.code])
     # Values that are too large for float32 become infinite.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -157,7 +157,7 @@ def _from_ibm(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
     return np.where(bits >> 31, -1.0, 1.0) * np.ldexp(fraction, 4 * (exponent - 64) - 24)
 
 
-def _fill(layout: Layout, file: BinaryIO, buffer: NDArray[np.uint8]) -> None:
+def _fill(layout: FileLayout, file: BinaryIO, buffer: NDArray[np.uint8]) -> None:
     """Fill an array from the file; raises `InputError` if the file ends before."""
     with refusing(str(layout.path), "it cannot be read", "Check its file system."):
         view, done = memoryview(buffer.data).cast("B"), 0
@@ -195,7 +195,7 @@ def find_offsets(table: Table) -> NDArray[np.float64]:
 class Files:
     """SEG-Y files with traces of one length, whose traces are numbered across all files."""
 
-    layouts: tuple[Layout, ...]
+    layouts: tuple[FileLayout, ...]
 
     @property
     def headers(self) -> Headers:
@@ -247,7 +247,7 @@ class Files:
         return found
 
 
-def check_alike(layouts: Sequence[Layout], intervals: Sequence[float]) -> None:
+def check_alike(layouts: Sequence[FileLayout], intervals: Sequence[float]) -> None:
     """Raise `InputError` if files differ in sampling interval, trace length or unit of length.
 
     intervals: sampling interval of each file, s.
@@ -295,7 +295,7 @@ ON_SAMPLE = 0.01
 ASTRAY = 5.0
 
 
-def find_interval(given: float | None, table: Table, layout: Layout) -> float:
+def find_interval(given: float | None, table: Table, layout: FileLayout) -> float:
     """Return the sampling interval, s: the given one, or that of the headers.
 
     Raises `InputError` if the headers have no interval, different ones, or one that is not
@@ -339,7 +339,7 @@ def find_interval(given: float | None, table: Table, layout: Layout) -> float:
     return dt
 
 
-def check_distances(table: Table, duration: float, layout: Layout) -> None:
+def check_distances(table: Table, duration: float, layout: FileLayout) -> None:
     """Compare offsets from positions with the distances that waves travel, and with the headers.
 
     duration: length of a record, s.
@@ -402,7 +402,7 @@ NAMES = (
 
 
 def find_positions(
-    table: Table, layout: Layout, request: Request
+    table: Table, layout: FileLayout, request: Request
 ) -> dict[str, NDArray[np.float64]]:
     """Return the columns "source" and "receiver" of a table; raises `InputError`."""
     for code, name in ANGLES.items():
@@ -434,7 +434,7 @@ def find_positions(
     return found
 
 
-def read_map(table: Table, of: str, layout: Layout, request: Request) -> NDArray[np.float64]:
+def read_map(table: Table, of: str, layout: FileLayout, request: Request) -> NDArray[np.float64]:
     """Return positions (trace, 4) on the map: x, y, elevation of the surface, depth below it, m.
 
     of: "source" or "receiver".

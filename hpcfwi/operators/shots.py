@@ -26,7 +26,7 @@ from hpcfwi.operators.simulator import (
     set_up_largest,
     share_of_rank,
 )
-from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Term
+from hpcfwi.operators.stack import Cotangent, Gather, Reduce, Stack, Summand
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
 from hpcfwi.wave import Auto, Method, Simulation
@@ -147,11 +147,11 @@ class Shots(Stack):
 
         return self.simulate(x, numbers, push, keep=False)
 
-    def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
-        def pull(simulation: Simulation, batch: Alike) -> list[Term]:
+    def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Summand]:
+        def pull(simulation: Simulation, batch: Alike) -> list[Summand]:
             return self.pull_through(simulation, batch, simulation.data, cotangent)
 
-        return (term for _, term in self.simulate(x, numbers, pull, keep=True))
+        return (summand for _, summand in self.simulate(x, numbers, pull, keep=True))
 
     def _join(self, parts: Mapping[str, Tensor]) -> Model:
         return Model(self.grid, parts)
@@ -218,7 +218,7 @@ class Shots(Stack):
 
     def pull_through(
         self, simulation: Simulation, batch: Alike, traces: Tensor, cotangent: Cotangent
-    ) -> list[Term]:
+    ) -> list[Summand]:
         """Apply the transpose of a simulation's derivative to the cotangent of these traces."""
         whole = self.embed(traces, batch)
         pairs = zip(batch.shots, whole, strict=True)
@@ -226,7 +226,7 @@ class Shots(Stack):
 
     def send_back(
         self, simulation: Simulation, batch: Alike, residuals: Sequence[Tensor]
-    ) -> list[Term]:
+    ) -> list[Summand]:
         """Apply the transpose of a simulation's derivative to traces (receiver, time)."""
         residual = torch.stack([each.to(simulation.data) for each in residuals])
         residual = residual * torch.from_numpy(batch.counts).to(residual)[..., None]
@@ -234,7 +234,9 @@ class Shots(Stack):
         residual = limit_to_history(residual, simulation, self.survey.dt)
         found = simulation.backpropagate(residual).model
         return [
-            Term(shot, {name: field[place] for name, field in found.items()}, batch.window.slices)
+            Summand(
+                shot, {name: field[place] for name, field in found.items()}, batch.window.slices
+            )
             for place, shot in enumerate(batch.shots)
         ]
 
@@ -275,18 +277,18 @@ class Born(Shots):
 
         return self.simulate(self.model, numbers, push, keep=True)
 
-    def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
-        def pull(simulation: Simulation, batch: Alike) -> list[Term]:
+    def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Summand]:
+        def pull(simulation: Simulation, batch: Alike) -> list[Summand]:
             scattered = self._scatter(x, simulation, batch)
             return self.pull_through(simulation, batch, scattered, cotangent)
 
-        return (term for _, term in self.simulate(self.model, numbers, pull, keep=True))
+        return (summand for _, summand in self.simulate(self.model, numbers, pull, keep=True))
 
-    def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Term]:
-        def back(simulation: Simulation, batch: Alike) -> list[Term]:
+    def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Summand]:
+        def back(simulation: Simulation, batch: Alike) -> list[Summand]:
             return self.send_back(simulation, batch, [y_of(shot) for shot in batch.shots])
 
-        return (term for _, term in self.simulate(self.model, numbers, back, keep=True))
+        return (summand for _, summand in self.simulate(self.model, numbers, back, keep=True))
 
     def _scatter(self, x: Model, simulation: Simulation, batch: Alike) -> Tensor:
         parts = {name: part[batch.window.slices] for name, part in x.arrays.items()}

@@ -113,8 +113,8 @@ TOLERANCE, ITERATIONS = 1e-6, 100
 
 
 @dataclass(frozen=True)
-class Term:
-    """The term of a member in a sum: arrays by name, and their part of the sum."""
+class Summand:
+    """The summand of a member in a sum: arrays by name, and their part of the sum."""
 
     number: int
     parts: Mapping[str, Tensor]
@@ -169,15 +169,15 @@ class Stack(ABC):
         """Yield the outputs of some members, with their numbers."""
 
     @abstractmethod
-    def _pull(self, x: Any, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
-        """Yield the terms of the transposed derivatives of some members at x."""
+    def _pull(self, x: Any, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Summand]:
+        """Yield the summands of the transposed derivatives of some members at x."""
 
     def _back(
         self,
         numbers: Sequence[int],  # noqa: ARG002
         y_of: Callable[[int], Tensor],  # noqa: ARG002
-    ) -> Iterator[Term]:
-        """Yield the terms of the adjoints of some members; raise TypeError if they have none."""
+    ) -> Iterator[Summand]:
+        """Yield the summands of the adjoints of some members; raise TypeError if they have none."""
         raise TypeError(
             f"{type(self).__name__} is not linear and has no adjoint; expected vjp, or the adjoint "
             "of its linearization"
@@ -191,7 +191,7 @@ class Stack(ABC):
         return parts[WHOLE]
 
     def _shape(self, part: Tensor) -> tuple[int, ...]:
-        """Return the shape of the sum that a term belongs to."""
+        """Return the shape of the sum that a summand belongs to."""
         return tuple(part.shape)
 
     def _pack(self, outputs: Sequence[Tensor]) -> Any:
@@ -307,39 +307,39 @@ class Stack(ABC):
             return lambda number: ys[self.mine.index(number)]
         return lambda number: ys[number]
 
-    def _reduce(self, make: Callable[[], Iterator[Term]]) -> Any:
+    def _reduce(self, make: Callable[[], Iterator[Summand]]) -> Any:
         with torch.no_grad():
             if self.reduce is None:
-                return [self._join(self._whole(term)) for term in make()]
+                return [self._join(self._whole(summand)) for summand in make()]
             total = self._add_up(make)
         if self.reduce == "mean":
             total = {name: part / self._count for name, part in total.items()}
         return self._join(total)
 
-    def _whole(self, term: Term) -> dict[str, Tensor]:
-        whole = {name: part.new_zeros(self._shape(part)) for name, part in term.parts.items()}
-        for name, part in term.parts.items():
-            whole[name][term.where] = part
+    def _whole(self, summand: Summand) -> dict[str, Tensor]:
+        whole = {name: part.new_zeros(self._shape(part)) for name, part in summand.parts.items()}
+        for name, part in summand.parts.items():
+            whole[name][summand.where] = part
         return whole
 
-    def _add_up(self, make: Callable[[], Iterator[Term]]) -> dict[str, Tensor]:
-        """Return the sums of the terms of all ranks; collective.
+    def _add_up(self, make: Callable[[], Iterator[Summand]]) -> dict[str, Tensor]:
+        """Return the sums of the summands of all ranks; collective.
 
         Their resolution is set from the first member, on rank 0. If that differs much from the
-        largest term, all terms are computed again.
+        largest summand, all summands are computed again.
         """
-        context, terms = self.context, make()
-        first = next(terms, None)
+        context, summands = self.context, make()
+        first = next(summands, None)
         known = context.broadcast(None if first is None else self._describe(first))
         assert known is not None, "rank 0 has the first member"
         shapes, types, magnitudes = known
         while True:
             sums, odd = Sums(shapes, magnitudes, self._count, context.device), []
-            for term in terms if first is None else chain([first], terms):
-                if all(bool(part.isfinite().all()) for part in term.parts.values()):
-                    sums.add({n: as_reals(p) for n, p in term.parts.items()}, term.where)
+            for summand in summands if first is None else chain([first], summands):
+                if all(bool(part.isfinite().all()) for part in summand.parts.values()):
+                    sums.add({n: as_reals(p) for n, p in summand.parts.items()}, summand.where)
                 else:
-                    odd.append(term.number)
+                    odd.append(summand.number)
             ranks = context.all_gather((sums.largest, odd))
             every = sorted(number for _, numbers in ranks for number in numbers)
             if every:
@@ -352,18 +352,18 @@ class Stack(ABC):
             holds, magnitudes = sums.check_scales(largest for largest, _ in ranks)
             if holds:
                 return {n: _as_type(part, types[n]) for n, part in sums.totals(context)}
-            terms, first = make(), None
+            summands, first = make(), None
 
     def _describe(
-        self, term: Term
+        self, summand: Summand
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype], Magnitudes]:
-        """Return the shapes and types of the sums, and the size of the terms, for all ranks."""
-        types = {name: part.dtype for name, part in term.parts.items()}
+        """Return the shapes and types of the sums, and the size of the summands, for all ranks."""
+        types = {name: part.dtype for name, part in summand.parts.items()}
         pairs = {
             name: (*self._shape(part), *((2,) if part.is_complex() else ()))
-            for name, part in term.parts.items()
+            for name, part in summand.parts.items()
         }
-        largest = {name: float(part.abs().max()) for name, part in term.parts.items()}
+        largest = {name: float(part.abs().max()) for name, part in summand.parts.items()}
         return pairs, types, update_magnitudes({}, largest)
 
 
@@ -399,24 +399,24 @@ class MemberStack(Stack):
     def _push(self, x: Any, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         return ((number, self[number].apply(x)) for number in numbers)
 
-    def _pull(self, x: Any, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Term]:
+    def _pull(self, x: Any, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Summand]:
         for number in numbers:
             member = self[number]
             v = cotangent(number, member.apply(x))
-            yield Term(number, parts_of(member.vjp(x, v)))
+            yield Summand(number, parts_of(member.vjp(x, v)))
 
     def is_linear(self) -> bool:
         mine = all(self[number].adjoint is not None for number in self.mine)
         return all(self.context.all_gather(mine))
 
-    def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Term]:
+    def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Summand]:
         for number in numbers:
             adjoint = self[number].adjoint
             if adjoint is None:
                 raise TypeError(
                     f"member {number} of a stack has no adjoint; expected a linear operator, or vjp"
                 )
-            yield Term(number, parts_of(adjoint(y_of(number))))
+            yield Summand(number, parts_of(adjoint(y_of(number))))
 
 
 class _Forward(torch.autograd.Function):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfwi.convert.layout import FIELDS, Headers, Layout
+from hpcfwi.convert.layout import FIELDS, FileLayout, Headers
 from hpcfwi.convert.request import Request
 from hpcfwi.convert.segy import NAMES, Files, choose_line, find_positions, scale
 from hpcfwi.errors import InputError
@@ -20,7 +20,7 @@ def request(**options):
 
 
 def layout(in_feet=False):
-    return Layout(Path("a.sgy"), Headers(FIELDS, {}), 10**6, ">", 5, 10, 3600, 2, 4000, in_feet)
+    return FileLayout(Path("a.sgy"), Headers(FIELDS, {}), 10**6, ">", 5, 10, 3600, 2, 4000, in_feet)
 
 
 FILES = Files((layout(),))
