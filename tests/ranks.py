@@ -1,7 +1,7 @@
 """Programs on several MPI ranks for the tests, which are killed after a time limit.
 
 done = run_ranks(3, "from mpi4py import MPI; print(MPI.COMM_WORLD.rank)")
-assert done.returncode == 0, done.stderr
+assert done.stdout.split() == ["0", "1", "2"]
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def run_ranks(
     timeout: float = 180.0,
     launcher: Sequence[str] = ("mpirun",),
     warm: bool | tuple[str, ...] = False,
+    code: int | None = 0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python on `n` ranks and wait for the end; the exit status is not checked.
+    """Run Python on `n` ranks, wait for the end and check the exit code.
 
     program: source code, or the arguments that follow `python` (["-m", "hpcfwi", "run", ...]).
     env: variables to set on top of `make_env()`.
@@ -74,6 +75,7 @@ def run_ranks(
     launcher: an mpirun, and flags for it.
     warm: True to fork the ranks from a process that has imported the slow modules, see `warm`; or
     the names of further modules that it imports.
+    code: the expected exit code; None for any.
 
     The test is skipped if there is no mpirun.
     """
@@ -105,6 +107,7 @@ def run_ranks(
     except BaseException:
         _kill_session(job.pid)
         raise
+    assert code in (None, job.returncode), (arguments, job.returncode, errors)
     return subprocess.CompletedProcess(job.args, job.returncode, output, errors)
 
 

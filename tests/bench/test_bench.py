@@ -133,7 +133,6 @@ def test_bench_into_an_unwritable_directory_is_an_input_error(monkeypatch, tmp_p
 
 
 def test_bench_under_a_launcher_is_refused():
-    done = run_ranks(2, ["-m", "hpcfwi", "bench"], warm=True)
-    assert done.returncode == 2
+    done = run_ranks(2, ["-m", "hpcfwi", "bench"], warm=True, code=2)
     assert done.stderr.count("hpcfwi: ") == 1
     assert "must run in one process. Start the command without a launcher." in done.stderr

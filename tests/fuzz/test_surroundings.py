@@ -91,8 +91,7 @@ def test_show_needs_no_display_and_escapes_letters_of_other_encodings(plain, tmp
 def test_two_ranks_refuse_a_damaged_model_with_one_message(tmp_path):
     path = write_input(tmp_path, TINY)
     os.truncate(tmp_path / "true.h5", 3000)
-    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=90, warm=True)
-    assert done.returncode == 2
+    done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=90, warm=True, code=2)
     (message,) = messages(done.stderr)
     assert f"{tmp_path / 'true.h5'}: the HDF5 file is truncated" in message
     assert "Traceback" not in done.stderr

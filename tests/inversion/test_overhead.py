@@ -134,7 +134,6 @@ SMOOTHED = ("inversion.precondition={illumination=0.01, smooth=0.2}",)
 def test_two_ranks_take_the_estimated_memory(settings, migrates, large, tmp_path):
     words = [str(large), str(tmp_path), str(migrates), *settings]
     done = run_ranks(2, ["-c", MEASURE, *words], env=GIVING_BACK)
-    assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
     experiment = prepare(load_config(large, settings, migrates), Context.alone())
     simulator, survey = experiment.make_simulator(), experiment.survey

@@ -160,7 +160,6 @@ context.close()
 
 def test_different_vectors_on_ranks_are_an_error_on_all_ranks():
     done = run_ranks(2, APART, warm=True)
-    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2
     assert all("expected the same solver on all ranks" in line for line in lines)

@@ -49,4 +49,4 @@ def test_failed_write_of_observed_data_ends_one_process_with_exit_code_1(program
 
 @pytest.mark.timeout(300)
 def test_failed_write_of_observed_data_ends_two_ranks_with_exit_code_1(program):
-    check(run_ranks(2, ["-c", program], timeout=200))
+    check(run_ranks(2, ["-c", program], timeout=200, code=1))

@@ -33,8 +33,8 @@ def observe(path, ranks, how="none", rank=0, shots=0, serial=False, **launch):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     path = write_input(tmp_path_factory.mktemp("undisturbed"))
-    done, simulated = observe(path, 1)
-    assert (done.returncode, simulated) == (0, N_SHOTS), done.stderr
+    _, simulated = observe(path, 1)
+    assert simulated == N_SHOTS
     return digest(path.parent / "run")
 
 
@@ -53,7 +53,7 @@ def test_restarted_simulation_skips_shots_done_before_the_kill(
     before, rank, shots, after, serial, undisturbed, tmp_path
 ):
     path, run = write_input(tmp_path), tmp_path / "run"
-    done, _ = observe(path, before, "SIGKILL", rank, shots, serial)
+    done, _ = observe(path, before, "SIGKILL", rank, shots, serial, code=None)
     assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), done.stderr
     assert not (run / "observed.h5").exists()
     with h5py.File(run / "observed.h5.part") as file:
@@ -62,7 +62,6 @@ def test_restarted_simulation_skips_shots_done_before_the_kill(
 
     done, simulated = observe(path, after, serial=serial)
 
-    assert done.returncode == 0, done.stderr
     already = f"Continuing with the simulation: {there} of {N_SHOTS} shots are already in {run}"
     assert already in done.stdout
     assert simulated == N_SHOTS - there
@@ -74,7 +73,6 @@ def test_surviving_ranks_continue_with_the_shots_already_written(undisturbed, tm
     mpirun, env = find_open_mpi()
     launch = {"env": env, "launcher": (mpirun, *FAULT_TOLERANT)}
     done, simulated = observe(write_input(tmp_path), 3, "SIGKILL", 0, 5, **launch)
-    assert done.returncode == 0, done.stderr
     (there,) = re.findall(r"Continuing with the simulation: (\d+) of 10 shots", done.stdout)
     assert int(there) >= 3, "all ranks have written their first shot"
     assert simulated < 2 * N_SHOTS
@@ -86,16 +84,15 @@ def test_signal_stops_simulation_after_current_shots_and_it_continues(
     name, ranks, undisturbed, tmp_path
 ):
     path, run = write_input(tmp_path), tmp_path / "run"
-    done, simulated = observe(path, ranks, name, ranks - 1, shots=2)
-    assert done.returncode == 3, done.stderr
+    done, simulated = observe(path, ranks, name, ranks - 1, shots=2, code=3)
     assert simulated == 3 * ranks
     assert (
         f"hpcfwi: stopped by {name} after {simulated} of {N_SHOTS} shots were simulated; "
         f"the same command continues from shot {simulated}\n" in done.stderr
     )
     assert done.stderr.count("hpcfwi: ") == 1
-    done, rest = observe(path, 3 - ranks)
-    assert (done.returncode, rest) == (0, N_SHOTS - simulated), done.stderr
+    _, rest = observe(path, 3 - ranks)
+    assert rest == N_SHOTS - simulated
     assert digest(run) == undisturbed
 
 

@@ -106,8 +106,7 @@ def test_resolution_has_the_same_bits_on_any_number_of_ranks(tmp_path):
     for size in (1, 2, 3):
         run = tmp_path / f"run{size}"
         program = ["-m", "hpcfwi", "resolve", str(path), "--output", str(run), "--quiet"]
-        done = run_ranks(size, program, warm=("hpcfwi.run.commands",))
-        assert done.returncode == 0, done.stderr
+        run_ranks(size, program, warm=("hpcfwi.run.commands",))
         found.append(read(run)[0])
     for arrays in found[1:]:
         for name, array in found[0].items():

