@@ -161,7 +161,7 @@ class _Outlet(FileIO):
 def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
     """Return a stream to the same output that does not fail when the reader has ended.
 
-    Nor does it fail for a file name with letters that the terminal's encoding lacks.
+    File names with letters that the terminal's encoding lacks are written with backslashes.
     """
     return TextIOWrapper(
         BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False)),

@@ -17,7 +17,7 @@ ENGINES = {
     "deepwave": "hpcfwi.wave.engines.deepwave",
 }
 
-# Of these, the engines of first-order equations.
+# The engines of first-order equations, by the names in `ENGINES`.
 FIRST_ORDER_ENGINES = {
     "eager": "hpcfwi.wave.engines.eager_staggered",
     "cpu": "hpcfwi.wave.engines.cpu.staggered",

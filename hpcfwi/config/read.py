@@ -98,7 +98,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        """Raise ValueError if two stages have the same name, by which the metrics tell them."""
+        """Raise ValueError if two stages have the same name, which the metrics contain."""
         names = self._stage_names
         for name in names:
             if names.count(name) > 1:

@@ -442,7 +442,7 @@ class _File:
             problem += f"; it has {texts} text trailers, and bytes 3529-3532 give {trailers}"
         if stated:
             problem += f"; bytes 3513-3520 give {stated} traces"
-        # What has another number of samples than the first trace is not a trace.
+        # A record with another number of samples than the first trace is not a trace.
         samples_first = self.samples_at(self.first, self.endian)
         while (
             samples_first

@@ -177,7 +177,7 @@ class LinearConjugateGradients:
     ) -> None:
         self._initial, self._limits, self._balances = initial, limits, balance
         self._weights: dict[str, Tensor] = {}
-        # Of the last step: its direction, the change of the gradient, and its squared norm before
+        # The direction of the last step, the change of the gradient, and its squared norm before
         self._before: tuple[Model, Model, float] | None = None
 
     def cost(self, shots: int) -> OptimizerCost:

@@ -1,6 +1,6 @@
 """The number of ranks that simulate a shot of an experiment together, and the layers of its grid.
 
-How a shot is divided is described in `wave.layers`, and how ranks become a crew in `parallel.crew`.
+`wave.layers` describes the division of a shot, and `parallel.crew` that of the ranks into crews.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hpcfwi.wave.equation import ACOUSTIC, FirstOrderEquation
 from hpcfwi.wave.layers import HALO, cut
 from hpcfwi.wave.problem import Problem
 
-# Of a core of an AMD EPYC: cells per second, between those in 2-D and in 3-D. Of halos between the
-# ranks of a host: bytes copied per second, and the time to wait for another process, s; the same
-# between hosts, where the first is the rate of a common network, and the second was measured
-# between virtual hosts. docs/splitting.md has measurements.
+# Cells per second of a core of an AMD EPYC, between the values in 2-D and in 3-D. For the halos
+# between ranks of a host: bytes copied per second, and the time to wait for another process, s. For
+# halos between hosts: the rate of a common network, and a time measured between virtual hosts.
+# docs/splitting.md has measurements.
 CELLS, (BYTES, WAIT), (NETWORK_BYTES, NETWORK_WAIT) = 4e8, (5e9, 4e-6), (2.5e9, 6e-5)
 # `"auto"` chooses no division with a lower efficiency.
 LEAST_EFFICIENCY = 0.6

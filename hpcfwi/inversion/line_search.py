@@ -440,7 +440,7 @@ class ConjugateGradients(Descent):
     ) -> None:
         super().__init__(limits, step, search, NCG_CURVATURE)
         self._initial = initial
-        # Of the last step: its direction, the change of the gradient, the squared norm of the
+        # The direction of the last step, the change of the gradient, the squared norm of the
         # gradient at the start (in the preconditioner's scalar product), the decrease of the loss
         self._before: tuple[Model, Model, float, float] | None = None
 

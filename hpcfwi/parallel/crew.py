@@ -1,8 +1,8 @@
 """Crews: ranks that simulate the same shots, each a layer of the grid.
 
 The first rank of each crew leads it. The inversion runs on the leaders only: their `Context` has as
-many ranks as there are crews, and the other ranks do what their leader orders. How a grid is
-divided is described in `wave.layers`.
+many ranks as there are crews, and the other ranks do what their leader orders. `wave.layers`
+describes the division of a grid.
 
 The ranks of a crew exchange objects by MPI, or by torch.distributed where MPI does not know them,
 and the halos of each step through memory that those of a host share. Halos go to other hosts by
@@ -55,7 +55,7 @@ PATIENCE = 10
 # A rank waits for its leader as long as the job lasts.
 FOR_EVER = timedelta(days=3650)
 
-# Tags of messages between hosts. Those of halos begin at HALOS, and change after each failure.
+# Tags of messages between hosts. The tags of halos begin at HALOS, and change after each failure.
 FAILED, ALIVE, HALOS = range(3)
 TAGS = 2**15 - 1  # the least number of tags that MPI guarantees
 

@@ -193,8 +193,8 @@ def compare(
 ) -> Comparison:
     """Compare some shots; axis, period, left, conventions: as in `Comparison`.
 
-    Of several components, the pressure or else the first one is compared. Of the others, only the
-    signs are.
+    If there are several components, the pressure or else the first one is compared, and only the
+    signs of the others.
 
     heads: for each shot, the ends of mutes (receiver,) in the recorded data, see `find_heads`; None
     for data that hpcfwi simulated.

@@ -1,6 +1,6 @@
 """The panels of an epoch's figure: contents, units, and limits and scales of colours; no drawing.
 
-An excerpt is the part of an array that figures show. Of a large array, only the excerpt is kept.
+An excerpt is the part of an array that figures show. Only the excerpt of a large array is kept.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
             sections = tuple(part.astype(np.float64) / scale for part in excerpt.sections)
         yield Panel(title, sections, (low / scale, high / scale), colours, parameter.label)
     of = "" if is_alone else f" in {parameter.name}"
-    # That of a parameter that is tied to another one is part of the other's
+    # The gradient of a parameter that is tied to another one is part of the other's
     is_zero = not any(part.any() for part in gradient.sections)
     yield Panel(
         f"Gradient{of}, clipped at {GRADIENT_CLIP[picture.grid.ndim]:g} %",

@@ -286,7 +286,7 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
     def make_blanks(epoch: int) -> list[EpochPicture]:
         """Return pictures without what changes, for each parameter that an epoch changes.
 
-        Those of the last stage also belong to later epochs.
+        The pictures of the last stage also belong to later epochs.
         """
         return [
             EpochPicture(

@@ -152,7 +152,7 @@ class System:
     def count_rates(self) -> int:
         """Return the number of different coefficients in a step.
 
-        Those of the memory variables of each frequency differ.
+        The coefficients of memory variables also differ between frequencies.
         """
         frequencies = {name: memory.frequency for name, memory in self.memories.items()}
         return len(
@@ -223,8 +223,8 @@ class Attenuation:
     def relaxations(self) -> tuple[float, ...]:
         """The angular frequencies of relaxation, rad/s.
 
-        They are evenly spaced in the logarithm around the middle of the band. Of the distances that
-        are tried, they have the one with the most constant loss in the band.
+        They are evenly spaced in the logarithm around the middle of the band. Their distance is
+        that of the tried ones with the most constant loss in the band.
         """
         low, high = self.band
         middle = 2.0 * np.pi * (low * high) ** 0.5

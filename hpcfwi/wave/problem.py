@@ -37,8 +37,8 @@ class Problem:
     simulation's step; sources: (shot, source, ndim), which act at once, and receivers: (shot,
     receiver, ndim), from the grid's first point; boundary: cells of CPML; boundary_frequency,
     max_velocity: Hz and m/s that it is tuned to; history: the stored data, with their interval;
-    illuminate: True if illuminations are wanted. Of a first-order equation, wanted: the parameters
-    that have a gradient; source_kinds, components: of the sources and of the traces.
+    illuminate: True if illuminations are wanted. First-order equations have three more: wanted: the
+    parameters that have a gradient; source_kinds, components: of the sources and of the traces.
     """
 
     model: Mapping[str, Tensor]

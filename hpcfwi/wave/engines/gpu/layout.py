@@ -293,9 +293,9 @@ Box = list[tuple[int, int]]
 class Layout:
     """The memory layout of the padded grid of one shot, or of a layer of it.
 
-    A 2-D grid is one cell wide in y. shape: cells of the grid; before, after:
-    cells of its slabs; radius: half the order. Of a layer, first: its first plane in the whole
-    grid; halo: number of planes before and after it that its neighbours compute.
+    A 2-D grid is one cell wide in y. shape: cells of the grid; before, after: cells of its slabs;
+    radius: half the order; first: first plane of a layer in the whole grid; halo: number of planes
+    before and after a layer that its neighbours compute.
     """
 
     shape: Axes
