@@ -19,15 +19,6 @@ from hpcfwi.storage.hdf5 import (
     open_file,
     open_for_writing,
 )
-from hpcfwi.storage.models import write_model
-from tests.storage.examples import example_model
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "model.h5"
-    write_model(path, example_model())
-    return path
 
 
 def refusal(path):
@@ -52,15 +43,15 @@ def test_file_of_another_format_is_reported_as_not_hdf5(content, tmp_path):
     assert refusal(path) == "this is not an HDF5 file"
 
 
-def test_truncated_file_is_reported_as_cut_short(path):
-    path.write_bytes(path.read_bytes()[:-100])
-    assert refusal(path) == "the HDF5 file is truncated"
+def test_truncated_file_is_reported_as_cut_short(model_file):
+    model_file.write_bytes(model_file.read_bytes()[:-100])
+    assert refusal(model_file) == "the HDF5 file is truncated"
 
 
-def test_locked_file_can_be_read(path):
-    with path.open() as other:
+def test_locked_file_can_be_read(model_file):
+    with model_file.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with open_alone(path) as file:
+        with open_alone(model_file) as file:
             assert "vp" in file
 
 
@@ -80,24 +71,20 @@ def fits(_):
     return True
 
 
-def test_link_is_not_opened_for_writing(tmp_path):
-    path = tmp_path / "model.h5"
-    write_model(path, example_model())
-    before = path.read_bytes()
+def test_link_is_not_opened_for_writing(model_file, tmp_path):
+    before = model_file.read_bytes()
     link = tmp_path / "link.h5"
-    link.symlink_to(path)
+    link.symlink_to(model_file)
     with pytest.raises(InputError, match=r"link\.h5: this is a symbolic link"):
         open_for_writing(link, Context.alone(), fits)
-    assert path.read_bytes() == before
+    assert model_file.read_bytes() == before
 
 
-def test_link_created_while_opening_is_not_followed(tmp_path, monkeypatch):
-    path = tmp_path / "model.h5"
-    write_model(path, example_model())
+def test_link_created_while_opening_is_not_followed(model_file, monkeypatch):
     identities = iter([(1, 1), (1, 2)])
     monkeypatch.setattr(hdf5, "identify", lambda _: next(identities))
     with pytest.raises(InputError, match="it was replaced by another file"):
-        open_for_writing(path, Context.alone(), fits)
+        open_for_writing(model_file, Context.alone(), fits)
 
 
 def test_single_process_does_not_use_parallel_hdf5():

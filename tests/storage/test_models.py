@@ -78,14 +78,12 @@ def test_additional_attributes_are_stored_in_the_model_file(tmp_path):
         assert file.attrs["format"] == "hpcfwi-model"
 
 
-def test_failed_write_leaves_only_the_old_file(tmp_path):
-    path = tmp_path / "model.h5"
-    write_model(path, example_model())
-    before = path.read_bytes()
+def test_failed_write_leaves_only_the_old_file(model_file, tmp_path):
+    before = model_file.read_bytes()
     with pytest.raises(TypeError):
-        write_model(path, example_model(), {"unstorable": object()})
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+        write_model(model_file, example_model(), {"unstorable": object()})
+    assert model_file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [model_file]
 
 
 def replace(file, change):

@@ -31,48 +31,40 @@ from tests.storage.examples import example_model
     ],
     ids=["a crash", "memory", "no memory for a message"],
 )
-def test_probe_reports_how_a_file_harmed_its_reader(harm, words, tmp_path, monkeypatch):
-    path = tmp_path / "a.h5"
-    write_model(path, example_model())
+def test_probe_reports_how_a_file_harmed_its_reader(harm, words, model_file, monkeypatch):
     monkeypatch.setattr(probing, "_read_all", lambda *_: harm())
-    assert words in _read_in_child(path)
+    assert words in _read_in_child(model_file)
 
 
 @pytest.mark.parametrize("number", [300, 1000, 4097, 2**14 + 1, 2**22 + 1])
-def test_string_with_a_bad_index_is_found_by_the_probe(number, tmp_path):
-    path = tmp_path / "a.h5"
-    write_model(path, example_model())
-    content = path.read_bytes()
+def test_string_with_a_bad_index_is_found_by_the_probe(number, model_file):
+    content = model_file.read_bytes()
     # HDF5 stores strings in a heap and refers to each by length, address of the heap and index
     heap = content.index(b"GCOL")
     good, bad = (struct.pack("<IQI", len("hpcfwi-model"), heap, n) for n in (1, number))
     assert content.count(good) == 1
-    path.write_bytes(content.replace(good, bad))
+    model_file.write_bytes(content.replace(good, bad))
     with pytest.raises(InputError, match="SIGSEGV"):
-        probe(path)
+        probe(model_file)
 
 
-def test_probe_works_under_an_existing_memory_limit(tmp_path):
-    path = tmp_path / "a.h5"
-    write_model(path, example_model())
+def test_probe_works_under_an_existing_memory_limit(model_file):
     child = os.fork()
     if child == 0:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + probing.MEMORY // 2
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        os._exit(_read_in_child(path) != "")
+        os._exit(_read_in_child(model_file) != "")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_array_without_a_location_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "a.h5"
-    write_model(path, example_model())
+def test_array_without_a_location_is_refused(model_file, monkeypatch):
 
     def fail(_):
         raise RuntimeError("attempting I/O in temporary file space")
 
     monkeypatch.setattr(h5py.h5o, "get_info", fail)
-    assert _read_in_child(path) == (
+    assert _read_in_child(model_file) == (
         "HDF5 cannot locate /vp (attempting I/O in temporary file space)"
     )
 
@@ -106,15 +98,13 @@ def test_decompression_bomb_is_found_between_sampled_chunks(tmp_path):
     assert "300 MB of memory" in read_in_new_process(path)
 
 
-def test_good_file_is_probed_once(tmp_path, monkeypatch):
-    path = tmp_path / "a.h5"
-    write_model(path, example_model())
-    probe(path)
+def test_good_file_is_probed_once(model_file, monkeypatch):
+    probe(model_file)
     monkeypatch.setattr(probing, "_ask", lambda _: "read twice")
-    read_model(path)
-    write_model(path, example_model())
+    read_model(model_file)
+    write_model(model_file, example_model())
     with pytest.raises(InputError, match="read twice"):
-        read_model(path)
+        read_model(model_file)
 
 
 OTHERS = {
@@ -128,10 +118,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("how", OTHERS)
-def test_attributes_of_other_languages_are_read(how, tmp_path):
-    path = tmp_path / "a.h5"
-    write_model(path, example_model())
+def test_attributes_of_other_languages_are_read(how, model_file):
     name, value = OTHERS[how]
-    with h5py.File(path, "r+") as file:
+    with h5py.File(model_file, "r+") as file:
         file.attrs[name] = value
-    assert len(read_model(path).grid.spacing) == 2
+    assert len(read_model(model_file).grid.spacing) == 2
