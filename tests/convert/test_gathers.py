@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.report.page import read_metrics
 from hpcfwi.wave.numerics import ricker
 from tests.convert.examples import (
     DT,
@@ -24,7 +23,7 @@ from tests.convert.examples import (
     write_parts,
     write_segy,
 )
-from tests.inversion.examples import write_input
+from tests.inversion.examples import read_history, write_input
 from tests.ranks import make_env, run_ranks
 
 
@@ -359,7 +358,7 @@ def test_converted_irregular_line_is_planned_inverted_and_drawn(hpcfwi, convert,
     )
     assert hpcfwi("plan", config, "--quiet") == 0
     assert hpcfwi("run", config, "--quiet") == 0
-    (epoch,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    (epoch,) = read_history(tmp_path / "run")
     assert epoch["failed"] == []
     assert epoch["loss"] > 0.0
     assert hpcfwi("show", tmp_path / "run") == 0

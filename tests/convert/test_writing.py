@@ -10,10 +10,9 @@ import segyio
 
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import create_gathers
-from hpcfwi.storage.models import read_model
 from hpcfwi.survey import Components, Survey
 from tests.convert.examples import read_gathers
-from tests.inversion.examples import write_input
+from tests.inversion.examples import read_vp, write_input
 
 
 def example_survey(ndim=2, shots=5, receivers=7):
@@ -132,5 +131,5 @@ def test_inversion_after_conversion_through_segy_has_the_same_bits(hpcfwi, conve
         other = {k: v for k, v in changes.items() if not k.startswith("survey")}
         other |= {**survey, **start, "output.directory": str(directory)}
         assert hpcfwi("run", write_input(tmp_path, other, "other"), "--quiet") == 0
-    models = [read_model(folder / "model.h5")["vp"] for folder in sorted(tmp_path.glob("of *"))]
+    models = [read_vp(folder) for folder in sorted(tmp_path.glob("of *"))]
     assert models[0].tobytes() == models[1].tobytes()

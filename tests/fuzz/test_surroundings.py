@@ -12,9 +12,8 @@ import time
 
 import pytest
 
-from hpcfwi.storage.models import read_model
 from tests.fuzz.commands import call
-from tests.inversion.examples import write_input
+from tests.inversion.examples import read_vp, write_input
 from tests.ranks import make_env, messages, run_ranks
 from tests.undrawn import draw_nothing
 
@@ -44,7 +43,7 @@ def answer(folder):
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line) for line in lines]
     measured = [(e["epoch"], e["loss"], e["model_error"], e["shots"]) for e in epochs]
-    return read_model(folder / "run" / "model.h5")["vp"].tobytes(), measured
+    return read_vp(folder / "run").tobytes(), measured
 
 
 def test_jumping_clock_has_no_effect(plain, tmp_path, monkeypatch):

@@ -17,7 +17,8 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage.models import write_model
+from hpcfwi.report.page import read_metrics
+from hpcfwi.storage.models import read_model, write_model
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 10, 30, 150
 WATER = 60.0  # m
@@ -83,6 +84,21 @@ def prepared(
 ) -> Experiment:
     """Return the experiment of an input that `write_input` writes, prepared by a single rank."""
     return prepare_alone(write_input(folder, changes, name))
+
+
+def read_vp(run: Path) -> np.ndarray:
+    """Return the P velocity of the result in a run directory."""
+    return read_model(run / "model.h5")["vp"]
+
+
+def read_history(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics of the epochs of a run, in their order."""
+    return read_metrics(run / "metrics.jsonl")
+
+
+def read_metric(run: Path, key: str) -> list[Any]:
+    """Return the values of one of the metrics in the epochs of a run."""
+    return [entry[key] for entry in read_history(run)]
 
 
 def true_volume() -> Model:

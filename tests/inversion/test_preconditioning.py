@@ -18,10 +18,9 @@ from hpcfwi.inversion.preconditioning import (
     thin_out,
 )
 from hpcfwi.model import Grid, Model
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from hpcfwi.wave.equation import ACOUSTIC
-from tests.inversion.examples import write_input
+from tests.inversion.examples import read_history, read_metric, read_vp, write_input
 
 GRID = Grid((20, 30), (10.0, 20.0), (100.0, 0.0))
 MODEL = Model(GRID, {"vp": torch.full(GRID.shape, 2000.0)})
@@ -194,7 +193,7 @@ def test_inversion_with_taper_keeps_cells_of_sources_and_receivers(hpcfwi, tmp_p
 def test_inversion_with_preconditioner_reduces_model_error(hpcfwi, tmp_path):
     keys = {"illumination": 0.01, "smooth": 0.1, "depth": 0.5}
     assert hpcfwi("run", write_input(tmp_path, {"inversion.precondition": keys})) == 0
-    errors = [entry["model_error"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    errors = read_metric(tmp_path / "run", "model_error")
     assert errors == sorted(errors, reverse=True)
 
 
@@ -211,8 +210,8 @@ def test_line_search_with_preconditioner_continues_to_the_bit(hpcfwi, tmp_path):
     assert hpcfwi("run", whole) == 0
     for epochs in (2, 4):
         assert hpcfwi("run", parts, "--set", f"inversion.epochs={epochs}") == 0
-    entries = read_metrics(tmp_path / "whole" / "run" / "metrics.jsonl")
+    entries = read_history(tmp_path / "whole" / "run")
     errors = [entry["model_error"] for entry in entries]
     assert errors == sorted(errors, reverse=True)
-    found, other = (read_model(tmp_path / n / "run" / "model.h5")["vp"] for n in ("whole", "parts"))
+    found, other = (read_vp(tmp_path / n / "run") for n in ("whole", "parts"))
     np.testing.assert_array_equal(found, other)

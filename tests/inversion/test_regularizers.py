@@ -12,9 +12,8 @@ import torch
 from hpcfwi.inversion.regularizers import damping, tikhonov, total_variation
 from hpcfwi.model import Grid, Model, resample, resample_onto
 from hpcfwi.registry import REGULARIZERS, find
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model, write_model
-from tests.inversion.examples import true_model, write_input
+from tests.inversion.examples import read_history, true_model, write_input
 
 EACH_BY_NAME = {name: find(place) for name, place in REGULARIZERS.items()}
 EACH = pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_prior_of_a_file_replaces_the_initial_model(regularize, hpcfwi, tmp_path
         changes = {"inversion.regularize": keys, "inversion.epochs": 1}
         path, run = write_input(tmp_path, changes), tmp_path / str(weight)
         assert hpcfwi("run", path, "--output", run) == 0
-        losses.append(read_metrics(run / "metrics.jsonl")[0]["loss"])
+        losses.append(read_history(run)[0]["loss"])
     initial = read_model(tmp_path / "0.0" / "initial.h5").as_tensors(torch.device("cpu"))
     known = resample_onto(prior, initial.grid).as_tensors(torch.device("cpu"))
     penalty, _ = EACH_BY_NAME[regularize](initial, known, weight=1e-3)
@@ -95,7 +94,7 @@ def test_weights_of_a_file_are_resampled_to_the_grid_of_the_inversion(hpcfwi, tm
         table = {"name": "damping", "weight": 1e-3, "prior": "true.h5", **keys}
         path = write_input(tmp_path, {"inversion.regularize": table, "inversion.epochs": 1})
         assert hpcfwi("run", path, "--output", tmp_path / name) == 0
-        losses.append(read_metrics(tmp_path / name / "metrics.jsonl")[0]["loss"])
+        losses.append(read_history(tmp_path / name)[0]["loss"])
     initial = read_model(tmp_path / "none" / "initial.h5").as_tensors(torch.device("cpu"))
     # All but the last column lie within the finer grid
     weights = torch.linspace(0.0, 2.0, fine.shape[1])[::2].expand(initial.grid.shape)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from hpcfwi.parallel.replicas import MEMORY
-from hpcfwi.storage.models import read_model
-from tests.inversion.examples import write_input
+from tests.inversion.examples import read_vp, write_input
 from tests.ranks import make_env, messages, run_ranks, warm_python
 
 # Ranks that take part in a crew of all ranks, whose leader simulates shots
@@ -216,7 +215,7 @@ main()
 """
         done = run_torchrun(4, program) if together > 1 else run_ranks(1, program, warm=True)
         assert ("2 ranks simulate each shot" in done.stderr + done.stdout) == (together == 2)
-        models.append(read_model(path.parent / "run" / "model.h5")["vp"])
+        models.append(read_vp(path.parent / "run"))
     assert models[0].tobytes() == models[1].tobytes()
 
 
@@ -373,10 +372,7 @@ main()
     run_ranks(2, ["-m", "hpcfwi", "run", str(path)], warm=True)
     undivided = write_input(tmp_path / "undivided", changes)
     run_ranks(1, ["-m", "hpcfwi", "run", str(undivided)], warm=True)
-    found, expected = (
-        read_model(folder / "run" / "model.h5")["vp"]
-        for folder in (tmp_path, tmp_path / "undivided")
-    )
+    found, expected = (read_vp(folder / "run") for folder in (tmp_path, tmp_path / "undivided"))
     assert found.tobytes() == expected.tobytes()
 
 
@@ -482,5 +478,5 @@ with quickly_interpreted():
 """
         done = run_ranks(ranks, program, warm=True)
         assert ("2 ranks simulate each shot" in done.stderr + done.stdout) == (ranks == 2)
-        models.append(read_model(path.parent / "run" / "model.h5")["vp"])
+        models.append(read_vp(path.parent / "run"))
     assert models[0].tobytes() == models[1].tobytes()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcfwi.plan.estimate import count_work
-from hpcfwi.report.page import read_metrics
-from tests.inversion.examples import N_SHOTS, prepared
+from tests.inversion.examples import N_SHOTS, prepared, read_history
 
 EPOCHS = 10
 LBFGS = {"name": "lbfgs", "step": 20.0}
@@ -90,7 +89,7 @@ def test_final_fit_simulates_all_shots_of_a_small_survey(tmp_path):
 def test_run_of_gradient_steps_takes_the_counted_number_of_simulations(hpcfwi, tmp_path):
     work = counted(tmp_path, batch=4, epochs=3)
     assert hpcfwi("run", tmp_path / "input.toml") == 0
-    *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    *_, last = read_history(tmp_path / "run")
     assert last["simulations"] == work.least.count == work.likely.count
 
 
@@ -103,5 +102,5 @@ def test_run_takes_number_of_simulations_within_estimates(name, asked, hpcfwi, t
         inversion["precondition"] = asked
     work = counted(tmp_path, **inversion)
     assert hpcfwi("run", tmp_path / "input.toml") == 0
-    *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    *_, last = read_history(tmp_path / "run")
     assert work.least.count <= last["simulations"] <= 2.0 * work.likely.count

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import segyio
 
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.convert.examples import read_gathers
+from tests.inversion.examples import read_history
 from tests.run.test_equations import COMPONENTS, INVERTED, write_elastic
 
 
@@ -92,7 +92,7 @@ def test_order_of_components_does_not_matter(hpcfwi: Any, tmp_path: Path) -> Non
         )
         assert hpcfwi("run", path, "--quiet") == 0
         folder = path.parent / "run"
-        found.append((read_model(folder / "model.h5"), read_metrics(folder / "metrics.jsonl")))
+        found.append((read_model(folder / "model.h5"), read_history(folder)))
     (one, entries), (other, _) = found
     assert entries[1]["loss"] < 0.9 * entries[0]["loss"]
     for name in INVERTED["elastic"]:
@@ -108,7 +108,7 @@ def test_line_searches_fit_several_components_with_several_parameters(
     keys = {"inversion.optimizer": optimizer, "inversion.sampling": "all", "inversion.epochs": 3}
     path = write_components(tmp_path, **keys, **{"inversion.parameters": ["vp", "vs", "rho"]})
     assert hpcfwi("run", path, "--quiet") == 0
-    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    entries = read_history(tmp_path / "run")
     assert entries[-1]["loss"] < 0.5 * entries[0]["loss"]
 
 

@@ -20,7 +20,7 @@ from hpcfwi.inversion import shot_qc
 from hpcfwi.run import records, session
 from hpcfwi.run.records import read_fit
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import N_RECEIVERS, N_SHOTS, prepare_alone, write_input
+from tests.inversion.examples import N_RECEIVERS, N_SHOTS, prepare_alone, read_vp, write_input
 from tests.ranks import run_ranks
 from tests.undrawn import run_undrawn
 
@@ -49,10 +49,6 @@ def path(tmp_path, whole):
     (tmp_path / "run").mkdir()
     shutil.copy(whole / "observed.h5", tmp_path / "run")
     return write_input(tmp_path, CHANGES)
-
-
-def model(run):
-    return read_model(run / "model.h5")["vp"]
 
 
 def ending(run, number):
@@ -112,7 +108,7 @@ def test_fit_stopped_by_a_signal_is_made_up_for_by_the_next_run(
     if code:
         assert "stopped by SIGTERM after epoch 1" in capfd.readouterr().err
     assert hpcfwi("run", path) == 0
-    np.testing.assert_array_equal(model(run), model(whole))
+    np.testing.assert_array_equal(read_vp(run), read_vp(whole))
     for stage in (1, 2):
         assert ending(run, stage).read_bytes() == ending(whole, stage).read_bytes()
 
@@ -143,7 +139,7 @@ def test_run_warns_and_continues_if_the_fit_lacks_memory_or_disk_space(
     assert "ran out of memory with one shot at a time" in first
     assert "The data fit after epoch 3 is not drawn" in second
     assert "No space left" in second
-    np.testing.assert_array_equal(model(run), model(whole))
+    np.testing.assert_array_equal(read_vp(run), read_vp(whole))
 
 
 def fail(error, *_):
@@ -171,7 +167,7 @@ def test_run_warns_and_continues_if_one_rank_cannot_read_data_for_the_fit(path, 
     run_ranks(2, ["-c", READ_ERROR_ON_ONE_RANK, str(path)], timeout=100)
     log = (path.parent / "run" / "log.txt").read_text()
     assert log.count("is not drawn: observed.h5: the disk has an error") == 2
-    np.testing.assert_array_equal(model(path.parent / "run"), model(whole))
+    np.testing.assert_array_equal(read_vp(path.parent / "run"), read_vp(whole))
 
 
 def change_lengths(path):

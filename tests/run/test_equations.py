@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Model
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model, write_model
-from tests.inversion.examples import WATER, true_model, write_input
+from tests.inversion.examples import WATER, read_history, true_model, write_input
 from tests.ranks import messages
 from tests.run.test_ranks import Jobs
 from tests.wave.media import FIRST_ORDER
@@ -120,7 +119,7 @@ def test_inversion_of_several_parameters_fits_the_data_and_keeps_the_others(
     scale = {name: sizes.get(name, 100.0) for name in names}
     path = write_elastic(tmp_path, equation, **{"inversion.scale": scale, "inversion.batch": 10})
     assert hpcfwi("run", path, "--quiet") == 0
-    entries = read_metrics(run / "metrics.jsonl")
+    entries = read_history(run)
     assert entries[-1]["loss"] < 0.8 * entries[0]["loss"]
     assert all(f"model_error_{name}" in entries[-1] for name in names[1:])
     result, true = read_model(run / "model.h5"), read_model(tmp_path / "true.h5")
@@ -171,7 +170,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_ranks_and_restarts_do_not_change_the_bits(on_ranks: Path, name: str) -> None:
     one, *others = (on_ranks / name / str(size) for size in (1, 2, 3))
-    entries = read_metrics(one / "metrics.jsonl")
+    entries = read_history(one)
     assert entries[-1]["loss"] < entries[0]["loss"]
     expected = read_model(one / "model.h5")
     for other in others:
@@ -188,7 +187,7 @@ def test_ranks_that_simulate_a_shot_together_do_not_change_the_bits(
     found, expected = (read_model(folder / run / "model.h5") for run in (name, "1"))
     for key, array in expected.arrays.items():
         np.testing.assert_array_equal(found[key], array)
-    one, other = (read_metrics(folder / run / "metrics.jsonl") for run in ("1", name))
+    one, other = (read_history(folder / run) for run in ("1", name))
     assert [e["loss"] for e in other] == [e["loss"] for e in one]
 
 
@@ -209,7 +208,7 @@ def test_inversion_of_every_kind_of_unknowns_fits_the_data(
     }
     assert hpcfwi("run", write_elastic(tmp_path, "elastic", **keys), "--quiet") == 0
     run = tmp_path / "run"
-    entries = read_metrics(run / "metrics.jsonl")
+    entries = read_history(run)
     assert entries[-1]["loss"] < 0.5 * entries[0]["loss"]
     assert "model_error_rho" in entries[-1]
     start, result = read_model(run / "initial.h5"), read_model(run / "model.h5")
@@ -227,7 +226,7 @@ def test_migration_finds_the_reflectors(hpcfwi: Any, tmp_path: Path, equation: s
     keys = {"migration.iterations": 2, "model.initial": {"smooth": 60.0}}
     path = write_elastic(tmp_path, equation, **{**keys, "survey.receivers.depth": 30.0})
     assert hpcfwi("migrate", path, "--quiet") == 0
-    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    entries = read_history(tmp_path / "run")
     assert entries[-1]["loss"] < entries[0]["loss"]
     assert entries[-1]["correlation"] > 0.3
 
@@ -338,7 +337,7 @@ def test_vertical_forces_and_geophones_on_a_free_surface_are_inverted(
         },
     )
     assert hpcfwi("run", path, "--quiet") == 0
-    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    entries = read_history(tmp_path / "run")
     assert 0.0 < entries[-1]["loss"] < entries[0]["loss"]
 
 
@@ -428,7 +427,7 @@ def test_water_stays_a_fluid_where_no_cell_is_fixed(hpcfwi: Any, tmp_path: Path)
         },
     )
     assert hpcfwi("run", path, "--quiet") == 0
-    entries = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    entries = read_history(tmp_path / "run")
     assert entries[-1]["loss"] < 0.9 * entries[0]["loss"]
     result, initial = (
         read_model(tmp_path / "run" / f"{name}.h5")["vs"] for name in ("model", "initial")

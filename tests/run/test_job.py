@@ -8,10 +8,8 @@ import sys
 import pytest
 
 from hpcfwi.operators import simulator
-from hpcfwi.report.page import read_metrics
-from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
-from tests.inversion.examples import write_input
+from tests.inversion.examples import read_history, read_vp, write_input
 
 
 def contents(folder):
@@ -93,8 +91,8 @@ def test_directories_can_have_spaces_and_non_ascii_letters(hpcfwi, tmp_path):
     path = write_input(folder, {**small, "inversion.epochs": 1})
     assert hpcfwi("run", path) == 0
     assert hpcfwi("run", folder / "run", "--set", "inversion.epochs=2") == 0
-    assert len(read_metrics(folder / "run" / "metrics.jsonl")) == 2
-    assert read_model(folder / "run" / "model.h5")["vp"].shape == (30, 60)
+    assert len(read_history(folder / "run")) == 2
+    assert read_vp(folder / "run").shape == (30, 60)
 
 
 def test_import_of_job_does_not_load_matplotlib_or_compilers() -> None:

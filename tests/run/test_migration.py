@@ -22,10 +22,17 @@ from hpcfwi.operators import Shots
 from hpcfwi.operators.vectors import solve_normal
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.estimate import count_work
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import N_SHOTS, WATER, prepare_alone, write_input
+from tests.inversion.examples import (
+    N_SHOTS,
+    WATER,
+    prepare_alone,
+    read_history,
+    read_metric,
+    read_vp,
+    write_input,
+)
 from tests.undrawn import run_undrawn
 from tests.wave.examples import relative
 
@@ -36,14 +43,6 @@ KEYS = {
     "output.checkpoint": 1,
     "wave.history": {"kind": "snapshots", "interval": 1, "format": "full"},
 }
-
-
-def metrics(run):
-    return read_metrics(run / "metrics.jsonl")
-
-
-def model(run):
-    return read_model(run / "model.h5")["vp"]
 
 
 def image(run):
@@ -58,7 +57,7 @@ def whole(tmp_path_factory):
 
 
 def test_iterations_reduce_the_misfit_and_improve_the_image(whole):
-    told = metrics(whole)
+    told = read_history(whole)
     losses = [entry["loss"] for entry in told]
     assert len(told) == 4
     assert losses == sorted(losses, reverse=True)
@@ -71,7 +70,7 @@ def test_plan_counts_two_simulations_per_linearized_shot_and_three_per_product(w
     planned = count_work(prepare_alone(whole / "config.toml", migrates=True))
     # Exact sums take one more shot each
     assert planned.likely.count == 2 * (N_SHOTS + 1) + 4 * 3 * (N_SHOTS + 1)
-    assert metrics(whole)[-1]["simulations"] == planned.likely.count
+    assert read_history(whole)[-1]["simulations"] == planned.likely.count
 
 
 def test_status_names_the_image(hpcfwi, whole, capsys):
@@ -95,7 +94,7 @@ def test_migration_continues_and_draws_its_fit_where_the_changed_model_is_no_med
         assert file["vp"][...].min() < 0.0
     assert np.isfinite(image(run)).all()
     assert hpcfwi("migrate", loud, *twice) == 0
-    assert len(metrics(run)) == 2
+    assert len(read_history(run)) == 2
     assert "is not drawn" not in (run / "log.txt").read_text()
 
 
@@ -146,7 +145,7 @@ def test_migration_equals_conjugate_gradients_on_born_operators(hpcfwi, tmp_path
     curvature = sums[0] / sums[1]
     by_depth = torch.from_numpy(1.0 / (curvature / curvature.max() + 0.01))
     change = descend(one, by_depth[:, None].expand_as(free), 2)
-    found = torch.from_numpy(model(tmp_path / "run") - experiment.initial["vp"])
+    found = torch.from_numpy(read_vp(tmp_path / "run") - experiment.initial["vp"])
     assert relative(found, change) < 0.02
 
 
@@ -171,23 +170,23 @@ def test_killed_migration_continues_to_the_same_bits(hpcfwi, tmp_path, whole, mo
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert hpcfwi("migrate", path) == 0
-    np.testing.assert_array_equal(model(run), model(whole))
+    np.testing.assert_array_equal(read_vp(run), read_vp(whole))
     np.testing.assert_array_equal(image(run), image(whole))
     for key in ("loss", "correlation", "simulations"):
-        assert [entry[key] for entry in metrics(run)] == [entry[key] for entry in metrics(whole)]
+        assert read_metric(run, key) == read_metric(whole, key)
 
 
 def test_migration_continues_with_more_iterations(hpcfwi, tmp_path, whole):
     for iterations in (1, 4):
         path = write_input(tmp_path, {**KEYS, "migration": {"iterations": iterations}})
         assert hpcfwi("migrate", path) == 0
-    np.testing.assert_array_equal(model(tmp_path / "run"), model(whole))
+    np.testing.assert_array_equal(read_vp(tmp_path / "run"), read_vp(whole))
 
 
 def test_migration_can_use_a_batch_of_shots_per_iteration(hpcfwi, tmp_path):
     path = write_input(tmp_path, {**KEYS, "migration": {"iterations": 3, "batch": 5}})
     assert hpcfwi("migrate", path) == 0
-    told = metrics(tmp_path / "run")
+    told = read_history(tmp_path / "run")
     assert [len(entry["shots"]) for entry in told] == [5, 5, 5]
     assert told[-1]["correlation"] > 0.2
 

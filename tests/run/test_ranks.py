@@ -15,10 +15,18 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, write_given
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, write_input, write_volume
+from tests.inversion.examples import (
+    N_RECEIVERS,
+    N_SAMPLES,
+    N_SHOTS,
+    read_history,
+    read_metric,
+    read_vp,
+    write_input,
+    write_volume,
+)
 from tests.inversion.optimizers.test_inversions import SEARCHING, changes
 from tests.ranks import long_form, make_env, run_ranks, warm_python
 from tests.run.test_stages import STAGES
@@ -112,7 +120,7 @@ class Jobs:
 
 def misfits(run: Path, epochs: int = 5) -> list[float]:
     """Return the misfits of the epochs; the metrics must have each epoch once."""
-    history = read_metrics(run / "metrics.jsonl")
+    history = read_history(run)
     assert [entry["epoch"] for entry in history] == list(range(1, epochs + 1))
     return [entry["loss"] for entry in history]
 
@@ -275,7 +283,7 @@ def test_inversion_continues_with_another_number_of_ranks_per_shot(jobs):
 
 def test_plain_sum_depends_on_the_number_of_ranks(runs):
     """This shows that the comparisons of bits can fail."""
-    one, three = (read_model(runs / f"plain_{size}" / "model.h5")["vp"] for size in (1, 3))
+    one, three = (read_vp(runs / f"plain_{size}") for size in (1, 3))
     assert not np.array_equal(one, three)
     np.testing.assert_allclose(one, three, rtol=1e-4)
 
@@ -299,7 +307,7 @@ def test_stages_have_the_same_bits_on_any_number_of_ranks(jobs, name):
 def test_line_searches_have_the_same_bits_on_any_number_of_ranks(jobs, name, size):
     folder = jobs.directory("optimizers") / name
     assert_same_answer(folder / size, folder / "1", epochs=3)
-    one, other = (read_metrics(folder / run / "metrics.jsonl") for run in ("1", size))
+    one, other = (read_history(folder / run) for run in ("1", size))
     counts = [entry["simulations"] for entry in one]
     assert [entry["simulations"] for entry in other] == counts
     assert counts[-1] > 3 * N_SHOTS
@@ -352,7 +360,7 @@ def test_observed_data_are_the_same_bytes_on_any_number_of_ranks(runs, size):
 
 def test_compared_models_differ_from_the_initial_model(runs):
     vp, start = (
-        read_model(runs / "1" / "model.h5")["vp"],
+        read_vp(runs / "1"),
         read_model(runs / "1" / "initial.h5")["vp"],
     )
     assert np.abs(vp - start).max() > 50.0
@@ -415,7 +423,7 @@ def test_three_ranks_stop_before_a_wrong_step(jobs):
 def test_shot_set_aside_is_listed_and_bits_are_the_same_on_any_ranks(jobs):
     runs = [jobs.directory("set_aside") / name for name in ("1", "3")]
     assert_same_answer(*runs)
-    for entry in read_metrics(runs[0] / "metrics.jsonl"):
+    for entry in read_history(runs[0]):
         assert entry["failed"] == [4]
     log = (runs[1] / "log.txt").read_text()
     assert "left out shots [4], whose misfit or gradient is not finite" in log
@@ -427,7 +435,7 @@ def test_dynamic_schedule_is_faster_with_a_slow_rank_and_has_the_same_bits(jobs)
     static, dynamic = (jobs.directory("slow_rank") / name for name in ("static", "dynamic"))
     assert_same_answer(dynamic, static, epochs=3)
     # The first epoch simulates one more shot, to choose the resolution of the exact sums.
-    (one, two) = (read_metrics(run / "metrics.jsonl")[1:] for run in (static, dynamic))
+    (one, two) = (read_history(run)[1:] for run in (static, dynamic))
     assert median(e["seconds"] for e in one) > 1.5 * median(e["seconds"] for e in two)
     assert median(e["wait"] for e in one) > 2.0 * median(e["wait"] for e in two)
 
@@ -440,7 +448,7 @@ def test_rank_out_of_memory_takes_fewer_shots_and_finds_the_same_bits(jobs):
     folder, output = jobs.directory("memory"), jobs.output
     for size, most in (("1", 4), ("3", 3)):
         assert [size, "1", size, "half", "nothing"] in jobs.lines("memory")
-        runs = [read_model(folder / f"{name}_{size}" / "model.h5")["vp"]
+        runs = [read_vp(folder / f"{name}_{size}")
                 for name in ("enough", "half")]  # fmt: skip
         np.testing.assert_array_equal(*runs)
         said = f"ran out of memory with {most} shots at a time: continuing with {most // 2}"
@@ -483,7 +491,7 @@ def test_stopped_or_killed_ranks_continue_to_the_same_bits_on_any_number(tmp_pat
 
     run_programs(3, tmp_path, "go_on_and_die", code=128 + signal.SIGKILL)
 
-    assert [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert read_metric(run, "epoch") == [1, 2, 3, 4]
 
     done = run_ranks(2, ["-m", "hpcfwi", "run", str(path)], timeout=TIMEOUT, warm=True)
 

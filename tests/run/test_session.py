@@ -17,7 +17,6 @@ from hpcfwi.inversion.objective import Evaluation, Objective
 from hpcfwi.inversion.state import State
 from hpcfwi.model import Model
 from hpcfwi.operators import simulator
-from hpcfwi.report.page import read_metrics
 from hpcfwi.run import recorder, session
 from hpcfwi.storage import checkpoint
 from hpcfwi.storage.models import read_model, write_model
@@ -27,6 +26,9 @@ from tests.inversion.examples import (
     N_SAMPLES,
     N_SHOTS,
     WATER,
+    read_history,
+    read_metric,
+    read_vp,
     true_model,
     write_input,
 )
@@ -54,18 +56,10 @@ def write_clipped(folder, changes):
     return write_input(folder, {**changes, "model.initial": {"file": "start.h5"}})
 
 
-def epochs(run):
-    return [entry["epoch"] for entry in read_metrics(run / "metrics.jsonl")]
-
-
-def model(run):
-    return read_model(run / "model.h5")["vp"]
-
-
 def test_run_reduces_the_model_error_and_writes_its_files(hpcfwi, tmp_path):
     path, run = write_input(tmp_path, {"output.every": 2}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
-    history = read_metrics(run / "metrics.jsonl")
+    history = read_history(run)
     assert [entry["epoch"] for entry in history] == [1, 2, 3, 4, 5]
     for entry in history:
         assert {"stage", "loss", "model_error", "shots", "seconds", "memory_mb"} < entry.keys()
@@ -73,9 +67,9 @@ def test_run_reduces_the_model_error_and_writes_its_files(hpcfwi, tmp_path):
     errors = [entry["model_error"] for entry in history]
     assert errors == sorted(errors, reverse=True)
     free = true_model().grid.coordinates(0) > WATER
-    difference = model(run)[free].astype(np.float64) - true_model()["vp"][free]
+    difference = read_vp(run)[free].astype(np.float64) - true_model()["vp"][free]
     assert errors[-1] == pytest.approx(np.sqrt(np.mean(difference**2)), rel=1e-6)
-    np.testing.assert_array_equal(model(run)[~free], true_model()["vp"][~free])
+    np.testing.assert_array_equal(read_vp(run)[~free], true_model()["vp"][~free])
     assert sorted(p.name for p in (run / "epochs").iterdir()) == [
         "epoch_0002.h5",
         "epoch_0004.h5",
@@ -90,7 +84,7 @@ def test_run_reduces_the_model_error_and_writes_its_files(hpcfwi, tmp_path):
 def test_run_reduces_the_misfit_that_the_input_names(hpcfwi, tmp_path, misfit):
     changes = {"inversion.misfit": misfit, "inversion.batch": N_SHOTS, "inversion.epochs": 3}
     assert hpcfwi("run", write_input(tmp_path, changes)) == 0
-    losses = [entry["loss"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    losses = read_metric(tmp_path / "run", "loss")
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.9 * losses[0]
 
@@ -98,7 +92,7 @@ def test_run_reduces_the_misfit_that_the_input_names(hpcfwi, tmp_path, misfit):
 def test_best_model_is_kept_in_addition_to_the_newest(hpcfwi, tmp_path):
     path, run = write_clipped(tmp_path, {"inversion.optimizer.lr": 100.0}), tmp_path / "run"
     assert hpcfwi("run", path, "--quiet") == 0
-    errors = [entry["model_error"] for entry in read_metrics(run / "metrics.jsonl")]
+    errors = read_metric(run, "model_error")
     best = int(np.argmin(errors)) + 1
     assert best < 5, "steps this large increase the error again"
     with h5py.File(run / "model_best.h5") as file:
@@ -131,8 +125,8 @@ def test_velocities_reach_their_bounds_and_do_not_exceed_them(hpcfwi, tmp_path):
     bounds = {"inversion.bounds": [1590.0, 2310.0], "inversion.optimizer.lr": 400.0}
     assert hpcfwi("run", write_clipped(tmp_path, bounds)) == 0
     free = true_model().grid.coordinates(0) > WATER
-    assert model(tmp_path / "run")[free].min() == 1590.0
-    assert model(tmp_path / "run")[free].max() == 2310.0
+    assert read_vp(tmp_path / "run")[free].min() == 1590.0
+    assert read_vp(tmp_path / "run")[free].max() == 2310.0
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
@@ -146,36 +140,32 @@ def test_signal_stops_after_the_step_with_exit_code_3_and_run_continues(
         patch.setattr(Objective, "evaluate", kill)
         assert hpcfwi("run", path) == 3
     assert f"stopped by {name} after epoch 3" in capsys.readouterr().err
-    assert epochs(run) == [1, 2, 3]
+    assert read_metric(run, "epoch") == [1, 2, 3]
     assert (run / "checkpoints" / "epoch_000003.ckpt").exists()
     assert hpcfwi("run", path) == 0
-    assert epochs(run) == [1, 2, 3, 4, 5]
-    np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
-
-
-def shots(run):
-    return [entry["shots"] for entry in read_metrics(run / "metrics.jsonl")]
+    assert read_metric(run, "epoch") == [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(read_vp(run), read_vp(tmp_path / "whole"))
 
 
 def test_more_epochs_keep_the_recorded_shots_of_earlier_epochs(hpcfwi, tmp_path):
     changes = {"inversion.batch": [2, 6], "inversion.epochs": 3}
     path, run = write_input(tmp_path, changes), tmp_path / "run"
     assert hpcfwi("run", path) == 0
-    before = shots(run)
+    before = read_metric(run, "shots")
     assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
-    assert shots(run)[:3] == before
-    assert len(shots(run)[4]) == 6
+    assert read_metric(run, "shots")[:3] == before
+    assert len(read_metric(run, "shots")[4]) == 6
 
 
 def test_lost_metrics_are_rewritten_with_the_shots_of_the_last_epoch(hpcfwi, tmp_path):
     path, run = write_input(tmp_path, {"inversion.epochs": 3}), tmp_path / "run"
     assert hpcfwi("run", path) == 0
-    before = read_metrics(run / "metrics.jsonl")
+    before = read_history(run)
     _, state = checkpoint.load_latest_checkpoint(run / "checkpoints")
     assert state["history"] == [*({**entry, "shots": None} for entry in before[:2]), before[2]]
     (run / "metrics.jsonl").unlink()
     assert hpcfwi("run", path, "--set", "inversion.epochs=4") == 0
-    assert read_metrics(run / "metrics.jsonl")[:3] == state["history"]
+    assert read_history(run)[:3] == state["history"]
 
 
 def test_finished_run_is_left_alone_and_continues_with_more_epochs(hpcfwi, tmp_path, capsys):
@@ -187,10 +177,10 @@ def test_finished_run_is_left_alone_and_continues_with_more_epochs(hpcfwi, tmp_p
     assert "All 3 epochs are done already" in capsys.readouterr().out
     assert (run / "model.h5").read_bytes() == before
     assert hpcfwi("run", path, "--set", "inversion.epochs=5") == 0
-    assert epochs(run) == [1, 2, 3, 4, 5]
+    assert read_metric(run, "epoch") == [1, 2, 3, 4, 5]
     other = write_input(tmp_path, name="other")
     assert hpcfwi("run", other, "--output", tmp_path / "whole") == 0
-    np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
+    np.testing.assert_array_equal(read_vp(run), read_vp(tmp_path / "whole"))
 
 
 def test_fewer_epochs_than_are_done_change_nothing(hpcfwi, tmp_path, capsys):
@@ -205,14 +195,14 @@ def test_fewer_epochs_than_are_done_change_nothing(hpcfwi, tmp_path, capsys):
         if command == "run":
             assert "Only 3 epochs are requested: the run stays as it is" in told.out + told.err
             assert "All 5 epochs are done already" in told.out
-    assert epochs(run) == [1, 2, 3, 4, 5]
+    assert read_metric(run, "epoch") == [1, 2, 3, 4, 5]
 
 
 def test_run_directory_can_be_given_as_the_input(hpcfwi, tmp_path):
     path, run = write_input(tmp_path), tmp_path / "run"
     assert hpcfwi("run", path, "--set", "inversion.epochs=2") == 0
     assert hpcfwi("run", run, "--set", "inversion.epochs=4") == 0
-    assert epochs(run) == [1, 2, 3, 4]
+    assert read_metric(run, "epoch") == [1, 2, 3, 4]
 
 
 def test_run_killed_while_writing_its_result_writes_it_when_restarted(
@@ -230,8 +220,8 @@ def test_run_killed_while_writing_its_result_writes_it_when_restarted(
         patch.setattr(recorder, "write_model", killed)
         assert hpcfwi("run", path) == 1
     assert hpcfwi("run", path) == 0
-    assert epochs(run) == [1, 2, 3, 4, 5]
-    assert model(run).shape == (30, 60)
+    assert read_metric(run, "epoch") == [1, 2, 3, 4, 5]
+    assert read_vp(run).shape == (30, 60)
     assert (run / "epochs" / "epoch_0005.h5").exists()
 
 
@@ -265,9 +255,9 @@ def test_unreadable_checkpoint_stops_the_run_without_changing_a_file(
     good.replace(last)
     (tmp_path / "observed.h5").rename(run / "observed.h5")
     assert hpcfwi("run", path, *more) == 0
-    assert epochs(run) == [1, 2, 3, 4, 5]
+    assert read_metric(run, "epoch") == [1, 2, 3, 4, 5]
     assert hpcfwi("run", path, *more, "--output", tmp_path / "whole") == 0
-    np.testing.assert_array_equal(model(run), model(tmp_path / "whole"))
+    np.testing.assert_array_equal(read_vp(run), read_vp(tmp_path / "whole"))
 
 
 def set_values(name, **values):
@@ -339,7 +329,7 @@ def test_checkpoint_with_wrong_contents_and_right_checksum_is_refused(
     # The remedy of the message
     last.unlink()
     assert hpcfwi("run", path, *more) == 0
-    assert epochs(run) == [*range(1, done + 2)]
+    assert read_metric(run, "epoch") == [*range(1, done + 2)]
 
 
 @pytest.mark.parametrize("target", ["not mounted", "observed.h5"])
@@ -392,7 +382,7 @@ def test_continued_run_remembers_the_shots_that_were_set_aside(hpcfwi, tmp_path,
     allowed = {"inversion.batch": N_SHOTS, "inversion.max_failed_shots": 0.1}
     path = write_input(tmp_path, {**FILE_INSTEAD, **allowed, "inversion.epochs": 2})
     assert hpcfwi("run", path) == 0
-    assert [entry["failed"] for entry in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [
+    assert read_metric(tmp_path / "run", "failed") == [
         [6],
         [6],
     ]
@@ -449,7 +439,7 @@ def test_best_model_has_the_smallest_misfit_without_a_true_model(hpcfwi, tmp_pat
     write_given(tmp_path)
     path, run = write_input(tmp_path, FILE_INSTEAD), tmp_path / "run"
     assert hpcfwi("run", path) == 0
-    history = read_metrics(run / "metrics.jsonl")
+    history = read_history(run)
     assert {entry["model_error"] for entry in history} == {None}
     with h5py.File(run / "model_best.h5") as file:
         assert file.attrs["epoch"] == 1 + int(np.argmin([entry["loss"] for entry in history]))

@@ -11,11 +11,10 @@ import pytest
 
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.page import read_metrics
 from hpcfwi.run import drawing
 from hpcfwi.run.job import run_job
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import N_SHOTS, write_input
+from tests.inversion.examples import N_SHOTS, read_history, read_metric, read_vp, write_input
 from tests.ranks import run_ranks
 from tests.undrawn import draw_nothing
 
@@ -45,14 +44,6 @@ def write_staged(folder, stages=STAGES, changes=None):
     return write_input(folder, {"stage": list(stages), "output.checkpoint": 1, **(changes or {})})
 
 
-def metrics(run):
-    return read_metrics(run / "metrics.jsonl")
-
-
-def model(run):
-    return read_model(run / "model.h5")["vp"]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The directory of an uninterrupted inversion in stages."""
@@ -70,7 +61,7 @@ def whole(tmp_path_factory):
 
 
 def test_stages_run_in_order_and_the_metrics_name_them(whole):
-    told = metrics(whole)
+    told = read_history(whole)
     assert [entry["epoch"] for entry in told] == [1, 2, 3, 4, 5, 6]
     assert [entry["stage"] for entry in told] == ["low", "low", "2", "2", "2", "3"]
     assert [len(entry["shots"]) for entry in told] == [2, 2, 2, 4, 6, N_SHOTS]
@@ -97,7 +88,7 @@ def test_stopped_stages_continue_to_the_same_bits_from_any_epoch(
 
     def evaluate_and_stop(objective, *args, **options):
         found = evaluate(objective, *args, **options)
-        done = len(metrics(run)) if (run / "metrics.jsonl").exists() else 0
+        done = len(read_history(run)) if (run / "metrics.jsonl").exists() else 0
         if done == epoch - 1 and keep["epoch"] == 0:
             keep["epoch"] = epoch
             os.kill(os.getpid(), signal.SIGTERM)
@@ -106,10 +97,10 @@ def test_stopped_stages_continue_to_the_same_bits_from_any_epoch(
     path, run = write_staged(tmp_path), tmp_path / "run"
     monkeypatch.setattr(Objective, "evaluate", evaluate_and_stop)
     code = hpcfwi("run", path)
-    assert (code, len(metrics(run))) == (0 if epoch == 6 else 3, epoch)
+    assert (code, len(read_history(run))) == (0 if epoch == 6 else 3, epoch)
     assert hpcfwi("run", path) == 0
-    np.testing.assert_array_equal(model(run), model(whole))
-    losses = [[entry["loss"] for entry in metrics(r)] for r in (run, whole)]
+    np.testing.assert_array_equal(read_vp(run), read_vp(whole))
+    losses = [read_metric(r, "loss") for r in (run, whole)]
     assert losses[0] == losses[1]
 
 
@@ -142,10 +133,10 @@ def test_run_killed_during_an_epoch_continues_to_the_same_bits(
             os._exit(1)  # else the child would continue with the other tests
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    assert (len(metrics(run)) if done else 0) == done
+    assert (len(read_history(run)) if done else 0) == done
     assert hpcfwi("run", path) == 0
-    np.testing.assert_array_equal(model(run), model(whole))
-    assert [entry["loss"] for entry in metrics(run)] == [entry["loss"] for entry in metrics(whole)]
+    np.testing.assert_array_equal(read_vp(run), read_vp(whole))
+    assert read_metric(run, "loss") == read_metric(whole, "loss")
 
 
 def test_rank_that_is_stopped_between_stages_ends_the_job(tmp_path):
@@ -153,13 +144,13 @@ def test_rank_that_is_stopped_between_stages_ends_the_job(tmp_path):
     done = run_ranks(2, ["-m", "tests.run.stopping", write_staged(tmp_path, stages), "8"], code=1)
     assert "rank 1 on " in done.stderr
     assert "has not answered for " in done.stderr
-    assert len(metrics(tmp_path / "run")) == 1
+    assert len(read_history(tmp_path / "run")) == 1
 
 
 def test_stages_can_only_be_added_at_the_end(hpcfwi, tmp_path, whole, capfd):
     for count in (1, 2, 3):
         assert hpcfwi("run", write_staged(tmp_path, STAGES[:count])) == 0
-    np.testing.assert_array_equal(model(tmp_path / "run"), model(whole))
+    np.testing.assert_array_equal(read_vp(tmp_path / "run"), read_vp(whole))
     assert hpcfwi("run", write_staged(tmp_path, STAGES[:2])) == 2
     assert "the run in this directory has other values: 3 stages" in capfd.readouterr().err
     first = {**STAGES[0], "inversion": {**STAGES[0]["inversion"], "epochs": 4}}
@@ -175,14 +166,14 @@ def test_stage_cannot_become_shorter_than_it_is_before_another_stage(hpcfwi, tmp
     assert "stage.2.inversion.epochs: found 2, but 4 epochs of this stage are done" in told
     assert "Give 4 or more" in told
     assert hpcfwi("run", write_staged(tmp_path, (short, long, more))) == 0
-    assert [entry["epoch"] for entry in metrics(tmp_path / "run")] == [*range(1, 10)]
+    assert read_metric(tmp_path / "run", "epoch") == [*range(1, 10)]
 
 
 def test_run_without_stages_continues_as_the_first_stage(hpcfwi, tmp_path):
     assert hpcfwi("run", write_input(tmp_path, {"inversion.epochs": 2})) == 0
     stages = ({"inversion": {"epochs": 2}}, {"inversion": {"epochs": 1}})
     assert hpcfwi("run", write_staged(tmp_path, stages)) == 0
-    assert [entry["epoch"] for entry in metrics(tmp_path / "run")] == [1, 2, 3]
+    assert read_metric(tmp_path / "run", "epoch") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.inversion.objective import Objective
-from hpcfwi.report.page import read_metrics
 from hpcfwi.run import drawing
 from hpcfwi.storage.models import read_model
+from tests.inversion.examples import read_history
 from tests.run.test_equations import IN_TURN, write_elastic
 from tests.run.test_synthetic import NO_KEYS
 from tests.undrawn import run_undrawn
@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_metrics_have_the_errors_of_all_parameters_in_every_stage(whole: Path) -> None:
-    entries = read_metrics(whole / "metrics.jsonl")
+    entries = read_history(whole)
     keys = ("model_error", "model_error_rho", "model_error_vs")
     errors = {key: [entry[key] for entry in entries] for key in keys}
     vp, rho, vs = errors.values()
@@ -92,7 +92,7 @@ def test_stopped_stages_of_parameters_continue_to_the_same_bits(
 
     monkeypatch.setattr(Objective, "evaluate", evaluate_and_stop)
     assert hpcfwi("run", path, "--quiet") == 3
-    assert len(read_metrics(run / "metrics.jsonl")) == epoch
+    assert len(read_history(run)) == epoch
     assert hpcfwi("run", path, "--quiet") == 0
     assert_same_model(run / "model.h5", whole / "model.h5")
     assert_same_model(run / "model_best.h5", whole / "model_best.h5")
@@ -114,7 +114,7 @@ def test_best_model_is_judged_by_the_first_parameter_of_the_stage(
     path = write_staged(tmp_path, stage=stages, **{"inversion.batch": 10})
     assert hpcfwi("run", path, "--quiet") == 0
     run = tmp_path / "run"
-    entries = read_metrics(run / "metrics.jsonl")
+    entries = read_history(run)
     assert entries[3]["model_error_vp"] < entries[2]["model_error_vp"]
     assert_same_model(run / "model_best.h5", run / "model.h5")
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Grid, Model, resample_onto
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.bad_inputs import FILE_INSTEAD
-from tests.inversion.examples import true_model, write_input
+from tests.inversion.examples import read_history, true_model, write_input
 from tests.undrawn import run_undrawn
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -123,7 +122,7 @@ def test_true_model_adds_the_model_error_and_changes_nothing_else(hpcfwi, tmp_pa
     assert hpcfwi("run", unknown, "--quiet", "--output", tmp_path / "unknown") == 0
     np.testing.assert_array_equal(vp(tmp_path / "run/model.h5"), vp(tmp_path / "unknown/model.h5"))
     np.testing.assert_array_equal(vp(tmp_path / "run" / "true.h5"), true_model()["vp"])
-    told, untold = (read_metrics(tmp_path / run / "metrics.jsonl") for run in ("run", "unknown"))
+    told, untold = (read_history(tmp_path / run) for run in ("run", "unknown"))
     free = true_model().grid.coordinates(0) > 60.0
     difference = (vp(tmp_path / "run" / "model.h5") - true_model()["vp"])[free]
     error = np.sqrt(np.mean(difference.astype(np.float64) ** 2))

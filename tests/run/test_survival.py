@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import write_input
+from tests.inversion.examples import read_history, write_input
 from tests.openmpi import FAULT_TOLERANT, find_open_mpi
 from tests.ranks import long_form, run_ranks
 
@@ -67,7 +66,7 @@ def test_inversion_continues_without_killed_ranks_to_the_same_bits(
     run, printed, told = run_with_deaths(tmp_path, 4, deaths, schedule, sharded)
     assert f"left {4 - sum(map(len, victims))}" in printed, deaths
     assert "Died: rank" in told, deaths
-    history, expected = (read_metrics(path / "metrics.jsonl") for path in (run, undisturbed))
+    history, expected = (read_history(path) for path in (run, undisturbed))
     assert [entry["epoch"] for entry in history] == list(range(1, EPOCHS + 1)), deaths
     assert [entry["loss"] for entry in history] == [entry["loss"] for entry in expected], deaths
     for name in ("model.h5", "model_best.h5"):

@@ -13,7 +13,14 @@ import segyio
 from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Simulator
 from hpcfwi.storage.models import read_model, write_model
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, N_SHOTS, true_model, write_input
+from tests.inversion.examples import (
+    N_RECEIVERS,
+    N_SAMPLES,
+    N_SHOTS,
+    read_vp,
+    true_model,
+    write_input,
+)
 from tests.ranks import run_ranks
 
 # Receivers that move with the source; some of them are outside the model
@@ -162,7 +169,7 @@ def test_inversion_of_a_file_without_a_wavelet_uses_that_of_the_input(hpcfwi, tm
     changes = {"survey.wavelet": RICKER, "inversion.epochs": 1, "model.initial": {"smooth": 80.0}}
     path = name_survey(tmp_path, tmp_path / "field.h5", changes)
     assert hpcfwi("run", path, "--output", tmp_path / "again") == 0
-    found, expected = (read_model(tmp_path / run / "model.h5")["vp"] for run in ("again", "run"))
+    found, expected = (read_vp(tmp_path / run) for run in ("again", "run"))
     np.testing.assert_array_equal(found, expected)
 
 

@@ -6,9 +6,13 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import prepare_alone, true_volume, write_volume
+from tests.inversion.examples import (
+    prepare_alone,
+    read_metric,
+    true_volume,
+    write_volume,
+)
 from tests.undrawn import draw_nothing
 
 FIGURES = [
@@ -48,7 +52,7 @@ def test_volume_is_inverted_and_its_figures_are_drawn(hpcfwi, tmp_path, monkeypa
         assert hpcfwi("run", path, "--quiet") == 0
         capsys.readouterr()
 
-    errors = [entry["model_error"] for entry in read_metrics(run / "metrics.jsonl")]
+    errors = read_metric(run, "model_error")
     assert errors[1] < errors[0]
     result, true = read_model(run / "model.h5"), true_volume()
     assert result.grid == true.grid

@@ -14,18 +14,19 @@ from hpcfwi.inversion.parameters import Limits
 from hpcfwi.inversion.wrappers import Denoised
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.page import read_metrics
-from hpcfwi.storage.models import read_model
-from tests.inversion.examples import WATER, true_volume, write_input, write_volume
+from tests.inversion.examples import (
+    WATER,
+    read_metric,
+    read_vp,
+    true_volume,
+    write_input,
+    write_volume,
+)
 from tests.inversion.optimizers.own_denoisers import mix
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
 OWN = "tests.inversion.optimizers.own_denoisers:"
-
-
-def vp(run):
-    return read_model(run / "model.h5")["vp"]
 
 
 class Stepping:
@@ -120,17 +121,14 @@ def test_inversion_with_denoiser_continues_to_the_bit_and_keeps_water(name, hpcf
     for epochs in (1, 3, 4):
         settings = ("--set", f"inversion.epochs={epochs}")
         assert hpcfwi("run", path, *settings, "--output", tmp_path / "parts") == 0
-    np.testing.assert_array_equal(vp(tmp_path / "parts"), vp(tmp_path / "whole"))
+    np.testing.assert_array_equal(read_vp(tmp_path / "parts"), read_vp(tmp_path / "whole"))
     plain = write_input(tmp_path, {**keys, "inversion.prior": None}, name="plain")
     assert hpcfwi("run", plain, "--output", tmp_path / "plain") == 0
-    losses = [
-        [entry["loss"] for entry in read_metrics(tmp_path / run / "metrics.jsonl")]
-        for run in ("whole", "plain")
-    ]
+    losses = [read_metric(tmp_path / run, "loss") for run in ("whole", "plain")]
     assert losses[0][:2] == losses[1][:2]
     assert losses[0][2:] != losses[1][2:]
     rows = int(WATER // 20.0) + 1
-    assert (vp(tmp_path / "whole")[:rows] == 1500.0).all()
+    assert (read_vp(tmp_path / "whole")[:rows] == 1500.0).all()
 
 
 def test_tiles_of_a_local_denoiser_give_bits_of_whole_model(hpcfwi, tmp_path):
@@ -139,7 +137,7 @@ def test_tiles_of_a_local_denoiser_give_bits_of_whole_model(hpcfwi, tmp_path):
         prior = {"denoiser": OWN + "mix", "strength": 0.3, **keys}
         path = write_input(tmp_path, {"inversion.prior": prior, "inversion.epochs": 2}, name)
         assert hpcfwi("run", path, "--output", tmp_path / name) == 0
-        runs.append(vp(tmp_path / name))
+        runs.append(read_vp(tmp_path / name))
     np.testing.assert_array_equal(*runs)
 
 
@@ -149,7 +147,7 @@ def test_denoiser_makes_inverted_volume_smoother(hpcfwi, tmp_path):
     assert hpcfwi("run", path) == 0
     plain = write_volume(tmp_path, {"inversion.epochs": 1})
     assert hpcfwi("run", plain, "--output", tmp_path / "plain") == 0
-    found, other = vp(tmp_path / "run"), vp(tmp_path / "plain")
+    found, other = read_vp(tmp_path / "run"), read_vp(tmp_path / "plain")
     water = true_volume()["vp"] == 1500.0
     np.testing.assert_array_equal(found[water], 1500.0)
     roughness = [np.abs(np.diff(model, axis=1)).sum() for model in (found, other)]

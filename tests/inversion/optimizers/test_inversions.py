@@ -13,9 +13,7 @@ import pytest
 import tomli_w
 
 from hpcfwi.inversion import objective
-from hpcfwi.report.page import read_metrics
-from hpcfwi.storage.models import read_model
-from tests.inversion.examples import N_SHOTS, true_model, write_input
+from tests.inversion.examples import N_SHOTS, read_history, read_vp, true_model, write_input
 from tests.ranks import ROOT, long_form
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -31,17 +29,9 @@ def changes(name, epochs, **others):
     return {**ALL, "inversion.optimizer": optimizer, "inversion.epochs": epochs, **others}
 
 
-def history(run):
-    return read_metrics(run / "metrics.jsonl")
-
-
-def vp(run):
-    return read_model(run / "model.h5")["vp"]
-
-
 def invert(hpcfwi, folder, changes):
     assert hpcfwi("run", write_input(folder, changes), "--quiet") == 0
-    return history(folder / "run")
+    return read_history(folder / "run")
 
 
 def test_line_search_methods_beat_adam_after_as_many_simulations(hpcfwi, tmp_path):
@@ -71,7 +61,7 @@ def test_line_search_methods_need_fewer_simulations_on_small_input(hpcfwi, tmp_p
         tables["output"] = {"directory": str(folder / "run"), "every": 99}
         (folder / "input.toml").write_text(tomli_w.dumps(tables))
         assert hpcfwi("run", folder / "input.toml", "--quiet") == 0
-        return history(folder / "run")
+        return read_history(folder / "run")
 
     *_, before, last = run({"name": "adam", "lr": 60.0, "eps": 1e-22}, 13)
     for name, epochs in (("lbfgs", 7), ("gauss-newton", 5)):
@@ -84,7 +74,9 @@ def test_figures_of_an_epoch_change_only_the_number_of_simulations(hpcfwi, tmp_p
     often = invert(hpcfwi, tmp_path / "often", changes("lbfgs", 3, **{"output.every": 1}))
     seldom = invert(hpcfwi, tmp_path / "seldom", changes("lbfgs", 3))
     assert often[-1]["simulations"] > seldom[-1]["simulations"]
-    np.testing.assert_array_equal(vp(tmp_path / "often" / "run"), vp(tmp_path / "seldom" / "run"))
+    np.testing.assert_array_equal(
+        read_vp(tmp_path / "often" / "run"), read_vp(tmp_path / "seldom" / "run")
+    )
 
 
 @EACH
@@ -121,6 +113,6 @@ def test_line_search_run_continues_to_the_bit(name, shots, hpcfwi, tmp_path):
     found = invert(hpcfwi, parts, changes(name, 4, **keys))
     for key in ("loss", "model_error", "simulations"):
         assert [entry[key] for entry in found] == [entry[key] for entry in whole]
-    np.testing.assert_array_equal(vp(parts / "run"), vp(tmp_path / "whole" / "run"))
+    np.testing.assert_array_equal(read_vp(parts / "run"), read_vp(tmp_path / "whole" / "run"))
     water = true_model()["vp"] == 1500.0
-    assert (vp(parts / "run")[water] == 1500.0).all()
+    assert (read_vp(parts / "run")[water] == 1500.0).all()

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.report.page import read_metrics
 from hpcfwi.storage.checkpoint import load_latest_checkpoint
 from hpcfwi.storage.models import read_model
-from tests.inversion.examples import N_SHOTS, WATER, write_input
+from tests.inversion.examples import N_SHOTS, WATER, read_history, read_metric, read_vp, write_input
 from tests.ranks import long_form
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -25,23 +24,15 @@ def write(folder, network=SIREN, optimizer=None, name="input", **changes):
     return write_input(folder, keys, name)
 
 
-def vp(run):
-    return read_model(run / "model.h5")["vp"]
-
-
-def losses(run):
-    return [entry["loss"] for entry in read_metrics(run / "metrics.jsonl")]
-
-
 def test_inversion_for_weights_reduces_misfit_and_keeps_water(hpcfwi, tmp_path):
     path = write(tmp_path, **ALL, **{"inversion.epochs": 12})
     assert hpcfwi("run", path) == 0
-    found = losses(tmp_path / "run")
+    found = read_metric(tmp_path / "run", "loss")
     assert found[-1] < 0.5 * max(found[:2])
     rows = int(WATER // 20.0) + 1
-    assert (vp(tmp_path / "run")[:rows] == 1500.0).all()
+    assert (read_vp(tmp_path / "run")[:rows] == 1500.0).all()
     below = read_model(tmp_path / "run" / "initial.h5")["vp"][rows:]
-    assert (vp(tmp_path / "run")[rows:] != below).mean() > 0.99
+    assert (read_vp(tmp_path / "run")[rows:] != below).mean() > 0.99
 
 
 @pytest.mark.parametrize(
@@ -60,8 +51,8 @@ def test_inversion_with_a_network_continues_from_a_checkpoint_to_the_bit(
     for epochs in (2, 4):
         settings = ("--set", f"inversion.epochs={epochs}")
         assert hpcfwi("run", path, *settings, "--output", tmp_path / "parts") == 0
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    np.testing.assert_array_equal(vp(tmp_path / "parts"), vp(tmp_path / "whole"))
+    assert read_metric(tmp_path / "parts", "loss") == read_metric(tmp_path / "whole", "loss")
+    np.testing.assert_array_equal(read_vp(tmp_path / "parts"), read_vp(tmp_path / "whole"))
 
 
 def test_checkpoint_has_only_weights_as_tensors(hpcfwi, tmp_path):
@@ -85,9 +76,9 @@ def test_stage_begins_with_weights_of_the_previous_stage(hpcfwi, tmp_path):
     moved = write(tmp_path, optimizer=still, stage=stages, name="moved", **ALL)
     assert hpcfwi("run", path, "--output", tmp_path / "still") == 0
     assert hpcfwi("run", moved, "--output", tmp_path / "moved") == 0
-    first, *_, last = losses(tmp_path / "still")
+    first, *_, last = read_metric(tmp_path / "still", "loss")
     assert last == first
-    assert losses(tmp_path / "moved")[-1] != first
+    assert read_metric(tmp_path / "moved", "loss")[-1] != first
 
 
 @pytest.mark.parametrize("name", ["lbfgs", long_form("ncg"), long_form("gauss-newton")])
@@ -95,11 +86,11 @@ def test_line_search_optimizers_update_weights_and_reuse_evaluations(name, hpcfw
     optimizer = {"name": name, "step": 1e-3}
     path = write(tmp_path, optimizer=optimizer, **ALL, **{"inversion.epochs": 3})
     assert hpcfwi("run", path, "--set", "output.every=99") == 0
-    found = losses(tmp_path / "run")
+    found = read_metric(tmp_path / "run", "loss")
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.9 * found[0]
     if name == "lbfgs":
-        *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+        *_, last = read_history(tmp_path / "run")
         assert last["simulations"] <= 6 * N_SHOTS + 1
 
 
@@ -114,7 +105,10 @@ def test_network_of_one_value_per_cell_matches_inversion_without_network(hpcfwi,
     plain = {"name": "lbfgs", "step": 0.1 * spread}
     path = write(tmp_path, None, plain, name="plain", **keys)
     assert hpcfwi("run", path, "--output", tmp_path / "plain") == 0
-    found, expected = losses(tmp_path / "network"), losses(tmp_path / "plain")
+    found, expected = (
+        read_metric(tmp_path / "network", "loss"),
+        read_metric(tmp_path / "plain", "loss"),
+    )
     assert expected[-1] < 0.4 * expected[0]
     assert found == pytest.approx(expected, rel=0.05)
 
