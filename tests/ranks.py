@@ -1,4 +1,4 @@
-"""Programs on several MPI ranks for the tests, which are killed after a time limit.
+"""Programs in other processes for the tests, on one or several ranks, with a time limit.
 
 done = run_ranks(3, "from mpi4py import MPI; print(MPI.COMM_WORLD.rank)")
 assert done.stdout.split() == ["0", "1", "2"]
@@ -109,6 +109,32 @@ def run_ranks(
         raise
     assert code in (None, job.returncode), (arguments, job.returncode, errors)
     return subprocess.CompletedProcess(job.args, job.returncode, output, errors)
+
+
+def run_torchrun(
+    n: int, program: str | Sequence[str], timeout: float = 180.0
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on `n` warm ranks that MPI does not know; program: as in `run_ranks`."""
+    arguments = ["-c", program] if isinstance(program, str) else list(program)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    warm = warm_python()
+    return run_command([*warm, *torchrun, "--no-python", *warm, *arguments], timeout=timeout)
+
+
+def run_command(
+    words: Sequence[object],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float | None = 180.0,
+    code: int | None = 0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in one process; env, timeout, code: as in `run_ranks`."""
+    command = [*map(str, words)]
+    done = subprocess.run(
+        command, env=make_env(env), cwd=cwd, capture_output=True, text=True, timeout=timeout
+    )
+    assert code in (None, done.returncode), (command, done.returncode, done.stdout + done.stderr)
+    return done
 
 
 def warm_python(library: str = "", modules: tuple[str, ...] = ()) -> list[str]:

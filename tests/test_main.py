@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.inversion.examples import write_input
-from tests.ranks import ROOT, make_env
+from tests.ranks import ROOT, make_env, run_command
 from tests.strangers import as_root, give_away
 
 # The program as the script of pip calls it
@@ -18,15 +18,7 @@ PLANTED = "from pathlib import Path\nPath({mark!r}).write_text('executed')\nrais
 
 
 def call(folder, *arguments, python=("-m", "hpcfwi"), **env):
-    return subprocess.run(
-        [sys.executable, *python, *map(str, arguments)],
-        cwd=folder,
-        env=make_env(env),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_command([sys.executable, *python, *arguments], env, folder, code=None)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])

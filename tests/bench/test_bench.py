@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from functools import partial
@@ -23,7 +22,7 @@ from hpcfwi.bench.waves import (
 )
 from hpcfwi.wave import Snapshots, acoustic
 from hpcfwi.wave.history import describe
-from tests.ranks import make_env, run_ranks
+from tests.ranks import run_command, run_ranks
 
 
 def test_functions_are_timed_in_turns_after_a_warm_up(monkeypatch):
@@ -81,8 +80,7 @@ for _ in range(5):  # the system may reclaim pages during one of them
 
 def test_measured_memory_growth_is_not_hidden_by_an_earlier_peak():
     """It runs in its own process, since memory of other tests could be freed meanwhile."""
-    command = [sys.executable, "-c", PEAKS]
-    done = subprocess.run(command, env=make_env(), capture_output=True, text=True, check=True)
+    done = run_command([sys.executable, "-c", PEAKS])
     assert median(map(int, done.stdout.split())) == pytest.approx(40e6, rel=0.1)
 
 

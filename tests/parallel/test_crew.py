@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 import torch
 
 from hpcfwi.parallel.replicas import MEMORY
 from tests.inversion.examples import read_vp, write_input
-from tests.ranks import make_env, messages, run_ranks, warm_python
+from tests.ranks import messages, run_ranks, run_torchrun
 
 # Ranks that take part in a crew of all ranks, whose leader simulates shots
 CREW = '''
@@ -68,22 +66,6 @@ def run_crew(n, program, wait=60.0, hosts=1, launcher="mpirun", code=0):
         return run_torchrun(n, CREW + WITHOUT_MPI + program)
     crew = WITH_MPI.replace("WAIT", str(wait)).replace("HOSTS", str(hosts))
     return run_ranks(n, CREW + crew + program, warm=True, code=code)
-
-
-def run_torchrun(n: int, program: str):
-    """Run a program on ranks that MPI does not know, and check that it succeeds."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
-    warm = warm_python()
-    done = subprocess.run(
-        [*warm, *torchrun, "--no-python", *warm, "-c", program],
-        env=make_env(),
-        capture_output=True,
-        text=True,
-        timeout=180.0,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 @LAUNCHERS

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +23,7 @@ from hpcfwi.wave import Method, warm_up
 from hpcfwi.wave.numerics import longest_step
 from tests.inversion.examples import prepared, write_input
 from tests.parallel.together import on_ranks
-from tests.ranks import make_env, run_ranks
+from tests.ranks import run_command, run_ranks
 from tests.run.test_job import contents, only_message
 
 GIGA = 10**9
@@ -476,17 +474,7 @@ def test_memory_beyond_the_program_is_memory_that_a_run_takes(tmp_path):
     path = write_input(tmp_path, changes)
     # A process that compiles kernels takes more memory for that than for the run.
     warm_up(Method(order=4, engine="cpu"), {"vp": torch.full((1, 1), 2000.0)})
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)],
-        env=make_env(),
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    taken = json.loads(done.stdout)
+    taken = json.loads(run_command([sys.executable, "-c", MEASURE, path]).stdout)
     assert plan.memory.beyond == pytest.approx(taken, rel=0.2)
 
 

@@ -28,7 +28,7 @@ from tests.inversion.examples import (
     write_volume,
 )
 from tests.inversion.optimizers.test_inversions import SEARCHING, changes
-from tests.ranks import long_form, make_env, run_ranks, warm_python
+from tests.ranks import long_form, run_ranks, run_torchrun
 from tests.run.test_stages import STAGES
 
 # The keys that `hpcfwi migrate` sets
@@ -375,19 +375,9 @@ def test_volume_has_the_same_bits_on_one_rank_and_on_three_restarted(jobs):
 
 
 def test_torchrun_finds_the_same_bits_as_mpirun(runs):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    warm = warm_python()
     output = runs / "torchrun"
     command = ["-m", "hpcfwi", "run", str(runs / "input.toml"), "--output", str(output)]
-    done = subprocess.run(
-        [*warm, *torchrun, "--no-python", *warm, *command],
-        env=make_env(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_torchrun(2, command, timeout=TIMEOUT)
     assert traces(output) == traces(runs / "1")
     assert_same_answer(output, runs / "1")
 
@@ -506,7 +496,7 @@ def test_stopped_or_killed_ranks_continue_to_the_same_bits_on_any_number(tmp_pat
 
 def test_warning_about_fewer_epochs_is_printed_by_rank_0_only(tmp_path):
     command = ["-m", "hpcfwi", "run", str(write_input(tmp_path)), "--set"]
-    done = run_ranks(2, [*command, "inversion.epochs=2"], timeout=TIMEOUT, warm=True)
+    run_ranks(2, [*command, "inversion.epochs=2"], timeout=TIMEOUT, warm=True)
     done = run_ranks(2, [*command, "inversion.epochs=1"], timeout=TIMEOUT, warm=True)
     assert "WARNING: Only 1 epochs are requested" in done.stdout
     assert "rank 1" not in done.stderr

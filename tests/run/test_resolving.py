@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import h5py
@@ -17,7 +16,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.wave import acoustic
 from tests.inversion.examples import WATER, read_vp, true_model, write_input
-from tests.ranks import make_env, run_ranks
+from tests.ranks import run_command, run_ranks
 
 EVERY_STEP = {"kind": "snapshots", "interval": 1, "format": "full"}
 # 12 x 16 points, two shots
@@ -256,10 +255,7 @@ def test_signal_ends_resolve_with_exit_code_3(tmp_path):
     )
     command = [sys.executable, "-c", program, "resolve", str(write_tiny(tmp_path))]
     command += ["--points", "80"]
-    done = subprocess.run(
-        command, env=make_env(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 3, done.stderr
+    done = run_command(command, timeout=300, code=3)
     assert done.stderr.splitlines()[-1] == (
         "hpcfwi: stopped by SIGTERM during the resolution; "
         "the same command continues from the beginning"

@@ -20,7 +20,7 @@ from hpcfwi.run.restarts import tell_headway
 from hpcfwi.storage.checkpoint import latest_epoch
 from hpcfwi.system import beside
 from tests.inversion.examples import write_input
-from tests.ranks import ROOT, make_env, messages, run_ranks, warm_python
+from tests.ranks import ROOT, make_env, messages, run_command, run_ranks, warm_python
 
 RUN = ["-m", "hpcfwi", "run"]
 BEGINNING = "after epoch 0, with the checkpoint of epoch 0"
@@ -167,24 +167,13 @@ def test_signal_to_one_rank_during_rendezvous_ends_the_job(tmp_path):
 
 def test_command_returns_the_exit_code_of_its_launcher(tmp_path):
     options = ["--restarts", "2", "--output", str(tmp_path / "run"), "--launch", "bash -c 'exit 2'"]
-    done = subprocess.run(
-        [*warm_python(), *RUN, "inputs/small.toml", *options],
-        env=make_env(),
-        cwd=ROOT,
-        capture_output=True,
-    )
-    assert (done.returncode, done.stderr) == (2, b"")
+    done = run_command([*warm_python(), *RUN, "inputs/small.toml", *options], cwd=ROOT, code=2)
+    assert done.stderr == ""
 
 
 def test_launcher_that_returns_0_without_running_anything_has_failed(tmp_path):
     options = ["--restarts", "1", "--launch", "true"]
-    done = subprocess.run(
-        [*warm_python(), *RUN, str(write_input(tmp_path)), *options],
-        env=make_env(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
+    done = run_command([*warm_python(), *RUN, write_input(tmp_path), *options], code=1)
     assert "It ended with 0, but not all epochs are done (after epoch 0, " in done.stdout
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from tests.inversion.examples import write_input
-from tests.ranks import make_env, run_ranks
+from tests.ranks import run_command, run_ranks
 
 # Modules that this run needs on no rank: torch's compiler and those of other inputs and commands
 UNUSED = (
@@ -72,10 +71,6 @@ print("MPI", MPI.Is_initialized())
 
 def test_plan_convert_and_dataset_do_not_start_mpi(tmp_path):
     path = write_input(tmp_path)
-    words = [sys.executable, "-c", ALONE, str(path), str(tmp_path)]
-    done = subprocess.run(
-        words, env=make_env(), capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_command([sys.executable, "-c", ALONE, path, tmp_path])
     said = [line for line in done.stdout.splitlines() if line.startswith("MPI")]
     assert said == ["MPI False", "MPI True"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.run import recorder
 from hpcfwi.storage.models import read_epoch, read_model, write_model
 from tests.inversion.examples import read_vp, write_input
-from tests.ranks import make_env, warm_python
+from tests.ranks import run_command, warm_python
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -105,13 +103,7 @@ def test_status_in_the_directory_of_another_run_is_an_input_error(path, hpcfwi, 
 
 def test_status_takes_the_options_of_run_and_does_not_start_mpi(path):
     options = ["--restarts", "2", "--launch", "mpirun -n 2", "--engine", "cpu", "--device", "cpu"]
-    done = subprocess.run(
-        [*warm_python(), "-c", WITHOUT_MPI, "status", str(path), *options],
-        env=make_env(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_command([*warm_python(), "-c", WITHOUT_MPI, "status", path, *options])
     assert done.stdout.endswith("MPI False\n")
 
 

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import struct
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -19,6 +18,7 @@ from hpcfwi.errors import InputError
 from hpcfwi.storage import probe as probing
 from hpcfwi.storage.models import read_model, write_model
 from hpcfwi.storage.probe import _read_in_child, probe
+from tests.ranks import run_command
 from tests.storage.examples import example_model
 
 
@@ -79,9 +79,7 @@ def read_in_new_process(path: Path) -> str:
         "probe.MEMORY, probe.SECONDS = 3 * 10**8, 60; "
         f"print(probe._read_in_child(Path({str(path)!r})))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_command([sys.executable, "-c", program]).stdout.strip()
 
 
 def test_decompression_bomb_is_found_between_sampled_chunks(tmp_path):
