@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import runpy
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
 from hpcfwi.config import load_config
+from tests.ranks import ROOT
 
-INPUTS = Path(__file__).parent.parent / "inputs"
+INPUTS = ROOT / "inputs"
 SMALL = INPUTS / "small.toml"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from configparser import ConfigParser
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.ranks import ROOT
+
 LOCKED = {
     requirement.name: requirement
     for line in (ROOT / "requirements" / "lock.txt").read_text().splitlines()

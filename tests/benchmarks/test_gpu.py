@@ -18,6 +18,7 @@ import torch
 from benchmarks import gpu as benchmark
 from hpcfwi.bench import waves
 from hpcfwi.wave import Snapshots
+from tests.ranks import ROOT
 
 
 class Clock:
@@ -33,7 +34,6 @@ class Clock:
         return 1e3 * (other.time - self.time)
 
 
-ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

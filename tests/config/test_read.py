@@ -14,8 +14,9 @@ from hpcfwi.config.sections import HistorySection
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from tests.config.examples import MINIMAL
+from tests.ranks import ROOT
 
-FOLDER = Path(__file__).parents[2] / "inputs"
+FOLDER = ROOT / "inputs"
 INPUTS = sorted(FOLDER.glob("*.toml"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 
 import torch
 
@@ -15,8 +14,8 @@ from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.shards import WHOLE
 from tests.inversion.optimizers.test_first_order import evaluator
 from tests.inversion.test_misfits import test_huber_is_least_squares_up_to_its_width
+from tests.ranks import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "decisions"
+from tests.ranks import ROOT
+
+FOLDER = ROOT / "docs" / "decisions"
 
 
 def test_list_of_decisions_has_all_pages_with_their_titles():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from runpy import run_path
 
 import numpy as np
 import pytest
 
 from hpcfwi.registry import MISFITS
+from tests.ranks import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "docs")  # as `python docs/draw.py` does
     DRAW = run_path(str(ROOT / "docs" / "draw.py"))

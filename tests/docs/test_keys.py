@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +18,7 @@ from hpcfwi.registry import (
     REGULARIZERS,
     WAVELETS,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.ranks import ROOT
 
 
 def load_keys():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.ranks import ROOT
+
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")])
 
 

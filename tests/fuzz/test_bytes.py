@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.fuzz.test_inputs import MANY
-from tests.ranks import run_command
-
-ROOT = Path(__file__).parents[2]
+from tests.ranks import ROOT, run_command
 
 
 @pytest.mark.timeout(0 if MANY > 1 else 600)
