@@ -42,8 +42,8 @@ def refuse_layers(experiment: Experiment, where: str, context: Context) -> None:
     if engine != "cpu" and not (engine == "gpu" and experiment.equation is ACOUSTIC):
         raise InputError(
             key,
-            f"found {ranks}, but only the engine cpu divides shots between ranks, and for the "
-            "equation acoustic the engine gpu",
+            f"found {ranks}, but only the engine cpu divides shots between ranks, or with the "
+            "equation acoustic also the engine gpu",
             'Leave it out, or give wave.engine = "cpu".',
         )
     hosts = 1 if context.leader is None else context.leader.hosts

@@ -7,7 +7,7 @@ sums whose bits do not depend on the order of the terms, `replicas` compares arr
 has and shares arrays between the ranks of a host, and `shards` divides arrays and shots between
 ranks. `watch` handles signals and hangs. Nothing here depends on waves or data files.
 
-What happens, and where:
+Failures and signals, with the modules that handle them:
 
 - All ranks raise the same exception: one message, exit code by its class (`failure`).
 - One rank raises an exception: its message, and the job is aborted (`failure`).
