@@ -224,6 +224,7 @@ def test_links_planted_by_a_user_with_write_access_are_refused(config, precious,
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=os.strerror)
 def test_inaccessible_config_is_not_treated_as_missing(number, directory, config, monkeypatch):
+    monkeypatch.setattr("hpcfwi.system.PAUSES", ())
     begin(directory, config)
     lstat = Path.lstat
 

@@ -259,6 +259,7 @@ def test_inaccessible_unfinished_file_is_not_replaced(moment, number, tmp_path, 
     def refuse(*_, **__):
         raise OSError(number, f"Can't read data (errno = {number})")
 
+    monkeypatch.setattr(system, "PAUSES", ())
     with monkeypatch.context() as patch:
         if moment == "looked at":
             patch.setattr(Path, "lstat", refuse)
