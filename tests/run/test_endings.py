@@ -152,10 +152,12 @@ from mpi4py import MPI
 from hpcfwi.cli import main
 from hpcfwi.errors import InputError
 from hpcfwi.run import session
+from tests.undrawn import draw_nothing
 
 def fail(*_):
     raise InputError("observed.h5", "the disk has an error", "Copy it again.")
 
+draw_nothing()
 if MPI.COMM_WORLD.rank == 1:
     session.read_observed = fail
 sys.argv = ["hpcfwi", "run", sys.argv[1]]
@@ -164,7 +166,7 @@ main()
 
 
 def test_run_warns_and_continues_if_one_rank_cannot_read_data_for_the_fit(path, whole):
-    run_ranks(2, ["-c", READ_ERROR_ON_ONE_RANK, str(path)], timeout=100)
+    run_ranks(2, ["-c", READ_ERROR_ON_ONE_RANK, str(path)], timeout=100, warm=True)
     log = (path.parent / "run" / "log.txt").read_text()
     assert log.count("is not drawn: observed.h5: the disk has an error") == 2
     np.testing.assert_array_equal(read_vp(path.parent / "run"), read_vp(whole))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
 from tests.inversion.examples import write_input
-from tests.ranks import make_env, messages, run_ranks
+from tests.ranks import make_env, messages, run_ranks, warm_python
 
 # From the second shot on, every write fails, including those of HDF5's internal tables
 PROGRAM = """
@@ -39,7 +38,7 @@ def program(tmp_path):
 
 
 def test_failed_write_of_observed_data_ends_one_process_with_exit_code_1(program):
-    command = [sys.executable, "-c", program]
+    command = [*warm_python(), "-c", program]
     check(
         subprocess.run(
             command, env=make_env(), capture_output=True, text=True, timeout=200, check=False
@@ -49,4 +48,4 @@ def test_failed_write_of_observed_data_ends_one_process_with_exit_code_1(program
 
 @pytest.mark.timeout(300)
 def test_failed_write_of_observed_data_ends_two_ranks_with_exit_code_1(program):
-    check(run_ranks(2, ["-c", program], timeout=200, code=1))
+    check(run_ranks(2, program, timeout=200, code=1, warm=True))

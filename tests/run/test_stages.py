@@ -141,7 +141,8 @@ def test_run_killed_during_an_epoch_continues_to_the_same_bits(
 
 def test_rank_that_is_stopped_between_stages_ends_the_job(tmp_path):
     stages = [{"inversion": {"epochs": 1}}, {"name": "second", "inversion": {"epochs": 1}}]
-    done = run_ranks(2, ["-m", "tests.run.stopping", write_staged(tmp_path, stages), "8"], code=1)
+    program = ["-m", "tests.run.stopping", str(write_staged(tmp_path, stages)), "8"]
+    done = run_ranks(2, program, code=1, warm=True)
     assert "rank 1 on " in done.stderr
     assert "has not answered for " in done.stderr
     assert len(read_history(tmp_path / "run")) == 1
