@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from hpcfwi.errors import InputError
 from hpcfwi.run import directory
 from hpcfwi.run.directory import LOCK, locked
-from tests.ranks import make_env
+from tests.ranks import make_env, warm_python
 
 HOLDER = """
 import os, sys, time
@@ -50,21 +49,25 @@ class Job:
 
     def __init__(self, directory, mode):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(directory), mode],
+            [*warm_python(), "-c", HOLDER, str(directory), mode],
             env=make_env(),
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.child = None
+        self.pid = self.child = None
 
     def says(self):
         words = self.process.stdout.readline()
         if words.startswith("held"):
-            self.child = int(words.split()[-1])
+            self.pid, self.child = map(int, words.split()[-2:])
         return words
 
     def kill(self, *, orphan_too=True):
-        self.process.kill()
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = None
+        else:
+            self.process.kill()
         self.process.wait()
         if self.child and orphan_too:
             os.kill(self.child, signal.SIGKILL)
@@ -86,7 +89,7 @@ def start(tmp_path):
 
 def assert_refused(words, directory, holder):
     assert words.startswith(f"{directory}: another job is using this directory")
-    assert f"pid {holder.process.pid} on {socket.gethostname()} since 20" in words
+    assert f"pid {holder.pid} on {socket.gethostname()} since 20" in words
     assert "--output" in words
 
 
@@ -94,7 +97,7 @@ def test_second_job_is_refused_with_the_holder_until_the_holder_dies(tmp_path, s
     first = start("lock")
     assert first.says().startswith("held")
     assert_refused(start("lock").says(), tmp_path, first)
-    with pytest.raises(InputError, match=rf"pid {first.process.pid} on"), locked(tmp_path):
+    with pytest.raises(InputError, match=rf"pid {first.pid} on"), locked(tmp_path):
         pass
     first.kill(orphan_too=False)
     started = time.monotonic()
