@@ -1,4 +1,7 @@
-"""Runs without figures, which take longer than the rest of a tiny inversion."""
+"""Runs without figures, which take longer than the rest of a tiny inversion.
+
+`python -m tests.undrawn run CONFIG` is `hpcfwi run CONFIG` without figures.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfwi import cli
 from hpcfwi.parallel.context import Context
 from hpcfwi.report import figures, style
 from hpcfwi.run import drawing
@@ -28,3 +32,13 @@ def run_undrawn(path: Path, *, migrates: bool = False) -> Path:
         draw_nothing(patch.setattr)
         run_job(path, (), Context.alone(), migrates=migrates, quiet=True)
     return path.parent / "run"
+
+
+def main() -> None:
+    """Run the command line, which draws no figures."""
+    draw_nothing()
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-# The slowest imports of ranks, and the modules of hpcfwi that use them
+# The slowest imports of ranks and their programs, and the modules of hpcfwi that use them
 BEFOREHAND = (
     *("torch.distributed", "numba.np.arrayobj", "scipy.ndimage", "scipy.linalg"),
-    "matplotlib.backends.backend_agg",
+    *("matplotlib.backends.backend_agg", "pytest"),
     *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.stages", "hpcfwi.parallel.launch"),
     *("hpcfwi.report.figures", "hpcfwi.report.log", "hpcfwi.wave.engines.cpu.engine"),
 )

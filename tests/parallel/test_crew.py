@@ -190,7 +190,7 @@ def test_crews_under_torchrun_invert_to_the_bits_of_one_rank(tmp_path):
         path = write_input(tmp_path / str(together), {"wave.ranks_per_shot": together})
         program = f"""
 import sys
-from hpcfwi.cli import main
+from tests.undrawn import main
 
 sys.argv = ["hpcfwi", "run", {str(path)!r}]
 main()
@@ -338,7 +338,7 @@ def test_killed_rank_ends_the_job_which_continues_to_the_same_bits(tmp_path, kil
     checkpoint = tmp_path / "run" / "checkpoints" / "epoch_000004.ckpt"
     program = f"""
 import os, signal, sys, threading, time
-from hpcfwi.cli import main
+from tests.undrawn import main
 
 def die():
     while not os.path.exists({str(checkpoint)!r}):
@@ -351,9 +351,9 @@ sys.argv = ["hpcfwi", "run", {str(path)!r}]
 main()
 """
     assert run_ranks(2, program, timeout=60.0, warm=True, code=None).returncode != 0
-    run_ranks(2, ["-m", "hpcfwi", "run", str(path)], warm=True)
+    run_ranks(2, ["-m", "tests.undrawn", "run", str(path)], warm=True)
     undivided = write_input(tmp_path / "undivided", changes)
-    run_ranks(1, ["-m", "hpcfwi", "run", str(undivided)], warm=True)
+    run_ranks(1, ["-m", "tests.undrawn", "run", str(undivided)], warm=True)
     found, expected = (read_vp(folder / "run") for folder in (tmp_path, tmp_path / "undivided"))
     assert found.tobytes() == expected.tobytes()
 
@@ -363,7 +363,7 @@ def test_signal_stops_all_ranks_with_a_checkpoint(tmp_path, number):
     path = write_input(tmp_path, {"wave.ranks_per_shot": 2, "inversion.epochs": 2000})
     program = f"""
 import os, signal, sys, threading, time
-from hpcfwi.cli import main
+from tests.undrawn import main
 
 def stop():
     while not os.path.exists({str(tmp_path / "run" / "metrics.jsonl")!r}):
@@ -382,7 +382,7 @@ main()
 
 def run_job(folder, n: int, changes: dict[str, object], code: int = 0):
     path = write_input(folder, {"wave.ranks_per_shot": 2, **changes})
-    return run_ranks(n, ["-m", "hpcfwi", "run", str(path)], warm=True, code=code)
+    return run_ranks(n, ["-m", "tests.undrawn", "run", str(path)], warm=True, code=code)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_gpu_engine_inverts_to_the_same_bits_with_two_ranks_per_shot(tmp_path):
         path = write_input(tmp_path / str(ranks), {**short, "wave.ranks_per_shot": ranks})
         program = f"""
 import sys
-from hpcfwi.cli import main
+from tests.undrawn import main
 from tests.wave.engines.gpu.conftest import quickly_interpreted
 
 sys.argv = ["hpcfwi", "run", {str(path)!r}]

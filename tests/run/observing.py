@@ -24,6 +24,7 @@ from hpcfwi.parallel.launch import launch
 from hpcfwi.run.job import run_job
 from hpcfwi.storage import gathers
 from hpcfwi.wave import Simulation
+from tests.undrawn import draw_nothing
 
 simulate, digest_of = Simulator.simulate, gathers.digest_of
 written = 0
@@ -59,4 +60,5 @@ def main(config: str, how: str, rank: str, shots: str, *serial: str) -> int:
 
 
 if __name__ == "__main__":
+    draw_nothing()
     sys.exit(main(*sys.argv[1:]))

@@ -149,15 +149,13 @@ def fail(error, *_):
 READ_ERROR_ON_ONE_RANK = """
 import sys
 from mpi4py import MPI
-from hpcfwi.cli import main
 from hpcfwi.errors import InputError
 from hpcfwi.run import session
-from tests.undrawn import draw_nothing
+from tests.undrawn import main
 
 def fail(*_):
     raise InputError("observed.h5", "the disk has an error", "Copy it again.")
 
-draw_nothing()
 if MPI.COMM_WORLD.rank == 1:
     session.read_observed = fail
 sys.argv = ["hpcfwi", "run", sys.argv[1]]
