@@ -138,6 +138,19 @@ class Server:
         return tell
 
 
+def leave_shared_memory(modules: dict[str, object]) -> None:
+    """Let this process end without taking apart these modules and the libraries of C++.
+
+    That would write to most of the memory that is shared with the server, which takes longer than
+    the start of a rank. MPI, which Python finalizes before, ends as in other processes.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(modules))
+    for name in modules:
+        sys.modules.pop(name, None)
+    library = ctypes.CDLL(None)
+    library.on_exit(library._exit, None)
+
+
 def run_as_python_does(arguments: list[str]) -> None:
     """Run -c CODE or -m MODULE with its arguments."""
     kind, what, *words = arguments
@@ -151,17 +164,23 @@ def run_as_python_does(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__" and not sys.flags.isolated:
+    import atexit
+    import ctypes
     import gc
     from importlib import import_module
     from runpy import run_module
     from selectors import EVENT_READ, DefaultSelector
 
+    shared: dict[str, object] = {}
+    atexit.register(leave_shared_memory, shared)  # before imports, so that it is called last
     # Like `hpcfwi`: ranks do not search the objects of imported modules for garbage.
     gc.disable()
     for name in (*BEFOREHAND, *sys.argv[2:]):
         import_module(name)
     gc.freeze()
     gc.enable()
+    own = ("__main__", "builtins", "sys")
+    shared |= {name: module for name, module in sys.modules.items() if name not in own}
     server = Server(sys.argv[1])
     print("ready", flush=True)
     run_as_python_does(server.serve())
