@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import make_env
+from tests.ranks import make_env, warm_python
 
 pytest.importorskip("triton")
 
@@ -29,7 +28,7 @@ except InputError as error:
 def ask(cache: Path, **more: str) -> subprocess.CompletedProcess[str]:
     given = {k: v for k, v in make_env().items() if k != "TRITON_CACHE_DIR"}
     return subprocess.run(
-        [sys.executable, "-c", ASK],
+        [*warm_python(), "-c", ASK],
         env=given | {"XDG_CACHE_HOME": str(cache)} | more,
         capture_output=True,
         text=True,
