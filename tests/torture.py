@@ -38,18 +38,19 @@ MOST_RANKS = 4
 LATEST, END = 1.5, 240.0
 # Exit codes of a launcher with a crashed rank, which no blow explains
 CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV, 128 + signal.SIGBUS)
+HPCFWI = (sys.executable, "-m", "hpcfwi")
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Torture:
     """An inversion, the digest that it must have, and a random generator.
 
-    python: the command that starts the Python of each rank.
+    program: the command that starts `hpcfwi` on each rank.
     """
 
-    def __init__(self, folder: Path, seed: int, python: Sequence[str]) -> None:
+    def __init__(self, folder: Path, seed: int, program: Sequence[str]) -> None:
         self._chance = random.Random(seed)
-        self._python = python
+        self._program = program
         stages = [
             {**stage, "inversion": {**stage["inversion"], "epochs": epochs}}
             for stage, epochs in zip(STAGES, EPOCHS, strict=True)
@@ -106,7 +107,7 @@ class Torture:
     def _start(self, ranks: int, run: Path) -> subprocess.Popen[bytes]:
         schedule = self._chance.choice(["static", "dynamic"])
         command = ["mpirun", "--bind-to", "none", "--oversubscribe", "-n", str(ranks)]
-        command += [*self._python, "-m", "hpcfwi", "run", str(self._input), "--quiet"]
+        command += [*self._program, "run", str(self._input), "--quiet"]
         command += ["--output", str(run), "--set", f"inversion.schedule={schedule}"]
         size = self._chance.choice([n for n in (1, 2) if ranks % n == 0])
         command += ["--set", f"wave.ranks_per_shot={size}"]
@@ -148,15 +149,13 @@ def digest_of(run: Path) -> str:
         return hashlib.sha256(file["vp"][...].tobytes()).hexdigest()
 
 
-def main(
-    blows: int = 200, seed: int | None = None, python: Sequence[str] = (sys.executable,)
-) -> int:
+def main(blows: int = 200, seed: int | None = None, program: Sequence[str] = HPCFWI) -> int:
     """Apply a number of blows; return 0 if the inversion has survived them."""
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     print(f"{blows} blows, seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            torture = Torture(Path(folder), seed, python)
+            torture = Torture(Path(folder), seed, program)
             for number in range(1, blows + 1):
                 print(f"{number}/{blows}  {torture.strike()}", flush=True)
             torture.conclude()

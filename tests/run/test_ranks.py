@@ -376,7 +376,7 @@ def test_volume_has_the_same_bits_on_one_rank_and_on_three_restarted(jobs):
 
 def test_torchrun_finds_the_same_bits_as_mpirun(runs):
     output = runs / "torchrun"
-    command = ["-m", "hpcfwi", "run", str(runs / "input.toml"), "--output", str(output)]
+    command = ["-m", "tests.undrawn", "run", str(runs / "input.toml"), "--output", str(output)]
     run_torchrun(2, command, timeout=TIMEOUT)
     assert traces(output) == traces(runs / "1")
     assert_same_answer(output, runs / "1")
@@ -495,7 +495,7 @@ def test_stopped_or_killed_ranks_continue_to_the_same_bits_on_any_number(tmp_pat
 
 
 def test_warning_about_fewer_epochs_is_printed_by_rank_0_only(tmp_path):
-    command = ["-m", "hpcfwi", "run", str(write_input(tmp_path)), "--set"]
+    command = ["-m", "tests.undrawn", "run", str(write_input(tmp_path)), "--set"]
     run_ranks(2, [*command, "inversion.epochs=2"], timeout=TIMEOUT, warm=True)
     done = run_ranks(2, [*command, "inversion.epochs=1"], timeout=TIMEOUT, warm=True)
     assert "WARNING: Only 1 epochs are requested" in done.stdout

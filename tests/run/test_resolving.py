@@ -58,7 +58,7 @@ def make_jacobian(job):
             wavelet,
             survey.sources,
             survey.receivers,
-            engine="eager",
+            engine="cpu",
             history="auto",
             **options,
         )
@@ -105,7 +105,7 @@ def test_resolution_has_the_same_bits_on_any_number_of_ranks(tmp_path):
     for size in (1, 2, 3):
         run = tmp_path / f"run{size}"
         program = ["-m", "hpcfwi", "resolve", str(path), "--output", str(run), "--quiet"]
-        run_ranks(size, program, warm=("hpcfwi.run.commands",))
+        run_ranks(size, program, warm=True)
         found.append(read(run)[0])
     for arrays in found[1:]:
         for name, array in found[0].items():
