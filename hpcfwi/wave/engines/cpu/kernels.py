@@ -4,9 +4,10 @@ The functions are written in the form that Numba compiles to efficient SIMD inst
 loop runs along a row of two-dimensional arrays with unsigned indices. The arrays of a function do
 not overlap, and the compiler is told so. A function computes a block of rows, because a call passes
 dozens of numbers, which takes as long as a hundred cells. Stencils are tuples, whose length is
-known to the compiler, so that it unrolls the sum. Entry m of a stencil is the weight of the offsets
-m + 1 and -(m + 1). An axis across the rows is given by its stride, the number of rows between
-neighbours. Arrays of the size of the grid have the layout of `layout`.
+known to the compiler, so that it unrolls the sum. Entry m of a stencil is the weight of the offset
+m + 1; the offset -(m + 1) has the same weight in second differences, and minus this weight in first
+differences. An axis across the rows is given by its stride, the number of rows between neighbours.
+Arrays of the size of the grid have the layout of `layout`.
 
 Along a row, most functions go through groups of LANES cells. Before they compute a group, they ask
 for the cells of a later row, which are then in the cache when they are needed (`prefetch`). The

@@ -180,7 +180,10 @@ class StaggeredState(NamedTuple):
 
 
 class StaggeredTape(NamedTuple):
-    """The samples of the differences, each an entry of the store; see `sweeps.Tape`."""
+    """The samples of the differences, each an entry of the store; see `sweeps.Tape`.
+
+    The interval is 0 if nothing is stored.
+    """
 
     interval: int
     offset: int

@@ -201,7 +201,7 @@ def advance_part(tables, fields, n, part, u):
     grid, laplacian, memory = tables.grid, tables.laplacian, fields.slabs
     slabs, (near, far) = tables.slabs, tables.axes
     for plane in range(part.front, part.back):
-        # Slabs 0 and 1 are at the ends of the rows of all planes; the others consist of planes.
+        # Slabs 0 and 1 are the first and the last rows of all planes; the others consist of planes.
         across = -1
         for number in range(2, len(slabs.table)):
             if slabs.table[number].front <= plane < slabs.table[number].back:
@@ -324,10 +324,10 @@ class Tape(NamedTuple):
     """The samples that the forward sweep stores for the backward one.
 
     A sample is u = (p[n + 1] - 2 p[n] + p[n - 1]) / v2dt2 at step n; n is offset,
-    offset + interval, and so on. interval: 0 if nothing is stored; first: number of the sample in
-    entry 0 of the store; u: a field to work in, or an array without rows if u is not stored;
-    samples: the store; windows: (time // STEPS_PER_WINDOW, 6), the windows of the steps, the first
-    of which is given; explores: True if the forward sweep finds the others.
+    offset + interval, and so on. interval: in steps; first: number of the sample in entry 0 of the
+    store; u: a field to work in, or an array without rows if nothing is stored; samples: the store;
+    windows: (time // STEPS_PER_WINDOW, 6), the windows of the steps, the first of which is given;
+    explores: True if the forward sweep finds the others.
     """
 
     interval: int
@@ -450,7 +450,7 @@ def add_products(grid, total, part, p, u):
 
 @within_loops
 def stores_sample(tape, n):
-    """Return True if the samples of step n are on the tape."""
+    """Return True if step n is one of the sampled steps."""
     return tape.interval > 0 and n % tape.interval == tape.offset
 
 
