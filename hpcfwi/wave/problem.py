@@ -224,8 +224,10 @@ class Gradients:
 
     model: with respect to the model's arrays, by name, each (shot, ...); wavelet: (shot, source,
     time), with the samples of the wavelet that was simulated; source_illumination and
-    receiver_illumination: (shot, ...), the time sums of the squared forward and adjoint fields, or
-    None if they are not wanted or the engine has none.
+    receiver_illumination: (shot, ...), time sums of squares in the forward and in the adjoint
+    simulation, or None if they are not wanted or the engine has none. For the acoustic equation,
+    these are the squares of p and q, see `Problem`. For first-order equations, they are those of
+    the derivatives that are stored for the gradient, and of the adjoint fields.
     """
 
     model: Mapping[str, Tensor]

@@ -2,7 +2,7 @@
 
 A model, an `Acquisition` and a `Method` become a `Problem`, which an engine solves. `simulate`
 returns an object that can be propagated back shot by shot, with illuminations, as an inversion
-needs it; `acoustic` is the function for autograd.
+needs it. The functions for autograd, such as `acoustic`, are in `autograd`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Acquisition:
 
 @dataclass(frozen=True)
 class Method:
-    """The method of simulation; `acoustic` explains each of these parameters.
+    """The method of simulation; `autograd.acoustic` explains the parameters that it shares.
 
     equation: the name of the wave equation; attenuation: the dependence of its quality factors on
     frequency, or None, which stands for the default; leader: of the ranks that simulate each shot

@@ -37,7 +37,7 @@ class Engine(Protocol):
         """Return the approximate bytes of `forward` and `backward` for so many steps."""
 
     def count_updates(self, problem: Problem, steps: int) -> float:
-        """Return the approximate number of cells of `forward`, summed over shots and steps."""
+        """Return the approximate number of cells that `forward` computes in all shots and steps."""
 
     def idle(self) -> int:
         """Return the bytes of buffers from earlier simulations."""

@@ -54,8 +54,8 @@ class Derivatives(NamedTuple):
     """The gradients of a function of the recorded fields, shot by shot.
 
     signal: (shot, signal times source, time); rates: (shot, ...) on the padded grid, None if none
-    is wanted; factors: (shot, source, tap); energies: the time sums of the squared samples and of
-    the squared adjoint fields, (shot, ...), or none.
+    is wanted; factors: of each emission, (shot, source, tap); energies: (shot, ...) on the padded
+    grid, the time sums of the squared samples and of the squared adjoint fields, or none.
     """
 
     signal: Tensor
@@ -65,7 +65,10 @@ class Derivatives(NamedTuple):
 
 
 class FirstOrderShots(Protocol):
-    """Shots of a problem: their recorded fields, the derivative of these and its transpose."""
+    """Shots of a problem: their recorded fields, the derivative of these and its transpose.
+
+    The rates, and which of them vary, are given when the object is made, see `MakeShots`.
+    """
 
     def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
