@@ -285,9 +285,11 @@ class EpochEvaluator:
     def product(self, model: Model, direction: Model, shots: int | None = None) -> Model:
         """Return the product of the Gauss-Newton matrix and a direction other than 0; collective.
 
-        It is in double precision, because it may be too small for single precision. The exact sums
-        take their resolution from the first direction of the epoch, so that directions are divided
-        by a power of two to about the same size.
+        shots: number of shots of the batch that are simulated, the first ones; by default all.
+
+        The product is in double precision, because it may be too small for single precision. The
+        exact sums take their resolution from the first direction of the epoch, so that directions
+        are divided by a power of two to about the same size.
         """
         largest = max(float(array.abs().max()) for array in direction.arrays.values())
         size = ldexp(1.0, frexp(largest)[1])

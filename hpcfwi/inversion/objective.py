@@ -59,10 +59,10 @@ class Evaluation:
     """Means over the shots of a batch; they are the same on every rank, except for the times.
 
     misfit: of the data; penalty: of the regularizer, 0 without one; gradient: of both with respect
-    to the model; illuminations: time sums of the squared forward and adjoint fields, by name, zero
-    if they were not requested or the engine has none; failed: shots that are left out because their
-    results are not finite; magnitudes: the largest absolute value of a shot's term in each sum,
-    from which the next evaluation takes the unit of its exact sums; simulations: number of
+    to the model; illuminations: those of `wave.Gradients`, by name, zero if they were not requested
+    or the engine has none; failed: shots that are left out because their results are not finite;
+    magnitudes: the largest absolute value of a shot's term in each sum, from which the next
+    evaluation takes the unit of its exact sums; times: of this rank; simulations: number of
     simulated shots, where the forward and the backward pass together count once, and a derivative
     twice; wavelet_gradient: with respect to the wavelet of the survey, (time,), if that is an
     unknown.
@@ -114,9 +114,9 @@ class Objective:
     def along(self, direction: Model) -> Objective:
         """Return an objective whose gradient is replaced by its derivative in a direction.
 
-        This is the product of the Gauss-Newton matrix and the direction, J^T H J d, where J is the
-        derivative of the traces with respect to the model, and H that of the gradients of misfit
-        and penalty.
+        This is the product of the Gauss-Newton matrix and the direction, (J^T H J + R) d, where J
+        is the derivative of the traces with respect to the model, H that of the adjoint source with
+        respect to the traces, and R that of the gradient of the penalty with respect to the model.
         """
         return replace(self, direction=direction, wavelet_samples=0)
 

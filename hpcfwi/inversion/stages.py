@@ -195,7 +195,7 @@ class Batch:
     epoch: its number, from 1; shots: the numbers of all its shots, unordered; key: equal for epochs
     of a stage with the same shots; part: returns the part with given shots; deal: yields the parts
     of this rank, of all shots or of the remaining ones, as the schedule decides; all ranks call it
-    together. Both are methods of the `Sampler` that has drawn the batch.
+    together. Both are those of the sampler that has drawn the batch, encoded or not.
     """
 
     epoch: int

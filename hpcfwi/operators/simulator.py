@@ -240,7 +240,9 @@ class Simulator:
     ) -> Simulation:
         """Simulate the shots of a survey, or of a part of it, in a model of `restrict`.
 
-        window: the common window of the shots, None for the whole model and all receivers.
+        keep: True keeps the history for the backward pass; illuminate: True if illuminations will
+        be wanted; window: the common window of the shots, None for the whole model and all
+        receivers.
         """
         background = self.medium(model)
         task = self.set_up(background, survey, window, illuminate)
