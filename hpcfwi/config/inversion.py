@@ -61,7 +61,8 @@ class PreconditionSection(Section):
     smooth: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     """Smooth with a Gaussian whose standard deviation is this fraction of the wavelength.
 
-    The wavelength is the mean velocity at each depth divided by the peak frequency of the wavelet.
+    The wavelength is the mean velocity of the slowest waves at each depth, divided by the peak
+    frequency of the wavelet.
     """
     depth: Annotated[float, Field(gt=-10.0, le=10.0)] | None = None
     """Multiply by this power of the depth."""

@@ -307,8 +307,8 @@ class WaveSection(Section):
     """Spacing of a coarser grid on which the inversion simulates waves.
 
     `"auto"` is the coarsest spacing that the highest frequency of the wavelet, after `data.band`,
-    allows. The inversion still updates, writes and draws the model on its own grid. Observed data
-    are simulated on that grid as well.
+    allows. The inversion still updates, writes and draws the model on the grid of the model, on
+    which observed data are simulated as well.
     """
     boundary: Annotated[int, Field(ge=0, le=1000), Unit("cells")] = 20
     """Width of the absorbing boundary (CPML) outside the model."""
@@ -321,7 +321,10 @@ class WaveSection(Section):
     always are. docs/physics.md describes the error.
     """
     free_surface: bool = False
-    """If true, p = 0 at the top of the model, in place of an absorbing boundary."""
+    """If true, the top of the model is a free surface, in place of an absorbing boundary.
+
+    The pressure is 0 there or, in elastic media, the stresses on the surface are.
+    """
     engine: Annotated[str, OneOf(("auto", *ENGINES))] = "auto"
     """The engine that computes the waves.
 

@@ -288,9 +288,10 @@ class Mute(Section):
 
     The columns are either `shot receiver time`, with indices from 0, or `source_x receiver_x time`
     (and `source_y`, `receiver_y` in a 3-D model), in m. Times are in s after the shot. For a trace
-    without a pick, the line is interpolated in offset between the nearest picks of its shot, on the
-    same side of the source. Traces beyond the outermost picks are silenced, and so are all traces
-    of a shot without picks.
+    without a pick, the line is interpolated in offset between the nearest picks of its shot.
+    Offsets are negative on the side of smaller x, so that the line is straight between the
+    innermost picks of both sides: pick traces near the source. Traces beyond the outermost picks
+    are silenced, and so are all traces of a shot without picks.
     """
     after: Time | None = None
     """Silence all traces after this time."""
@@ -336,8 +337,9 @@ class Weight(Section):
 class Edit(Section):
     """Leave out traces whose observed amplitude differs from traces at similar offsets.
 
-    The amplitude is the root mean square. It is compared with the median of the 11 traces of the
-    shot that are nearest in offset. Traces that are not finite are left out as well.
+    The amplitude is the root mean square. It is compared with the median of 11 traces of the shot:
+    the trace and its neighbours in the order of offsets. Traces that are not finite are left out as
+    well.
     """
 
     above: Factor = 10.0

@@ -5,7 +5,7 @@ converted to those of line sources for a 2-D earth, and then they are filtered. 
 filtered in the same way, so that simulated traces need no filter. The response of a zero-phase
 filter begins before the signal, so that records of a band begin and end `lead` seconds earlier. All
 other factors multiply both observed and simulated traces, so that the transpose is the same
-multiplication. The observed traces determine which traces count.
+multiplication. Factors, and whether a trace counts, never depend on simulated traces.
 
 A file of picks has a header, which names its columns, and a row for each pick, with commas or
 blanks between the numbers. Columns are `shot`, `receiver`, `time`, the first two counted from 0 as
@@ -209,7 +209,8 @@ class Picks:
     ) -> NDArray[np.float64]:
         """Return times (s) at signed offsets (m) from a source, interpolated between its picks.
 
-        They are NaN beyond the outermost picks, and for a source without picks.
+        Between the innermost picks of both sides, the line goes straight across the source. Times
+        are NaN beyond the outermost picks, and for a source without picks.
         """
         mine = self._places.get(source.tobytes())
         if mine is None:
@@ -380,7 +381,7 @@ def _check_near(path: Path, line: int, what: str, away: float) -> None:
         )
 
 
-# Number of neighbours in offset with whose median a trace is compared.
+# Number of traces, in the order of offsets, with whose median the one in their middle is compared.
 NEIGHBOURS = 11
 REFERENCE_OFFSET = 1000.0  # m
 SMALLEST_OFFSET = 10.0  # m
@@ -520,9 +521,11 @@ def root_mean_square(traces: NDArray[np.floating]) -> NDArray[np.float64]:
 def median_of_neighbours(
     values: NDArray[np.float64], offsets: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the median of the `NEIGHBOURS` values (..., receiver) nearest in offset to each.
+    """Return a running median of values (..., receiver) in the order of their offsets (m).
 
-    Only values that are finite and not 0 are used; the result is NaN if there are none.
+    Each is that of the `NEIGHBOURS` values around a value, which is one of them, or of the first or
+    the last ones at the ends. Only values that are finite and not 0 are used; the result is NaN if
+    there are none.
     """
     order = np.argsort(offsets, axis=-1, kind="stable")
     usable = np.where(np.isfinite(values) & (values != 0.0), values, np.nan)
@@ -576,7 +579,10 @@ def _silence(
     mute: Mute,
     picked: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
-    """Return factors (receiver, time), 0 on one side of a line and 1 on the other."""
+    """Return factors (receiver, time), 0 in the silenced part of the traces and 1 in the other.
+
+    picked: the times (receiver,) of the line before its delay, s, if it is one of picks.
+    """
     if picked is not None:
         line, keep = picked + mute.delay, mute.keep
     elif mute.after is not None:
@@ -603,7 +609,10 @@ def _rise(time: NDArray[np.float64], taper: float) -> NDArray[np.float64]:
 def _weigh(
     observed: NDArray[np.float32], offsets: NDArray[np.float64], weight: Weight
 ) -> NDArray[np.float64]:
-    """Return factors of the traces (receiver,), 1 for a trace that is silent or not finite."""
+    """Return factors of traces, (receiver,).
+
+    Those of `weight.amplitude` are 1 for traces that are silent or not finite.
+    """
     factors = (np.maximum(offsets, SMALLEST_OFFSET) / REFERENCE_OFFSET) ** weight.offset
     if weight.amplitude:
         loudness = root_mean_square(observed)
