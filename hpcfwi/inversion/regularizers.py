@@ -3,7 +3,8 @@
 A regularizer is a function of a model and a prior model, both of tensors, of the weights of cells,
 a tensor or None if all are 1, and of its keys. It returns the penalty, which is added to the
 misfit, and the gradient of the penalty, which is a model. Every rank computes it, so that its
-results must not depend on the number of threads.
+results must not depend on the number of threads. Gauss-Newton differentiates the gradient by
+torch's forward mode, so that it must not be detached from the model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hpcfwi.model import Model
 from hpcfwi.operators.vectors import add_up
 
 Regularizer = Callable[[Model], tuple[float, Model]]
+"""A regularizer whose prior model, weights and keys are given."""
 
 Measure = Callable[[Tensor, Tensor], tuple[float, Tensor]]
 """A function of an array and that of the prior model to the penalty and its gradient."""

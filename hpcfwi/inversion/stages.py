@@ -114,8 +114,9 @@ class Stage:
         return cast(Choose, find(SAMPLINGS[self.section.sampling]))(self.draws, number)
 
 
-# Grid points per shortest wavelength, for each order of the differences, with which the error of
-# phase velocities is less than one per cent.
+# Grid points per shortest wavelength, for each order of the differences, with which differences in
+# space make phase velocities too low by at most 1.4 per cent. The longest stable steps make them
+# too high by up to 3.2 per cent.
 POINTS = {2: 11.0, 4: 5.5, 6: 4.5, 8: 4.0}
 # Amplitude at the highest frequency that is considered, as a share of the wavelet's largest.
 FAINT = 0.01

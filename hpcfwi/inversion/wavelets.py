@@ -176,10 +176,10 @@ class Known:
 class Estimate:
     """The method that estimates the wavelet at the beginning of a stage, and every so many epochs.
 
-    It uses the shots and the model of the epoch. It starts from the wavelet of the survey, of which
-    only the band matters. Near traces are the most reliable, because their first arrivals have
-    travelled through water of known velocity; far traces attribute errors of the model to the
-    wavelet.
+    It uses the shots and the model of the epoch. It starts from the wavelet of the survey, or from
+    the last estimate in the stage, of which only the band matters. Near traces are the most
+    reliable, because their first arrivals have travelled through water of known velocity; far
+    traces attribute errors of the model to the wavelet.
     """
 
     takes_steps = False
@@ -215,9 +215,10 @@ class Estimate:
         return due
 
     def estimate(self, wavelet: Wavelet, spectra: CrossSpectra, dt: float) -> Wavelet:
-        """Return the emitted wavelet.
+        """Return the emitted wavelet, (time,); it is unchanged if all simulated traces are silent.
 
-        wavelet: the wavelet of the simulated traces, sampled every `dt` s.
+        wavelet: the wavelet of the simulated traces, (time,), sampled every `dt` s; spectra: of the
+        simulated and the observed traces.
         """
         n = wavelet.shape[-1]
         if not spectra.power.any():
