@@ -444,7 +444,7 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
         path = Path(section.file)
         _refuse_segy(path)
         with GatherReader(path, context) as reader:
-            survey = emit(reader.survey, section)
+            survey = replace_wavelet(reader.survey, section)
             methods = (part.inversion.wavelet.bind()() for _, part in config.stages())
             if not survey.wavelet.any() and all(isinstance(m, Estimate) for m in methods):
                 guess = context.from_root(lambda: _guess_wavelet(reader))
@@ -476,9 +476,10 @@ def _make_survey(config: Config, grid: Grid, context: Context) -> tuple[Survey, 
     return survey, Path(config.output.directory) / "observed.h5"
 
 
-def emit(survey: Survey, section: SurveySection) -> Survey:
+def replace_wavelet(survey: Survey, section: SurveySection) -> Survey:
     """Return the survey of a gathers file, with the wavelet of the input if it has one.
 
+    The sampling interval and the duration of the input, if given, replace those of the file, too.
     Raises `InputError` if the wavelet does not fit the record.
     """
     given = section.wavelet

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, refusing
-from hpcfwi.inversion.preparation import emit
+from hpcfwi.inversion.preparation import replace_wavelet
 from hpcfwi.inversion.resolution import reflectivity
 from hpcfwi.inversion.shot_qc import Fit, View, choose_drawn, to_unit_norm
 from hpcfwi.inversion.wavelets import Wavelet
@@ -270,7 +270,7 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
     observed = Path(given.survey.file) if given.survey.file else directory.observed
     if exists(observed):
         with GatherReader(observed, Context.alone()) as reader:
-            survey = emit(reader.survey, given.survey)
+            survey = replace_wavelet(reader.survey, given.survey)
             if survey.sources.shape[1] != initial.grid.ndim:
                 raise InputError(
                     str(observed),
