@@ -439,11 +439,11 @@ class Conditioning:
             sources = survey.sources if survey.sources.ndim == 2 else survey.sources[:, 0]
             offsets = find_offsets(sources, survey.receivers)
             factors = np.ones(observed.shape, np.float32)
-            for k, alike in list_alike(survey):
+            for k, some in index_components(survey):
                 at = survey.sources[k], survey.receivers[k]
-                picked = {f: self.picks[f].find_times(*at)[alike] for f in section.picks}
-                factors[k, alike] = find_factors(
-                    observed[k, alike], offsets[k, alike], times, section, picked
+                picked = {f: self.picks[f].find_times(*at)[some] for f in section.picks}
+                factors[k, some] = find_factors(
+                    observed[k, some], offsets[k, some], times, section, picked
                 )
         counts, gains = self.select(observed, survey), None
         if self.gains:
@@ -458,13 +458,13 @@ class Conditioning:
         mask = np.ones(observed.shape[:2], dtype=bool)
         if edit is not None:
             offsets = find_offsets(survey.sources, survey.receivers)
-            for k, alike in list_alike(survey):
-                mask[k, alike] = find_alike(observed[k, alike], offsets[k, alike], edit)
+            for k, some in index_components(survey):
+                mask[k, some] = find_ordinary(observed[k, some], offsets[k, some], edit)
         return mask if survey.mask is None else mask & survey.mask
 
 
-def list_alike(survey: Survey) -> Iterator[tuple[int, slice | NDArray[np.bool_]]]:
-    """Yield each shot with an index of its traces, or one for each of its components."""
+def index_components(survey: Survey) -> Iterator[tuple[int, slice | NDArray[np.bool_]]]:
+    """Yield the place of each shot, and an index of its traces, for each of its components."""
     components = survey.components
     kinds = components.of_traces((survey.n_shots, survey.n_receivers))
     for shot in range(survey.n_shots):
@@ -502,7 +502,7 @@ def find_gains(
 NO_CONDITIONING = Conditioning(DataSection())
 
 
-def find_alike(
+def find_ordinary(
     observed: NDArray[np.float32], offsets: NDArray[np.float64], edit: Edit
 ) -> NDArray[np.bool_]:
     """Return a mask of the traces (..., receiver, time) that are as loud as their neighbours."""

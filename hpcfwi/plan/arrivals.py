@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.inversion.conditioning import (
     NEIGHBOURS,
-    list_alike,
+    index_components,
     median_of_finite,
     median_of_neighbours,
     root_mean_square,
@@ -336,8 +336,8 @@ def _find_faults(
     loudness = root_mean_square(traces)
     broken, spiky = ~np.isfinite(traces).all(axis=-1), find_spikes(traces)
     typical = np.empty_like(loudness)
-    for shot, alike in list_alike(survey):
-        typical[shot, alike] = median_of_neighbours(loudness[shot, alike], distances[shot, alike])
+    for shot, some in index_components(survey):
+        typical[shot, some] = median_of_neighbours(loudness[shot, some], distances[shot, some])
     dead = due & (loudness <= DEAD * np.nan_to_num(typical))
     with np.errstate(invalid="ignore"):
         loud = (loudness > LOUD * typical) & ~spiky

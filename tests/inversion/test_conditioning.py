@@ -15,9 +15,9 @@ from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import (
     NO_CONDITIONING,
     Conditioning,
-    find_alike,
     find_factors,
     find_gains,
+    find_ordinary,
     measure_energies,
     median_of_neighbours,
 )
@@ -150,8 +150,8 @@ def test_traces_unlike_their_neighbours_are_left_out():
     bad = {3: 50.0, 17: 0.0, 25: np.nan, 39: 1e-3}
     for trace, factor in bad.items():
         spread[trace] *= factor
-    alike = find_alike(spread.astype(np.float32), offsets, Edit())
-    assert np.flatnonzero(~alike).tolist() == sorted(bad)
+    ordinary = find_ordinary(spread.astype(np.float32), offsets, Edit())
+    assert np.flatnonzero(~ordinary).tolist() == sorted(bad)
 
 
 def test_median_of_neighbours_matches_numpy_in_order_of_offset():
@@ -169,9 +169,9 @@ def test_edit_of_a_shot_does_not_depend_on_other_shots():
     spreads, offsets = draw.normal(size=(5, 30, 40)), draw.random((5, 30))
     spreads[draw.random((5, 30)) < 0.2] *= 1e-4
     spreads[3, 4], spreads[1] = np.nan, 0.0
-    together = find_alike(spreads.astype(np.float32), offsets, Edit())
+    together = find_ordinary(spreads.astype(np.float32), offsets, Edit())
     for shot, spread in enumerate(spreads.astype(np.float32)):
-        np.testing.assert_array_equal(together[shot], find_alike(spread, offsets[shot], Edit()))
+        np.testing.assert_array_equal(together[shot], find_ordinary(spread, offsets[shot], Edit()))
 
 
 @pytest.fixture(scope="module")
