@@ -331,7 +331,7 @@ def _from_moduli(unknowns: Arrays, medium: Medium) -> Arrays:
 
 
 # Parameters that may be negative, which have no logarithm.
-SIGNED = ("epsilon", "delta", "theta")
+SIGNED = tuple(name for name, parameter in PARAMETERS.items() if parameter.lowest < 0.0)
 
 
 def _find_logarithms(arrays: Arrays, medium: Medium) -> Arrays:
