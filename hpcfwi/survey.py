@@ -128,7 +128,7 @@ class Survey:
     receiver, ndim); wavelet: (time,), the same for all shots, (shot, time) or (shot, source, time);
     dt: sampling interval of wavelets and recorded traces, s; mask: (shot, receiver), True for
     traces that count, None if all do. The other traces also have positions; they pad shots with
-    fewer receivers to a common number. start: time of the first sample after the shot, s.
+    fewer receivers to a common number. start: time of the first sample, s after the shot.
     components, source_kinds: of its traces and of its sources. A receiver with several components
     has a position, and a trace, for each of them.
     """
@@ -232,8 +232,8 @@ class Survey:
     def receiver_positions(self) -> NDArray[np.float64]:
         """Return positions (n, ndim) of the receivers whose traces count, once for each shot.
 
-        Receivers that all shots share are included only once if all traces count, and so is every
-        position if there are several components.
+        Receivers that all shots share are included only once if all traces count. With several
+        components, each position is included only once.
         """
         receivers = self.receivers.reshape(-1, self.receivers.shape[-1])
         if self.mask is not None:

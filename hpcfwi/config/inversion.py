@@ -235,7 +235,7 @@ class InversionSection(Section):
     hold: Count = 1
     """Number of epochs that use the same shots, or the same signs, before new ones are drawn."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Random seed. The shots of an epoch depend only on the seed and the number of the epoch."""
+    """Random seed. The shots of an epoch depend on it and other keys, not on ranks or restarts."""
     optimizer: Optimizer
     """The optimizer and its keys."""
     fixed_above: Position | None = None

@@ -3,11 +3,11 @@
 A stage has an experiment with its settings; `config` decides which keys may differ between stages.
 The sampler gives each rank the shots of a batch that it simulates, with their data.
 
-The shots of an epoch are a function of the seed and of the epoch's number. Every rank therefore
-draws the same shots, and a continued run draws the same shots as a run without a break, without any
-state. An encoded shot has all sources of a survey at once, with random signs. Its gradient is that
-of the whole survey plus cross-talk between shots, which has a mean of zero (Krebs et al. 2009,
-doi:10.1190/1.3230502). It is simulated like any shot with several sources.
+The shots of an epoch are a function of the settings, among them the seed, and of the epoch's
+number. Every rank therefore draws the same shots, and a continued run draws the same shots as a run
+without a break, without any state. An encoded shot has all sources of a survey at once, with random
+signs. Its gradient is that of the whole survey plus cross-talk between shots, which has a mean of
+zero (Krebs et al. 2009, doi:10.1190/1.3230502). It is simulated like any shot with several sources.
 """
 
 from __future__ import annotations
