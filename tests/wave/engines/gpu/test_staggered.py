@@ -46,7 +46,7 @@ def test_traces_and_gradients_are_those_of_autograd(
     options: dict[str, Any] = everything(shape)
     survey = random_survey(
         shape,
-        samples=6 if equation == "elastic-tti" else 12,
+        samples=6 if equation == "elastic-tti" else 8,
         order=order,
         free_surface=free_surface,
         boundary=3,
