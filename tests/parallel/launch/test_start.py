@@ -176,7 +176,8 @@ def test_torch_variables_define_ranks_without_mpi():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [start(*PROGRAM, "collectives", RANK=str(rank), **common) for rank in range(2)]
+    words = [*warm_python(), *PROGRAM, "collectives"]
+    ranks = [start_words(*words, RANK=str(rank), **common) for rank in range(2)]
     first, second = map(finish, ranks)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stdout.startswith("ranks 2 mpi False environment 0 2 ")
@@ -184,7 +185,8 @@ def test_torch_variables_define_ranks_without_mpi():
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_rank_without_master_address_ends_with_exit_code_2(rank):
-    done = finish(start(*PROGRAM, "collectives", RANK=rank, WORLD_SIZE="2"))
+    words = [*warm_python(), *PROGRAM, "collectives"]
+    done = finish(start_words(*words, RANK=rank, WORLD_SIZE="2"))
     assert done.returncode == 2
     assert "ranks 1" not in done.stdout
 
