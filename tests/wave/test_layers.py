@@ -147,11 +147,15 @@ def test_layers_have_the_bits_of_the_whole_grid(shape: tuple[int, ...], history:
     assert_same_bits(task_of(shots_of(shape, sources=2), history=history))
 
 
-# Each number of axes, order and precision takes another half a minute to compile. The loops of the
-# volume are also those of an inversion in `tests.run.test_ranks`.
+# Each number of axes, order and precision takes half a minute to compile. The loops of the volume
+# in single precision are also those of an inversion in `tests.run.test_ranks`.
 @pytest.mark.parametrize(
     ("shape", "order", "dtype"),
-    [*((FLAT, order, torch.float64) for order in (2, 4, 6)), (SOLID, 4, torch.float32)],
+    [
+        *((FLAT, order, torch.float64) for order in (2, 4, 6)),
+        *((SOLID, order, torch.float64) for order in (2, 6)),
+        (SOLID, 4, torch.float32),
+    ],
     ids=str,
 )
 def test_layers_have_the_bits_of_the_whole_grid_at_every_order(
