@@ -219,7 +219,8 @@ class DeviceShare:
     """The host, cores and device of one rank.
 
     gpu: the identity of its GPU, the same for all ranks that share it, None on a CPU; unseen: a
-    variable that gives GPUs to this rank although torch sees none, as NAME=VALUE, None otherwise.
+    variable that gives GPUs to this rank although torch sees none, as NAME=VALUE, None otherwise;
+    threads: OMP_NUM_THREADS of this rank if the user has set it.
     """
 
     host: str
@@ -227,6 +228,7 @@ class DeviceShare:
     device: str
     gpu: str | None = None
     unseen: str | None = None
+    threads: str | None = None
 
 
 def find_share(host: str, local_rank: int, gpus: bool) -> DeviceShare:
@@ -237,10 +239,19 @@ def find_share(host: str, local_rank: int, gpus: bool) -> DeviceShare:
     `check_shares` then reports.
     """
     cores, visible = frozenset(os.sched_getaffinity(0)), torch.cuda.device_count() if gpus else 0
+    threads = find_threads(os.environ)
     if not visible:
-        return DeviceShare(host, cores, "cpu", unseen=find_given(os.environ) if gpus else None)
+        unseen = find_given(os.environ) if gpus else None
+        return DeviceShare(host, cores, "cpu", unseen=unseen, threads=threads)
     device = f"cuda:{local_rank % visible}"
-    return DeviceShare(host, cores, device, str(torch.cuda.get_device_properties(device).uuid))
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    return DeviceShare(host, cores, device, gpu, threads=threads)
+
+
+def find_threads(env: Mapping[str, str]) -> str | None:
+    """Return OMP_NUM_THREADS, None if it is not set or is the 1 that torchrun sets by default."""
+    text = env.get("OMP_NUM_THREADS", "")
+    return None if text == "1" and "TORCHELASTIC_RUN_ID" in env else text or None
 
 
 def find_given(env: Mapping[str, str]) -> str | None:
@@ -264,6 +275,12 @@ def check_shares(shares: Sequence[DeviceShare], share_gpus: bool = False) -> Non
     share_gpus: True if several ranks may share a GPU; each rank must then have one.
     """
     for rank, share in enumerate(shares):
+        if share.threads is not None and not _parse_threads(share.threads):
+            raise InputError(
+                f"OMP_NUM_THREADS of rank {rank} on {share.host}",
+                f"{share.threads!r} is not a number of threads",
+                "Set it to a whole number of 1 or more, or unset it.",
+            )
         if share.unseen is not None:
             built = torch.version.cuda or getattr(torch.version, "hip", None)
             raise InputError(
@@ -314,12 +331,11 @@ def count_threads(shares: Sequence[DeviceShare], rank: int, env: Mapping[str, st
     """Return the number of threads of a rank: OMP_NUM_THREADS if set, otherwise its share of cores.
 
     A core on which several ranks may run is divided between them. SLURM_CPUS_PER_TASK is an upper
-    limit. The value OMP_NUM_THREADS=1 that torchrun sets by default is ignored.
+    limit of that share.
     """
-    set_by_user = env.get("OMP_NUM_THREADS", "")
-    if set_by_user and not (set_by_user == "1" and "TORCHELASTIC_RUN_ID" in env):
-        return _parse_threads(set_by_user)
     mine = shares[rank]
+    if mine.threads is not None:
+        return _parse_threads(mine.threads)
     users = Counter(core for share in shares if share.host == mine.host for core in share.cores)
     threads = int(sum(Fraction(1, users[core]) for core in mine.cores))
     per_task = env.get("SLURM_CPUS_PER_TASK", "")
@@ -357,12 +373,9 @@ def list_interfaces() -> list[tuple[str, str]]:
 
 
 def _parse_threads(text: str) -> int:
-    """Return the first number of a list such as "4" or "4,2" (threads at each nesting level)."""
+    """Return the first number of a list such as "4" or "4,2" (threads at each nesting level).
+
+    It is 0 if this is not a number of threads.
+    """
     first = text.split(",")[0].strip()
-    if not first.isdigit() or int(first) == 0:
-        raise InputError(
-            "OMP_NUM_THREADS",
-            f"{text!r} is not a number of threads",
-            "Set it to a whole number of 1 or more, or unset it.",
-        )
-    return int(first)
+    return int(first) if first.isdigit() else 0

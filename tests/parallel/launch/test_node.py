@@ -15,13 +15,14 @@ from hpcfwi.parallel.rendezvous import (
     count_threads,
     find_given,
     find_share,
+    find_threads,
     interface_towards,
     list_interfaces,
 )
 
 
-def on_cores(*cores, host="a"):
-    return DeviceShare(host, frozenset(cores), "cpu")
+def on_cores(*cores, host="a", threads=None):
+    return DeviceShare(host, frozenset(cores), "cpu", threads=threads)
 
 
 def on_gpu(gpu, host="a", device="cuda:0"):
@@ -92,22 +93,22 @@ def test_threads_are_between_one_and_the_number_of_cores(masks):
     assert sum(several) <= len(frozenset.union(*masks))
 
 
-def test_omp_num_threads_is_obeyed():
-    shares = [on_cores(0, 1)]
-    assert count_threads(shares, 0, {"OMP_NUM_THREADS": "5"}) == 5
-    assert count_threads(shares, 0, {"OMP_NUM_THREADS": "4,2"}) == 4
-    assert count_threads(shares, 0, {"OMP_NUM_THREADS": "1"}) == 1
+@pytest.mark.parametrize(("text", "threads"), [("5", 5), ("4,2", 4), ("1", 1)])
+def test_omp_num_threads_is_obeyed(text, threads):
+    assert count_threads([on_cores(0, 1, threads=text)], 0, {}) == threads
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-1"])
-def test_invalid_omp_num_threads_is_an_input_error(text):
-    with pytest.raises(InputError, match="OMP_NUM_THREADS"):
-        count_threads([on_cores(0)], 0, {"OMP_NUM_THREADS": text})
+def test_invalid_omp_num_threads_of_one_rank_is_an_input_error_on_all(text):
+    with pytest.raises(InputError, match=r"OMP_NUM_THREADS of rank 1 on b: .* is not a number"):
+        check_shares([on_cores(0), on_cores(0, host="b", threads=text)])
 
 
 def test_default_omp_num_threads_of_torchrun_is_ignored():
-    env = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}
-    assert count_threads([on_cores(0, 1)], 0, env) == 2
+    assert find_threads({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) is None
+    assert find_threads({"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "x"}) == "2"
+    assert find_threads({"OMP_NUM_THREADS": "1"}) == "1"
+    assert find_threads({"OMP_NUM_THREADS": ""}) is None
 
 
 def test_slurm_cpus_per_task_is_an_upper_limit():
