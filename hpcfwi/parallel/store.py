@@ -117,9 +117,9 @@ class Store(TorchStore):
     """A rank's connection to the store, with the interface of stores of torch.distributed.
 
     timeout: for the connection, for an answer, and for values that do not exist yet; server: the
-    server if this process serves the store; it is closed with the connection. Any thread may use
-    the connection, but not while another one waits in it; `clone` makes another connection. A
-    failure raises `StoreError`, and the connection is then lost.
+    server if this process serves the store; it is closed with the connection. A thread that uses
+    the connection waits while another one waits in it; `clone` makes another connection. A failure
+    raises `StoreError`. The connection is then lost, as it is after an exception of a signal.
     """
 
     def __init__(
@@ -193,9 +193,11 @@ class Store(TorchStore):
                 head = _receive(self._socket, HEAD.size + DIGEST)
                 (size,) = HEAD.unpack_from(head)
                 return self._channel.unpack(head[HEAD.size :], _receive(self._socket, size))
-            except OSError as error:
+            except BaseException as error:
                 # A late answer would be taken for the answer to the next question.
                 self._socket.close()
+                if not isinstance(error, OSError):
+                    raise
                 what = f"{question[0]} {str(question[1])[:60]}"
                 raise StoreError(
                     f"the store of rank 0 at {self._place} does not answer "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -134,6 +135,20 @@ def test_wait_for_a_key_times_out_and_breaks_the_connection(server):
         hasty.get("never")
     with pytest.raises(StoreError):
         hasty.look(["never"])
+
+
+def test_answer_to_an_interrupted_question_is_not_taken_for_the_next_one(store):
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            store.get("late")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with contextlib.closing(store.clone()) as other:
+        other.set("late", "answer")
+    with pytest.raises(StoreError, match="does not answer"):
+        store.get("next")
 
 
 def test_waiting_client_fails_at_once_when_the_server_closes(server, store):
