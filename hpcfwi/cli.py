@@ -146,22 +146,30 @@ def main() -> None:
     raise SystemExit(code or 0)
 
 
+# The reader has ended; the terminal has; and the disk is full, in one of three ways.
+_LOST = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class _Outlet(FileIO):
-    """An output whose reader may end; text that is written after that is lost without an error."""
+    """An output whose reader may end or whose disk may be full; text is then lost without an error.
+
+    A run does not end with its output, because its directory and its log may be on another disk.
+    """
 
     def write(self, data: ReadableBuffer) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno not in _LOST:
                 raise
             return memoryview(data).nbytes
 
 
 def _outlive_readers(stream: TextIOWrapper) -> TextIOWrapper:
-    """Return a stream to the same output that does not fail when the reader has ended.
+    """Return a stream to the same output that does not fail when its reader has ended.
 
-    File names with letters that the terminal's encoding lacks are written with backslashes.
+    Text that a full disk cannot hold is lost, too. File names with letters that the terminal's
+    encoding lacks are written with backslashes.
     """
     return TextIOWrapper(
         BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False)),

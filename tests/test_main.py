@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,21 @@ def test_run_continues_if_its_output_pipe_is_closed(tmp_path):
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "epoch 5/5" in log
     assert "Done: " in log.splitlines()[-1]
+
+
+def test_run_continues_if_the_disk_of_its_output_is_full(tmp_path):
+    path = write_input(tmp_path)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "hpcfwi", "run", str(path), "--engine", "eager"],
+            env=make_env(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=240,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "Done: " in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
 
 
 @as_root
