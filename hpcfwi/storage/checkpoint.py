@@ -51,7 +51,8 @@ def write_body(payload: dict[str, Any], file: BinaryIO) -> bytes:
 def load_body(file: BinaryIO, begin: int) -> dict[str, Any]:
     """Read the body that begins at a byte, on the CPU; reject objects other than plain data.
 
-    Raises OSError if the system cannot read it, and the errors of `torch.load`.
+    Raises OSError if the system cannot read it, MemoryError if it does not fit into memory, and the
+    errors of `torch.load`.
     """
     body = _Reader(file, begin)
     try:
@@ -59,6 +60,8 @@ def load_body(file: BinaryIO, begin: int) -> dict[str, Any]:
     except Exception as error:
         if body.failure is not None:
             raise body.failure from error
+        if "can't allocate memory" in str(error):  # torch raises a plain RuntimeError
+            raise MemoryError("a checkpoint does not fit into memory") from error
         raise
     return cast(dict[str, Any], found)
 
@@ -177,7 +180,8 @@ def load_latest_checkpoint(directory: Path) -> tuple[int, dict[str, Any]] | None
 
     Damaged files are skipped with a warning. Files that cannot be read are tried again for half a
     minute, because a fault of a file server may be temporary. Raises `InputError` if they still
-    cannot be read, and for a file of another version.
+    cannot be read, and for a file of another version, and `MemoryError` if the newest complete one
+    does not fit into memory.
     """
     return _find_newest(directory, _load)
 
@@ -283,7 +287,7 @@ def _load(path: Path, epoch: int) -> dict[str, Any]:
         try:
             content = load_body(file, begin)
             found, state = content["epoch"], content["state"]
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception as error:
             raise _DamageError(f"it does not hold a state: {first_line(error)}") from error

@@ -221,6 +221,20 @@ def test_checkpoint_with_the_name_of_another_epoch_is_damaged(tmp_path, caplog):
     assert "epoch_000400.ckpt is damaged (it is that of epoch 2)" in caplog.text
 
 
+def test_checkpoint_that_does_not_fit_into_memory_is_not_skipped(tmp_path, caplog, monkeypatch):
+    for epoch in (1, 2):
+        save_checkpoint(tmp_path, epoch, {"vp": torch.zeros(3)})
+
+    def refuse(*_, **__):
+        torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr(checkpoint.torch, "load", refuse)
+    with pytest.raises(MemoryError, match="a checkpoint does not fit"):
+        load_latest_checkpoint(tmp_path)
+    assert not caplog.records
+    assert latest_whole_epoch(tmp_path) == 2
+
+
 def test_checkpoint_without_a_state_is_damaged_despite_its_checksums(tmp_path, caplog, monkeypatch):
     save_checkpoint(tmp_path, 1, {"vp": 1})
     write = checkpoint.write_body
