@@ -128,7 +128,7 @@ def main() -> None:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # `__main__` has blocked them
         code = app(prog_name="hpcfwi", standalone_mode=False)
-    except Stopped as error:  # it came before the ranks started; later, a rank reports it
+    except Stopped as error:  # it came before the ranks started, or after their work was done
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         from hpcfwi.parallel.launch import end_launch

@@ -106,7 +106,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
     After a power cut, either the old file or the new one is there. If several processes write the
     file, that of the last one stays. A link of this name is replaced, not followed. Raises
-    `WriteFailure` if the file cannot be written; the old file is then unchanged.
+    `WriteFailure` if the file cannot be written; the old file is then unchanged, unless only its
+    directory could not be flushed.
     """
     make_directory(path.parent)
     part = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN // 2)}.part")

@@ -4,8 +4,9 @@
 and the collectives (`context`). `rendezvous` connects the ranks, `transport` exchanges objects that
 are not tensors, and `store` is a dictionary for communication outside of collectives. `exact` has
 sums whose bits do not depend on the order of the terms, `replicas` compares arrays that every rank
-has and shares arrays between the ranks of a host, and `shards` divides arrays and shots between
-ranks. `watch` handles signals and hangs. Nothing here depends on waves or data files.
+has and shares arrays between the ranks of a host, `shards` divides arrays and shots between ranks,
+and `crew` lets ranks simulate the same shots together. `watch` handles signals and hangs. Nothing
+here depends on waves or data files.
 
 Failures and signals, with the modules that handle them:
 

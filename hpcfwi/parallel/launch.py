@@ -418,7 +418,7 @@ def end_launch(error: InputError | Stopped) -> int:
 def launched(gpus: bool = True, share_gpus: bool = False) -> Iterator[Context]:
     """Make this process one of the job's ranks, see `hpcfwi.launch`; collective.
 
-    An error of a single rank is raised again.
+    An exception is raised again if there is only one rank; otherwise it ends the job.
     """
     try:
         context = launch(gpus, share_gpus)

@@ -5,8 +5,9 @@ is read. It detects accidental changes of some cells, but not deliberate collisi
 replicas are computed in blocks, each by one rank.
 
 Arrays that the ranks of a host share are in a file in shared memory (/dev/shm). Its name is removed
-as soon as these ranks have opened it, so that nothing is left of it however they end. The arrays
-are read-only. The file contains an object in the form of `transport`.
+as soon as these ranks have opened it, and it is empty until then, so that it takes no memory when
+they have ended, however they end. The arrays are read-only. The file contains an object in the form
+of `transport`.
 """
 
 from __future__ import annotations

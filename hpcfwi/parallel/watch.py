@@ -496,7 +496,7 @@ class _Clock:
 
 
 def end_ranks(comm: MPI.Comm | None, code: int) -> NoReturn:
-    """End all ranks, including ranks that hang, even if MPI hangs."""
+    """End the ranks as `abort` does, and this one even if MPI hangs."""
     threading.Thread(target=abort, args=(comm, code), daemon=True).start()
     time.sleep(ABORT_WAIT)
     os._exit(code)
