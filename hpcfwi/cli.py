@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import Signature, signature
@@ -146,22 +146,31 @@ def main() -> None:
     raise SystemExit(code or 0)
 
 
-# The reader has ended; the terminal has; and the disk is full, in one of three ways.
-_LOST = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The reader or the terminal has ended.
+_UNREAD = (errno.EPIPE, errno.EIO)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Outlet(FileIO):
     """An output whose reader may end or whose disk may be full; text is then lost without an error.
 
     A run does not end with its output, because its directory and its log may be on another disk.
+    stderr says once that the disk is full.
     """
+
+    told = False
 
     def write(self, data: ReadableBuffer) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in _LOST:
+            if error.errno not in _UNREAD + _FULL:
                 raise
+            if error.errno in _FULL and not _Outlet.told:
+                _Outlet.told = True
+                text = f"hpcfwi: the output cannot be written ({error.strerror}): it is lost."
+                with suppress(OSError):
+                    os.write(2, f"{text} Free space.\n".encode())
             return memoryview(data).nbytes
 
 

@@ -125,7 +125,8 @@ def test_run_continues_if_the_disk_of_its_output_is_full(tmp_path):
             timeout=240,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (0, b"")
+    message = b"hpcfwi: the output cannot be written (No space left on device): it is lost."
+    assert (done.returncode, done.stderr) == (0, message + b" Free space.\n")
     assert "Done: " in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
 
 
