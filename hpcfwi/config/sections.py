@@ -316,9 +316,9 @@ class WaveSection(Section):
     """Simulate each shot only in a window of the model around its source and receivers.
 
     The window includes all depths. Along each horizontal axis it extends beyond source and
-    receivers by this distance on both sides, rounded to cells, up to the ends of the model. It has
-    its own absorbing boundary. By default every shot is simulated in the whole model; observed data
-    always are. docs/physics.md describes the error.
+    receivers by this distance on both sides, rounded to cells, at least by eight cells, up to the
+    ends of the model. It has its own absorbing boundary. By default every shot is simulated in the
+    whole model; observed data always are. docs/physics.md describes the error.
     """
     free_surface: bool = False
     """If true, the top of the model is a free surface, in place of an absorbing boundary.
