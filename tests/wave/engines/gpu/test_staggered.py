@@ -82,7 +82,7 @@ def test_forward_derivatives_are_those_of_autograd(equation: str) -> None:
 def simulation(engine: str, history: History, shots: slice = slice(0, 2)) -> Simulation:
     """Return a simulation of two elastic shots in single precision."""
     device = DEVICE if engine == "gpu" else torch.device("cpu")
-    survey = random_survey(FLAT, samples=11)
+    survey = random_survey(FLAT, samples=16)
     model = random_medium("elastic", FLAT, water=3)
     acquisition = Acquisition(
         survey.dt, survey.wavelet[shots].float(), survey.sources[shots], survey.receivers[shots]
