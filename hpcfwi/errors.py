@@ -133,11 +133,11 @@ class WriteFailure(Exception):
         """Return the failure for an error of the system, HDF5 or MPI while a file is written."""
         number = error_number(error)
         reason = os.strerror(number) if number else first_line(error)
-        remedy = _WRITE_REMEDIES.get(number or 0, "Check that file system")
+        remedy = WRITE_REMEDIES.get(number or 0, "Check that file system")
         return cls(str(path), reason, f"{remedy}, and run the same command again.")
 
 
-_WRITE_REMEDIES = {
+WRITE_REMEDIES = {
     errno.ENOSPC: "Free space on that file system",
     errno.EDQUOT: "Free space within your quota",
     errno.EFBIG: "Raise the limit on the file size (ulimit -f)",
@@ -165,6 +165,17 @@ def error_number(error: BaseException) -> int | None:
     if mentioned:
         return int(mentioned[1])
     return errno.ENOSPC if "no space" in text.lower() else None
+
+
+# Messages of torch's allocators, which raise a RuntimeError.
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error says that memory has run out, on a CPU or on a GPU."""
+    if isinstance(error, RuntimeError):
+        return any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError)
 
 
 def quote(value: object) -> str:

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfwi.errors import InputError, InversionFailure, say_bytes, say_count
+from hpcfwi.errors import InputError, InversionFailure, is_out_of_memory, say_bytes, say_count
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
@@ -42,7 +42,6 @@ from hpcfwi.wave.history import (
     NothingFits,
     computes_alike,
     free_on,
-    is_out_of_memory,
     memory_at_hand,
 )
 from hpcfwi.wave.numerics import FEWEST_POINTS, ON_GRID, one_thread

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import torch
 
-from hpcfwi.errors import InputError, WriteFailure, first_line
+from hpcfwi.errors import InputError, WriteFailure, first_line, is_out_of_memory
 from hpcfwi.system import (
     UnreadableError,
     check_link,
@@ -60,7 +60,7 @@ def load_body(file: BinaryIO, begin: int) -> dict[str, Any]:
     except Exception as error:
         if body.failure is not None:
             raise body.failure from error
-        if "can't allocate memory" in str(error):  # torch raises a plain RuntimeError
+        if is_out_of_memory(error):
             raise MemoryError("a checkpoint does not fit into memory") from error
         raise
     return cast(dict[str, Any], found)

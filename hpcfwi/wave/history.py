@@ -250,8 +250,6 @@ def sampled_steps(steps: int, interval: int) -> range:
 
 # Share of the free memory that is left to other arrays of the program, and to other programs.
 MARGIN = 0.2
-# Messages of torch's allocators that raise a plain RuntimeError.
-_COMPLAINTS = ("can't allocate memory", "out of memory")
 
 
 def memory_at_hand(device: torch.device) -> int:
@@ -269,13 +267,6 @@ def free_on(device: torch.device) -> int:
         return free_on_host()
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + held
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error says that memory has run out, on a CPU or on a GPU."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _COMPLAINTS)
 
 
 def graph_is_kept() -> bool:

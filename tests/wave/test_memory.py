@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfwi.errors import is_out_of_memory
 from hpcfwi.system import free_on_host
-from hpcfwi.wave.history import is_out_of_memory, memory_at_hand
+from hpcfwi.wave.history import memory_at_hand
 
 GB = 10**9
 
