@@ -23,7 +23,7 @@ import typer
 
 from hpcfwi import __version__
 from hpcfwi.convert.request import Request
-from hpcfwi.errors import InputError, Stopped
+from hpcfwi.errors import WRITE_REMEDIES, InputError, Stopped
 from hpcfwi.registry import DATASETS, ENGINES
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ def main() -> None:
 
 # The reader or the terminal has ended.
 _UNREAD = (errno.EPIPE, errno.EIO)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Outlet(FileIO):
@@ -164,13 +163,14 @@ class _Outlet(FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in _UNREAD + _FULL:
+            remedy = WRITE_REMEDIES.get(error.errno or 0)
+            if remedy is None and error.errno not in _UNREAD:
                 raise
-            if error.errno in _FULL and not _Outlet.told:
+            if remedy is not None and not _Outlet.told:
                 _Outlet.told = True
-                text = f"hpcfwi: the output cannot be written ({error.strerror}): it is lost."
+                text = f"hpcfwi: the output cannot be written ({error.strerror}) and is lost."
                 with suppress(OSError):
-                    os.write(2, f"{text} Free space.\n".encode())
+                    os.write(2, f"{text} {remedy}.\n".encode())
             return memoryview(data).nbytes
 
 

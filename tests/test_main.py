@@ -125,8 +125,9 @@ def test_run_continues_if_the_disk_of_its_output_is_full(tmp_path):
             timeout=240,
             check=False,
         )
-    message = b"hpcfwi: the output cannot be written (No space left on device): it is lost."
-    assert (done.returncode, done.stderr) == (0, message + b" Free space.\n")
+    message = b"hpcfwi: the output cannot be written (No space left on device) and is lost."
+    remedy = b" Free space on that file system.\n"
+    assert (done.returncode, done.stderr) == (0, message + remedy)
     assert "Done: " in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
 
 
