@@ -3,8 +3,7 @@
 `launch` makes the context, which is passed to all functions that need it. Only `recovery` changes
 it, when ranks die and the others continue. The methods are collectives: all ranks must call them in
 the same order, because the others would wait for a rank that leaves one out. The exceptions are
-`bring_to_root`, which other ranks than rank 0 and the sender may leave out, `raise_on_all_ranks`
-and `close`.
+`bring_to_root`, which only rank 0 and the sender must call, `raise_on_all_ranks` and `close`.
 `failure` describes what happens when a rank fails.
 """
 

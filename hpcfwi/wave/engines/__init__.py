@@ -2,9 +2,9 @@
 
 `eager`, the reference, and `deepwave`, which calls the library of that name, are modules; `cpu` and
 `gpu` are packages with a module `engine`. First-order equations have other modules, with one more
-function, `simulate` (`FirstOrderEngine`). Engines know one `Problem`, but no files.
-Those that divide shots between ranks take a `layers.Crew` in `forward`, and the number of its ranks
-in `footprint`.
+function, `simulate` (`FirstOrderEngine`). Engines know one `Problem`, but no files. Those that
+divide shots between ranks take a `layers.Crew` in `forward`, and the number of its ranks in
+`footprint`.
 """
 
 from __future__ import annotations
