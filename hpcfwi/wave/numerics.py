@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from itertools import product
 from math import ceil, inf, pi, prod
 from typing import TypeVar, get_args
@@ -195,6 +195,10 @@ HALF_WIDTH = 4
 KAISER = 6.31
 # A point within this distance of a grid point, in cells, is on it.
 ON_GRID = 1e-6
+# Number of points of a cubic polynomial.
+CUBIC = 4
+# Number of rows below a free surface for which `surface_shifts` are found.
+SHIFTED = 16
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,7 @@ def spread(
     free_surface: bool,
     half: str = "",
     odd: bool = True,
+    shifts: NDArray[np.float64] | None = None,
 ) -> Taps:
     """Return the taps of positions (shot, point, ndim), in m from the model's first point.
 
@@ -257,7 +262,9 @@ def spread(
     half: axes along which the field's values lie half a cell after the grid's points. If the field
     is odd about a free surface, taps above it are mirrored below it with the opposite sign (Hicks
     2002, eq. 9); otherwise points whose taps reach above it are interpolated by a cubic polynomial,
-    because the slope of the field is not zero there. Taps outside the padded grid are dropped.
+    because the slope of the field is not zero there. shifts: (shot, point, row), by how many cells
+    the first rows seem to lie deeper, see `surface_shifts`. Taps outside the padded grid are
+    dropped.
     """
     indices, factors = [], []
     for axis, name in enumerate(AXES[len(spacing)]):
@@ -268,7 +275,7 @@ def spread(
             weight = np.where(index < 0, -weight, weight)
             index = np.where(index < 0, -index - between, index)
         elif axis == 0 and free_surface:
-            index, weight = _below_surface(position, index, weight)
+            index, weight = _below_surface(position, index, weight, shifts)
         index = index + before[axis]
         indices.append(index)
         factors.append(np.where((index >= 0) & (index < shape[axis]), weight, 0.0))
@@ -293,22 +300,63 @@ def _spread_along(
 
 
 def _below_surface(
-    position: NDArray[np.float64], index: NDArray[np.int64], weight: NDArray[np.float64]
+    position: NDArray[np.float64],
+    index: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    shifts: NDArray[np.float64] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return indices and weights in which no index is above the first cell.
 
-    Points with an index above it get the weights of Lagrange's polynomial through four cells.
+    Points near the surface get the weights of Lagrange's polynomial through four cells. These are
+    all points with an index above it and, if there are shifts, those on the grid.
     """
-    first = np.maximum(np.floor(position).astype(np.int64) - 1, 0)[..., None]
-    cells = np.arange(4)
-    distance = position[..., None] - (first + cells)
+    is_near = (index < 0).any(axis=-1, keepdims=True)
+    if shifts is not None and index.shape[-1] == 1:
+        is_near = index < HALF_WIDTH - 1
+        index = index + np.arange(CUBIC)
+        weight = np.where(np.arange(CUBIC) == 0, weight, 0.0)
+    rows = np.maximum(np.floor(position).astype(np.int64) - 1, 0)[..., None] + np.arange(CUBIC)
+    nodes = rows.astype(np.float64)
+    if shifts is not None:
+        nodes += np.take_along_axis(shifts, np.minimum(rows, SHIFTED - 1), axis=-1)
     cubic = np.zeros(weight.shape)
-    for k in cells[: weight.shape[-1]]:
-        others = cells[cells != k]
-        cubic[..., k] = np.prod(distance[..., others] / (k - others), axis=-1)
-    reaches_above = (index < 0).any(axis=-1, keepdims=True)
-    below = first + np.arange(index.shape[-1])
-    return np.where(reaches_above, below, index), np.where(reaches_above, cubic, weight)
+    for k in range(min(CUBIC, index.shape[-1])):
+        others = np.delete(nodes, k, axis=-1)
+        factors = (position[..., None] - others) / (nodes[..., k, None] - others)
+        cubic[..., k] = np.prod(factors, axis=-1)
+    below = rows[..., :1] + np.arange(index.shape[-1])
+    return np.where(is_near, below, index), np.where(is_near, cubic, weight)
+
+
+@cache
+def surface_shifts(order: int, half: bool) -> NDArray[np.float64]:
+    """Return by how many cells the first rows of a simulated velocity seem to lie too deep.
+
+    The even image of a velocity at a free surface has a kink, because its slope s is not zero
+    there, and differences of more than two points are wrong next to a kink. Stresses are 0 at the
+    surface, so that these differences must have the right values nevertheless: an error s e is
+    added to the velocity for which D (|z| + e) = 1 in all rows, with the difference D of this order
+    and depths z in cells. e is even too, and falls quickly with depth. The value of row k is
+    therefore that of the true velocity at the depth k + e(k), and points that are interpolated
+    accordingly have errors that fall with the square of the spacing, instead of the spacing itself.
+
+    order: of the differences; half: True if the values lie half a cell after the grid's points.
+
+    Returns
+    -------
+    NDArray
+        (row,), in cells; they are 0 at order 2.
+    """
+    weights, rows = staggered_difference(order, 1.0), np.arange(SHIFTED)
+    difference = np.zeros((SHIFTED, SHIFTED))
+    slopes = np.zeros(SHIFTED)
+    for k, weight in enumerate(weights):
+        for sign, row in ((1.0, rows + k + 1), (-1.0, rows - k)):
+            mirrored = np.where(row < 0, -row - half, row)
+            slopes += sign * weight * (mirrored + 0.5 * half)
+            inside = mirrored < SHIFTED
+            np.add.at(difference, (rows[inside], mirrored[inside]), sign * weight)
+    return np.asarray(np.linalg.solve(difference, 1.0 - slopes), dtype=np.float64)
 
 
 # Number of samples that are simulated beyond the end of the record if there are substeps, or a

@@ -118,10 +118,16 @@ class Problem:
             shift,
         )
 
-    def spread(self, positions: NDArray[np.float64], half: str = "", odd: bool = True) -> Taps:
+    def spread(
+        self,
+        positions: NDArray[np.float64],
+        half: str = "",
+        odd: bool = True,
+        shifts: NDArray[np.float64] | None = None,
+    ) -> Taps:
         """Return the taps of positions on the padded grid, see `numerics.spread`."""
         place = (self.spacing, self.padding[0], self.padded_shape, self.free_surface)
-        return numerics.spread(positions, *place, half, odd)
+        return numerics.spread(positions, *place, half, odd, shifts)
 
     @cached_property
     def profiles(self) -> tuple[Profile, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hpcfwi.model import AXES
 from hpcfwi.survey import STRAIN, Components
 from hpcfwi.wave.equation import Derivative, FirstOrderEquation, Signal, System, mean
-from hpcfwi.wave.numerics import Profile, mix_profiles, staggered_difference
+from hpcfwi.wave.numerics import Profile, mix_profiles, staggered_difference, surface_shifts
 from hpcfwi.wave.problem import Problem, extend
 
 
@@ -294,8 +294,29 @@ def _points(
     problem: Problem, system: System, name: str, positions: NDArray[np.float64]
 ) -> FieldPoints:
     """Return the points of a field at positions (shot, point, ndim), m from the model's origin."""
-    taps = problem.spread(positions, system.fields[name].half, system.fields[name].odd)
+    field = system.fields[name]
+    shifts = _find_shifts(problem, system, name, positions)
+    taps = problem.spread(positions, field.half, field.odd, shifts)
     return FieldPoints(taps.flat(problem.padded_shape), taps.weights)
+
+
+def _find_shifts(
+    problem: Problem, system: System, name: str, positions: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """Return the shifts (shot, point, row) of a field at positions, see `numerics.surface_shifts`.
+
+    Velocities have a slope at a free surface of a solid, but none at that of a fluid.
+    """
+    speeds, field = problem.model.get("vs"), system.fields[name]
+    if not problem.free_surface or speeds is None:
+        return None
+    if field.odd or ("z", name) not in system.derivatives:
+        return None
+    nearest = np.rint(positions / problem.spacing).astype(np.int64)
+    columns = np.moveaxis(nearest.clip(0, np.array(speeds.shape) - 1)[..., 1:], -1, 0)
+    is_solid = (speeds[0] > 0.0).cpu().numpy()[tuple(columns)]
+    shifts = surface_shifts(problem.order, "z" in field.half)
+    return np.where(is_solid[..., None], shifts, 0.0)
 
 
 def _source_points(problem: Problem, system: System, kind: str, name: str) -> FieldPoints:

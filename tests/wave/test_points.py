@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hpcfwi.wave.numerics import spread
+from hpcfwi.wave.numerics import ORDERS, spread, staggered_difference, surface_shifts
 from tests.wave.examples import random_shots, relative
 
 SPACING, SHAPE = (10.0, 8.0), (24, 26)
@@ -61,6 +61,37 @@ def test_field_is_interpolated_up_to_the_free_surface(z: float, k_z: float) -> N
     assert float((on_grid * taps.weights).sum()) == pytest.approx(
         np.sin(wavenumber * z), abs=ALONG_AN_AXIS
     )
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_differences_of_a_shifted_slope_are_exact_below_a_free_surface(
+    order: int, half: bool
+) -> None:
+    depths = np.arange(40) + 0.5 * half
+    shifts = surface_shifts(order, half)
+    values = depths + np.pad(shifts, (0, depths.size - shifts.size))
+    # With the even image above the surface, in which the row on it occurs once
+    values = np.concatenate([values[::-1] if half else values[:0:-1], values])
+    weights = staggered_difference(order, 1.0)
+    kernel = np.concatenate([-weights[::-1], weights])
+    slopes = np.correlate(values, kernel, "valid")
+    below = slopes[len(slopes) // 2 + half :]
+    np.testing.assert_allclose(below, 1.0, rtol=0.0, atol=1e-10)
+    assert np.abs(shifts).max() > 0.03 or order == 2
+
+
+@given(st.floats(0.0, 29.0), st.booleans(), st.floats(-1.0, 1.0))
+def test_slope_at_a_free_surface_is_interpolated_from_shifted_rows(
+    z: float, half: bool, slope: float
+) -> None:
+    shifts = surface_shifts(8, half)
+    taps = spread(at(z, 80.0), SPACING, (0, 0), SHAPE, True, "z" * half, False, shifts[None, None])
+    rows = taps.cells[0, 0, :, 0]
+    depths = rows + 0.5 * half + np.pad(shifts, (0, SHAPE[0]))[rows]
+    values = 1.0 + slope * SPACING[0] * depths
+    found = float((values * taps.weights).sum())
+    assert found == pytest.approx(1.0 + slope * z, abs=1e-9)
 
 
 def test_weights_outside_the_grid_are_dropped() -> None:
