@@ -148,8 +148,11 @@ h5py_is_parallel() {
 }
 
 # Build h5py in this environment, because in an isolated one it would first compile another mpi4py.
+# Without the configuration of setuptools, its modules would be compiled on one core.
 build_h5py() {
-    HDF5_MPI=ON H5PY_SETUP_REQUIRES=0 CC=mpicc CFLAGS='-O1 -g0' HDF5_DIR=$1 \
+    printf '[build_ext]\nparallel = %d\n' "$(nproc)" > build/setuptools.cfg
+    DIST_EXTRA_CONFIG=$PWD/build/setuptools.cfg \
+        HDF5_MPI=ON H5PY_SETUP_REQUIRES=0 CC=mpicc CFLAGS='-O1 -g0' HDF5_DIR=$1 \
         pip_install --force-reinstall --no-deps --no-cache-dir --no-build-isolation \
         --no-binary=h5py 'h5py==3.16.0'
 }
