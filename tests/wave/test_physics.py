@@ -176,8 +176,7 @@ def test_force_on_a_free_surface_agrees_with_lamb(kind: str, poisson: float) -> 
     assert error(*on_half_space(20.0, poisson, kind, 0.0)) < 0.015
 
 
-@pytest.mark.parametrize("order", [4, 8])
-@pytest.mark.parametrize("kind", ["explosive", "force-z", "force-x"])
+@pytest.mark.parametrize(("kind", "order"), [("explosive", 4), ("force-z", 8), ("force-x", 4)])
 def test_error_at_a_free_surface_falls_with_the_square_of_the_spacing(
     kind: str, order: int
 ) -> None:
