@@ -39,11 +39,13 @@ def pytest_collection_finish() -> None:
     """Exclude modules and thousands of collected tests from garbage collection.
 
     Garbage of tests is then collected sooner: Python does a full collection when new objects are
-    a quarter of those of the last one.
+    a quarter of those of the last one. Numba's compiler creates so many objects that collections
+    of the youngest ones would take a twentieth of its time.
     """
     gc.collect()
     gc.freeze()
     gc.collect()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture
