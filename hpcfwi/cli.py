@@ -485,9 +485,8 @@ def _on_ranks(
     MPI when it is imported, while `launch` can explain a failure of MPI.
     """
     with _keeping_all():
-        from hpcfwi.parallel.failure import run_guarded
+        from hpcfwi.parallel.failure import SIGNALS, run_guarded
         from hpcfwi.parallel.launch import end_launch, launch, launch_if_asked, stay_alone
-        from hpcfwi.parallel.watch import SIGNALS
         from hpcfwi.system import refuse_settings_of_others
 
     # A rank that leaves while the ranks connect would keep the others waiting for ever.

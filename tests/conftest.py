@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcfwi.parallel.failure import SIGNALS
 from hpcfwi.parallel.rendezvous import GIVEN, VISIBLE
-from hpcfwi.parallel.watch import SIGNALS
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -14,10 +14,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from hpcfwi.errors import InputError, InversionFailure, StepFailure, Stopped, WriteFailure
@@ -29,12 +32,29 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # requests to stop
+
 COMPANY_WAIT = 2.0  # s that the first rank to fail waits for all others to fail in the same way
 END_WAIT = 6.0  # s that the other ranks wait for the first one to end the job
 LATE = 60.0  # s between the exits of ranks that end in the same way, because hosts may be busy
 DEATH_WAIT = 2.0  # s that MPI may need to learn of a death that has made a collective fail
 POLL = 0.02  # s
 DEATH_POLL = 0.001  # s
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a handler receive signals that request a stop within the block.
+
+    It has no effect outside the main thread, which is the only one that handles signals.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in SIGNALS if is_main}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def run_guarded(context: Context, main: Callable[[], int]) -> int:
@@ -99,15 +119,21 @@ def end_job(context: Context, error: BaseException) -> int:
     if context.size == 1:
         tell(error)
         return code
-    is_first, all_alike = False, getattr(error, "raised_on_all_ranks", False)
-    if not all_alike:
-        is_first, all_alike = _compare(context, error)
-    if all_alike:
-        _tell_from_root(context, error)
-        return code
-    if not is_first:
-        time.sleep(END_WAIT)
-    tell(error, f"rank {context.rank} on {context.host}")
+    who = f"rank {context.rank} on {context.host}"
+    # A signal that comes meanwhile would replace the error and its code by those of a stop
+    with handling(lambda *_: None):
+        is_first, all_alike = False, getattr(error, "raised_on_all_ranks", False)
+        if not all_alike:
+            is_first, all_alike = _compare(context, error)
+        if all_alike:
+            _tell_from_root(context, error)
+            return code
+        if is_first:
+            tell(error, who)
+            abort(context.comm, code)
+    # A launcher may end this rank by a signal, because the first one has ended
+    time.sleep(END_WAIT)
+    tell(error, who)
     abort(context.comm, code)
 
 

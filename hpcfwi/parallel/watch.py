@@ -22,8 +22,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
@@ -32,25 +32,12 @@ import torch
 
 from hpcfwi.errors import InversionFailure, Stopped
 from hpcfwi.parallel.context import BEGINNING, Context, Heartbeat
-from hpcfwi.parallel.failure import abort, tell
+from hpcfwi.parallel.failure import SIGNALS, abort, handling, tell
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 log = logging.getLogger("hpcfwi")
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-
-
-@contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let a handler receive signals that request a stop within the block; main thread only."""
-    before = {number: signal.signal(number, handler) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
 
 
 class StopRequest:

@@ -34,7 +34,7 @@ from hpcfwi.inversion.state import State
 from hpcfwi.parallel.context import Context, portable
 from hpcfwi.parallel.crew import form_crews
 from hpcfwi.parallel.recovery import retry_after_death
-from hpcfwi.parallel.watch import StopRequest, Watch, handling
+from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.plan.checks import check_data, check_experiment
 from hpcfwi.plan.comparison import DataComparison, compare_data
 from hpcfwi.report.log import start_log
@@ -457,5 +457,5 @@ def run_on_leaders(size: int, context: Context, work: Callable[[Context], None])
             dismiss(crew)
         else:
             # The leaders agree on how to stop after a signal
-            with handling(lambda *_: None):
+            with StopRequest(context):
                 serve(crew, context.device)

@@ -23,7 +23,7 @@ import numpy as np
 
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, say_bytes
-from hpcfwi.parallel.watch import handling
+from hpcfwi.parallel.failure import handling
 from hpcfwi.report.log import start_log
 from hpcfwi.report.page import read_metrics
 from hpcfwi.run.directory import RunDirectory

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.watch import SIGNALS, StopRequest
+from hpcfwi.parallel.failure import SIGNALS
+from hpcfwi.parallel.watch import StopRequest
 
 
 def send(number: int) -> None:

@@ -23,10 +23,10 @@ import torch.distributed as dist
 
 from hpcfwi.errors import Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import run_guarded
+from hpcfwi.parallel.failure import SIGNALS, run_guarded
 from hpcfwi.parallel.launch import launch
 from hpcfwi.parallel.store import Address, Server, Store
-from hpcfwi.parallel.watch import SIGNALS, StopRequest, Watch
+from hpcfwi.parallel.watch import StopRequest, Watch
 
 GRACE, HEARTBEAT_WAIT, TICK = 2.0, 6.0, 0.25  # s
 SECRET = b"of these tests"
