@@ -224,7 +224,8 @@ class Context:
                 del error
         return value  # type: ignore[return-value]  # T may itself be an optional type
 
-    def raise_on_all_ranks(self, error: BaseException) -> NoReturn:
+    @staticmethod
+    def raise_on_all_ranks(error: BaseException) -> NoReturn:
         """Raise an error that every rank raises here.
 
         The error is marked. Otherwise `failure` compares the errors of ranks, which takes up to 2

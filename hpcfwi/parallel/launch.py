@@ -16,8 +16,8 @@ import os
 import re
 import resource
 import signal
+import socket
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +36,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hpcfwi.errors import InputError, Stopped
 from hpcfwi.parallel.context import Context
-from hpcfwi.parallel.failure import COMPANY_WAIT, abort, end_job, exit_code, tell
+from hpcfwi.parallel.failure import COMPANY_WAIT, SIGNALS, abort, end_job, exit_code, tell
 from hpcfwi.parallel.rendezvous import (
     EnvironmentExchange,
     StoreExchange,
@@ -133,7 +133,7 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
         several = launcher if launcher is not None and launcher.size > 1 else None
         if not mpi.Is_initialized():
             if several and _would_abort(several, library, env):
-                raise lonely(several, library)
+                Context.raise_on_all_ranks(lonely(several, library))
             # If a rank dies meanwhile, the others wait for ever unless the launcher ends the
             # job. A thread could not end this process, because MPI holds Python's lock.
             if is_fault_tolerant(library, env):
@@ -142,7 +142,7 @@ def join_mpi(launcher: Launcher | None, env: Mapping[str, str]) -> MPI.Comm:
             signal.alarm(0)
     world: MPI.Comm = mpi.COMM_WORLD
     if several and world.size == 1:
-        raise lonely(several, library)
+        Context.raise_on_all_ranks(lonely(several, library))
     return world
 
 
@@ -251,8 +251,8 @@ def launch(gpus: bool = True, share_gpus: bool = False) -> Context:
             context = replace(context, local_rank=hosts[: context.rank].count(context.host))
             os.environ["LOCAL_RANK"] = str(context.local_rank)
         return _take_device(context, gpus, share_gpus)
-    except InputError:
-        raise
+    except InputError as error:
+        context.raise_on_all_ranks(error)
     except Exception as error:
         tell(error, f"rank {context.rank} on {context.host}")
         abort(context.comm, 1)
@@ -280,11 +280,12 @@ def stay_alone(remedy: str) -> Context:
     _keep_off_mpi()
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size > 1:
-        raise InputError(
+        error = InputError(
             launcher.name,
             f"it has started {launcher.size} processes of a command that must run in one process",
             remedy,
         )
+        Context.raise_on_all_ranks(error)
     return _take_device(Context.alone(), gpus=False)
 
 
@@ -402,15 +403,20 @@ def _take_device(context: Context, gpus: bool, share_gpus: bool = False) -> Cont
 def end_launch(error: InputError | Stopped) -> int:
     """Print once for the job why the ranks did not start, and return the exit code.
 
-    `launch` raises an `InputError` on every process, and processes whose MPI failed cannot
-    communicate. The process that is rank 0 according to the launcher prints the error.
+    Processes whose MPI failed cannot communicate. The process that is rank 0 according to the
+    launcher prints the error first, because some launchers end a job as soon as one process exits.
+    Another process prints its error if the launcher has not ended it by then, unless the error is
+    known to be on all of them.
     """
     launcher = find_launcher(os.environ)
     if launcher is None or launcher.rank == 0:
         tell(error)
-    else:
-        # Some launchers end a job as soon as one process exits, so that rank 0 must report first.
-        time.sleep(COMPANY_WAIT)
+        return exit_code(error)
+    is_common = isinstance(error, Stopped) or getattr(error, "raised_on_all_ranks", False)
+    # The signals may be blocked
+    has_ended = signal.sigtimedwait(SIGNALS, COMPANY_WAIT) is not None
+    if not is_common and not has_ended:
+        tell(error, f"rank {launcher.rank} on {socket.gethostname()}")
     return exit_code(error)
 
 

@@ -184,11 +184,20 @@ def test_torch_variables_define_ranks_without_mpi():
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_rank_without_master_address_ends_with_exit_code_2(rank):
+def test_each_rank_without_master_address_reports_it_and_ends_with_2(rank):
     words = [*warm_python(), *PROGRAM, "collectives"]
     done = finish(start_words(*words, RANK=rank, WORLD_SIZE="2"))
     assert done.returncode == 2
     assert "ranks 1" not in done.stdout
+    (message,) = messages(done.stderr)
+    who = f"rank 1 on {socket.gethostname()}: " * (rank == "1")
+    assert message.startswith(f"hpcfwi: {who}WORLD_SIZE=2: it is set, but ")
+
+
+def test_missing_mpi_library_is_reported_once_under_mpirun():
+    done = run_ranks(2, ["-m", "hpcfwi", "run", "a.toml"], {"MPI4PY_LIBMPI": "/no/libmpi"}, code=2)
+    (message,) = messages(done.stderr)
+    assert message.startswith("hpcfwi: MPI: mpi4py does not find a usable MPI library")
 
 
 def test_plain_python_in_a_batch_script_is_a_single_rank():
