@@ -16,7 +16,7 @@ from inspect import Signature, signature
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
 
 import tomli_w
 import typer
@@ -146,6 +146,8 @@ def main() -> None:
     raise SystemExit(code or 0)
 
 
+STDOUT = 1  # file descriptor
+
 # The reader or the terminal has ended.
 _UNREAD = (errno.EPIPE, errno.EIO)
 
@@ -155,9 +157,11 @@ class _Outlet(FileIO):
 
     A run does not end with its output, because its directory and its log may be on another disk.
     stderr says once that the disk is full.
+
+    full: descriptors of the outputs that a full disk could not hold.
     """
 
-    told = False
+    full: ClassVar[set[int]] = set()
 
     def write(self, data: ReadableBuffer) -> int:
         try:
@@ -166,11 +170,12 @@ class _Outlet(FileIO):
             remedy = WRITE_REMEDIES.get(error.errno or 0)
             if remedy is None and error.errno not in _UNREAD:
                 raise
-            if remedy is not None and not _Outlet.told:
-                _Outlet.told = True
-                text = f"hpcfwi: the output cannot be written ({error.strerror}) and is lost."
-                with suppress(OSError):
-                    os.write(2, f"{text} {remedy}.\n".encode())
+            if remedy is not None:
+                if not _Outlet.full:
+                    text = f"hpcfwi: the output cannot be written ({error.strerror}) and is lost."
+                    with suppress(OSError):
+                        os.write(2, f"{text} {remedy}.\n".encode())
+                _Outlet.full.add(self.fileno())
             return memoryview(data).nbytes
 
 
@@ -366,7 +371,7 @@ def status(
 
         return tell_status(job.config, job.changes, job.quiet)
 
-    return _on_ranks(work, alone="Start the command without a launcher.")
+    return _on_ranks(work, alone="Start the command without a launcher.", prints=True)
 
 
 @_command
@@ -386,7 +391,7 @@ def plan(
 
         plan_job(job.config, job.changes, context, job.quiet, migrate, quick)
 
-    return _on_ranks(work, job.device)
+    return _on_ranks(work, job.device, prints=True)
 
 
 @_command
@@ -401,7 +406,7 @@ def check(job: Job, migrate: Migrate = False) -> int:
 
         check_job(job.config, job.changes, context, job.quiet, migrate)
 
-    return _on_ranks(work, job.device)
+    return _on_ranks(work, job.device, prints=True)
 
 
 @app.command()
@@ -476,13 +481,15 @@ def _on_ranks(
     device: str = "cpu",
     always: bool = False,
     alone: str | None = None,
+    prints: bool = False,
 ) -> int:
     """Run `work` on all ranks and return the exit code; None is 0.
 
     device: option of the command, "cpu" for commands that do not simulate; always: True if MPI is
     started without a launcher, too; alone: for a command that must run in one process, the remedy
-    if there are others. `work` imports its modules after the launch, because parallel HDF5 starts
-    MPI when it is imported, while `launch` can explain a failure of MPI.
+    if there are others; prints: True for a command whose result is its output, so that the code is
+    1 if a full disk could not hold the output. `work` imports its modules after the launch, because
+    parallel HDF5 starts MPI when it is imported, while `launch` can explain a failure of MPI.
     """
     with _keeping_all():
         from hpcfwi.parallel.failure import SIGNALS, run_guarded
@@ -504,7 +511,11 @@ def _on_ranks(
             release()
             return work(context) or 0
 
-        return run_guarded(context, begin)
+        code = run_guarded(context, begin)
+        if prints:
+            sys.stdout.flush()
+            code = code or int(STDOUT in _Outlet.full)
+        return code
     except InputError as error:
         return end_launch(error)
     finally:

@@ -114,11 +114,11 @@ def test_run_continues_if_its_output_pipe_is_closed(tmp_path):
     assert "Done: " in log.splitlines()[-1]
 
 
-def test_run_continues_if_the_disk_of_its_output_is_full(tmp_path):
-    path = write_input(tmp_path)
+def print_to_full_disk(command, path, code):
+    """Run a command whose output a full disk cannot hold, and check its exit code and message."""
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "hpcfwi", "run", str(path), "--engine", "eager"],
+            [sys.executable, "-P", "-m", "hpcfwi", command, str(path), "--engine", "eager"],
             env=make_env(),
             stdout=full,
             stderr=subprocess.PIPE,
@@ -127,7 +127,16 @@ def test_run_continues_if_the_disk_of_its_output_is_full(tmp_path):
         )
     message = b"hpcfwi: the output cannot be written (No space left on device) and is lost."
     remedy = b" Free space on that file system.\n"
-    assert (done.returncode, done.stderr) == (0, message + remedy)
+    assert (done.returncode, done.stderr) == (code, message + remedy)
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_command_that_only_prints_fails_if_the_disk_of_its_output_is_full(command, tmp_path):
+    print_to_full_disk(command, write_input(tmp_path), 1)
+
+
+def test_run_continues_if_the_disk_of_its_output_is_full(tmp_path):
+    print_to_full_disk("run", write_input(tmp_path), 0)
     assert "Done: " in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
 
 
