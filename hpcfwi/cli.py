@@ -198,7 +198,7 @@ RETRY = 0.05  # s
 
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
-    """Stop at once at a signal that comes before an inversion, when there is nothing to save.
+    """Stop at once at a signal that comes outside an inversion, when there is nothing to save.
 
     Within an import the signal is only sent again a moment later, because modules in C may ignore
     an exception and fail with another one, or end the process.
@@ -213,8 +213,8 @@ def _stop_early(number: int, frame: FrameType | None) -> None:
         frame = frame.f_back
     name = signal.Signals(number).name
     raise Stopped(
-        f"stopped by {name} before an epoch began; "
-        "the same command continues from the last checkpoint"
+        f"stopped by {name} with nothing to save; the same command starts again, "
+        "and a run continues from the last checkpoint"
     )
 
 

@@ -35,7 +35,10 @@ def test_signal_before_the_command_line_is_imported_stops_the_program(name, tmp_
     done = call(tmp_path, "--version", python=("-P", "-c", early + SCRIPT), PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout) == (3, "")
     (told,) = done.stderr.splitlines()
-    assert told.startswith(f"hpcfwi: stopped by {name} before an epoch began; ")
+    assert told == (
+        f"hpcfwi: stopped by {name} with nothing to save; the same command starts again, "
+        "and a run continues from the last checkpoint"
+    )
 
 
 @pytest.fixture
