@@ -292,10 +292,11 @@ LOCK = "lock"
 
 # For file systems without locks, s: the interval at which the holder renews its counter; the time
 # without a renewal after which the holder counts as dead; and the time that a new holder waits for
-# others that write the file at the same time
-COUNT_PAUSE = 5.0
+# others. It is longer than the interval, so that a job that has been slow to write the file
+# sees that another one has become the holder meanwhile.
+COUNT_PAUSE = 2.0
 HOLDER_WAIT = 30.0
-RIVAL_WAIT = 1.0
+RIVAL_WAIT = 5.0
 
 _HELD = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)

@@ -157,6 +157,20 @@ def test_holder_without_file_locks_is_recognised_by_its_counter(tmp_path, start)
     assert start("lease").says().startswith("held")
 
 
+def test_job_that_is_slow_to_write_the_lock_sees_the_holder_without_file_locks(
+    tmp_path, monkeypatch
+):
+    """The second job has read the file before the first one wrote it."""
+    monkeypatch.setattr(directory.fcntl, "lockf", no_locks)
+    for name in ("COUNT_PAUSE", "RIVAL_WAIT"):
+        monkeypatch.setattr(directory, name, getattr(directory, name) / 20)
+    read, found = directory._read, [b""]
+    with locked(tmp_path):
+        monkeypatch.setattr(directory, "_read", lambda path: found.pop() if found else read(path))
+        with pytest.raises(InputError, match=f"pid {os.getpid()} on"), locked(tmp_path):
+            pass
+
+
 def test_one_of_several_simultaneous_jobs_holds_without_file_locks(start):
     said = [job.says() for job in [start("lease") for _ in range(3)]]
     assert sum(words.startswith("held") for words in said) == 1
