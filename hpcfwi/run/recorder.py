@@ -189,6 +189,7 @@ class Recorder:
 
     def _keep(self, state: State, evaluation: Evaluation, due: bool, last: bool) -> None:
         epoch, draw, directory = state.epoch, self.painter.submit, self.directory
+        self.writer.check()
         if evaluation.failed:
             log.warning(
                 "Epoch %d left out shots %s, whose misfit or gradient is not finite",

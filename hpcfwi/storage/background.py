@@ -108,6 +108,11 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         if not self._behind:
             self.flush()
 
+    def check(self) -> None:
+        """Raise the exception of a job, without waiting for others."""
+        if self._error is not None:
+            raise self._error
+
     def flush(self) -> None:
         """Wait until all jobs are done; raises the exception of a job."""
         self._wait(0)
@@ -121,8 +126,7 @@ class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
         """Wait until at most `most` jobs are queued or running."""
         while self._under_way and (len(self._under_way) > most or self._under_way[0].done()):
             self._under_way.popleft().result()
-        if self._error is not None:
-            raise self._error
+        self.check()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object

@@ -1,4 +1,4 @@
-"""Tests of failed writes of observed data, which give a message instead of a crash of HDF5."""
+"""Tests of failed writes, which end a run with one message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
-from tests.inversion.examples import write_input
+from hpcfwi.errors import WriteFailure
+from hpcfwi.run import recorder
+from tests.inversion.examples import read_history, write_input
 from tests.ranks import make_env, messages, run_ranks, warm_python
 
 # From the second shot on, every write fails, including those of HDF5's internal tables
@@ -49,3 +51,14 @@ def test_failed_write_of_observed_data_ends_one_process_with_exit_code_1(program
 @pytest.mark.timeout(300)
 def test_failed_write_of_observed_data_ends_two_ranks_with_exit_code_1(program):
     check(run_ranks(2, program, timeout=200, code=1, warm=True))
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_failed_checkpoint_ends_the_run_before_the_next_one_is_due(hpcfwi, tmp_path, monkeypatch):
+    def fail(*_):
+        raise WriteFailure("epoch 4", "No space left on device", "Free space.")
+
+    monkeypatch.setattr(recorder, "save_checkpoint", fail)
+    keys = {"inversion.epochs": 8, "output.checkpoint": 4, "output.every": 8}
+    assert hpcfwi("run", write_input(tmp_path, keys), "--quiet") == 1
+    assert len(read_history(tmp_path / "run")) < 8

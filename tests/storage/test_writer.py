@@ -67,7 +67,7 @@ def test_writer_without_background_runs_jobs_at_once():
         writer._error = None
 
 
-@pytest.mark.parametrize("call", ["submit", "flush", "close"])
+@pytest.mark.parametrize("call", ["submit", "check", "flush", "close"])
 def test_error_is_raised_at_the_next_call(call):
     writer = BackgroundWriter()
     writer.submit(fail)
