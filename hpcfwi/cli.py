@@ -116,6 +116,10 @@ def _command(function: Callable[..., int]) -> Callable[..., int]:
 
 def main() -> None:
     """Run the command that the arguments name and exit with 0, 1, 2 (bad input) or 3 (stopped)."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed; the next file would get its descriptor
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, TextIOWrapper(FileIO(os.devnull, mode), "utf-8"))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper) and stream is getattr(sys, f"__{name}__"):

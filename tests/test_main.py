@@ -117,6 +117,25 @@ def test_run_continues_if_its_output_pipe_is_closed(tmp_path):
     assert "Done: " in log.splitlines()[-1]
 
 
+@pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&- 2>&-"])
+def test_no_file_gets_the_descriptor_of_a_closed_input_or_output(closed, tmp_path):
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from hpcfwi import cli\n"
+        "sys.argv = ['hpcfwi', 'nonsense']\n"
+        "try:\n"
+        "    cli.main()\n"
+        "finally:\n"
+        "    with open('file', 'wb') as file:\n"
+        "        file.write(str(file.fileno() > 2).encode())\n"
+    )
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    done = run_command([*shell, sys.executable, "-c", program], cwd=tmp_path, code=2)
+    assert (tmp_path / "file").read_text() == "True"
+    assert ("No such command" in done.stderr) == ("2>" not in closed)
+
+
 def print_to_full_disk(command, path, code):
     """Run a command whose output a full disk cannot hold, and check its exit code and message."""
     with Path("/dev/full").open("wb") as full:
