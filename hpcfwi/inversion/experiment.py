@@ -44,7 +44,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.registry import PARAMETRIZATIONS, find
 from hpcfwi.storage.gathers import digest_data
-from hpcfwi.storage.kinds import describe_kinds
+from hpcfwi.storage.unfinished import describe_kinds
 from hpcfwi.survey import (
     EXPLOSIVE,
     PRESSURE,

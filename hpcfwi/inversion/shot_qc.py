@@ -28,8 +28,7 @@ from hpcfwi.inversion.stages import Part
 from hpcfwi.model import Model
 from hpcfwi.operators.simulator import Chunks
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage.background import Traces
-from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.gathers import GatherReader, Traces
 from hpcfwi.survey import PRESSURE, Components, TimeAxis
 
 # Smaller amplitudes at a frequency, as a share of the largest in a shot, have no reliable phase.

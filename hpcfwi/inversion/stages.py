@@ -37,7 +37,7 @@ from hpcfwi.operators.vectors import Coarsening
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.shards import Schedule
 from hpcfwi.registry import SAMPLINGS, find
-from hpcfwi.storage.background import Prefetcher, Traces
+from hpcfwi.storage.gathers import Prefetcher, Traces
 from hpcfwi.survey import Survey
 
 ShotNumbers = NDArray[np.int64]

@@ -36,8 +36,7 @@ from hpcfwi.plan.arrivals import (
     predict,
     scan_traces,
 )
-from hpcfwi.storage.background import Traces
-from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage.gathers import GatherReader, Traces
 from hpcfwi.survey import EXPLOSIVE, Survey, TimeAxis, spread_shots
 
 # First arrivals with at least this correlation count as the same.

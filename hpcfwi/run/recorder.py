@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +33,81 @@ from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.drawing import Painter
-from hpcfwi.storage.background import BackgroundWriter
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
 from hpcfwi.storage.models import read_epoch, write_image, write_model
 
 log = logging.getLogger("hpcfwi")
+
+# Number of jobs that may wait for the current one, because each of them takes memory.
+WAITING = 1
+P = ParamSpec("P")
+
+
+class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
+    """A thread that runs jobs in order; a job writes files.
+
+    An error of a job is raised at the next call and at all later calls, and later jobs are not run,
+    because a checkpoint implies that the files before it exist. Close the writer, or use it in a
+    `with` statement. It is used by one thread on rank 0. Jobs may use HDF5, which allows one thread
+    at a time, and must not call MPI. behind: if False, `submit` returns only when the job is done.
+    """
+
+    def __init__(self, behind: bool = True) -> None:
+        self._thread = ThreadPoolExecutor(1, "writer")
+        self._behind = behind
+        self._under_way: deque[Future[None]] = deque()
+        self._error: BaseException | None = None
+
+    def submit(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Queue `job(*args, **kwargs)`; wait while `WAITING` other jobs are queued.
+
+        The arguments must not be changed afterwards. Raises the exception of an earlier job.
+        """
+        self._wait(WAITING)
+
+        def work() -> None:
+            if self._error is None:
+                try:
+                    job(*args, **kwargs)
+                except BaseException as error:
+                    self._error = error
+
+        self._under_way.append(self._thread.submit(work))
+        if not self._behind:
+            self.flush()
+
+    def check(self) -> None:
+        """Raise the exception of a job, without waiting for others."""
+        if self._error is not None:
+            raise self._error
+
+    def flush(self) -> None:
+        """Wait until all jobs are done; raises the exception of a job."""
+        self._wait(0)
+
+    def close(self) -> None:
+        """End the thread after all jobs; raises the exception of a job."""
+        self._thread.shutdown(wait=True)
+        self.flush()
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most `most` jobs are queued or running."""
+        while self._under_way and (len(self._under_way) > most or self._under_way[0].done()):
+            self._under_way.popleft().result()
+        self.check()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            # The program reports the error that ends it; another error is only reported here.
+            if str(failure) != str(error):
+                log.warning("%s", failure)
 
 
 @dataclass

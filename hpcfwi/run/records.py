@@ -44,9 +44,10 @@ from hpcfwi.storage.hdf5 import (
     is_whole,
     open_alone,
     plain,
+    read_kinds,
+    read_names,
     read_real,
 )
-from hpcfwi.storage.kinds import read_kinds, read_names
 from hpcfwi.storage.models import describe_grid
 from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis
 from hpcfwi.system import check_link

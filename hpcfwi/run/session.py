@@ -61,12 +61,12 @@ from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.report.log import Progress
 from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.run.recorder import Recorder
-from hpcfwi.storage.background import BackgroundWriter, Prefetcher
+from hpcfwi.run.recorder import BackgroundWriter, Recorder
 from hpcfwi.storage.checkpoint import latest_epoch, load_latest_checkpoint
 from hpcfwi.storage.gathers import (
     GatherReader,
     GatherWriter,
+    Prefetcher,
     create_gathers,
     read_labels,
     read_layout,

@@ -4,7 +4,13 @@ Layout: /data float32 (shot, receiver, time), with one chunk for each shot, or m
 it; /sources float64 (shot, ndim); /receivers float64 (receiver, ndim) or (shot, receiver, ndim);
 /wavelet float32 (time) or (shot, time); /mask (shot, receiver), bool or numbers 0 and 1, if some
 traces do not count; root attributes format = "hpcfwi-gathers", version, dt (s). Positions are in m.
-`kinds` describes further parts, for traces of other components and for other kinds of sources.
+
+Files of version 2 have traces of other components than pressure, or sources that are not explosive.
+Indices may be left out if there is one name. Vectors and tensors are in axis order. /kinds int8
+(receiver) or (shot, receiver), indices of the attribute kind_names, such as "pressure" and "vz";
+for the name "strain", /directions float64 (receiver, ndim), along the fibre, and the attribute
+gauge (m). /source_kinds int8 (shot), indices of the attribute source_kind_names; for the name
+"moment", /source_moments float64 (shot, ndim, ndim), symmetric.
 
 Labels are optional: numbers and coordinates of shots and traces from the headers of field data. An
 inversion does not need them; they are included when SEG-Y is written from the file. `unfinished`
@@ -15,9 +21,10 @@ readers ignore it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +34,12 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure
+from hpcfwi.model import AXES
 from hpcfwi.parallel.replicas import once_per_host
+from hpcfwi.parallel.transport import threads_may_call_mpi
 from hpcfwi.storage.hdf5 import (
     check_format,
+    check_written,
     exchanged,
     explained,
     find_dataset,
@@ -41,15 +51,17 @@ from hpcfwi.storage.hdf5 import (
     open_for_writing,
     plain,
     raised_on_all_ranks,
+    read_kinds,
+    read_names,
     read_number,
     read_real,
     refuse_values,
     unclosed,
 )
-from hpcfwi.storage.kinds import read_components, read_source_kinds
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.storage.unfinished import (
     FORMAT,
+    MOMENT,
     VERSION,
     digest_of,
     failing_clearly,
@@ -59,7 +71,17 @@ from hpcfwi.storage.unfinished import (
     remove,
     reserve_room,
 )
-from hpcfwi.survey import Survey
+from hpcfwi.survey import (
+    COMPONENTS,
+    EXPLOSIVE,
+    PRESSURE,
+    SOURCE_KINDS,
+    STRAIN,
+    Components,
+    SourceKinds,
+    Survey,
+    moment_kinds,
+)
 from hpcfwi.system import (
     MOMENTARY,
     beside,
@@ -73,18 +95,16 @@ if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context
 
 
-NUMBERS = ("records", "shot_points", "channels")
-MAPS = ("source_map", "receiver_map")
-_ATTRIBUTES = ("datum", "start")
+_MAPS = ("source_map", "receiver_map")
 _LARGEST = 2**31 - 1
 
 
 def read_labels(path: Path) -> dict[str, Any]:
     """Return the labels of a gathers file, whose other contents have been checked, by their names.
 
-    They are arrays of `NUMBERS` as int32, of `MAPS` as float64, and the attributes `datum`, `start`
-    (numbers) and `line` (text). For one process. Raises `InputError` if an array has the wrong
-    shape or type, or if only one of the two maps exists.
+    They are arrays of numbers as int32, of positions on the map as float64, and the attributes
+    `datum`, `start` (numbers) and `line` (text). For one process. Raises `InputError` if an array
+    has the wrong shape or type, or if only one of the two maps exists.
     """
     with open_alone(path) as file:
         shots, receivers = file["data"].shape[:2]
@@ -100,12 +120,12 @@ def read_labels(path: Path) -> dict[str, Any]:
             for name in shapes
             if holds(file, name)
         }
-        for one, other in (MAPS, MAPS[::-1]):
+        for one, other in (_MAPS, _MAPS[::-1]):
             if one in found and other not in found:
                 raise InputError(
                     f"{path}, /{other}", f"missing, but /{one} exists", "Store both or neither."
                 )
-        for name in _ATTRIBUTES:
+        for name in ("datum", "start"):
             if plain(file.attrs.get(name)) is not None:
                 found[name] = read_number(file, path, name, "Correct it, or leave it out.")
         line = plain(file.attrs.get("line"))
@@ -117,7 +137,7 @@ def read_labels(path: Path) -> dict[str, Any]:
 def _read_label(
     file: h5py.File, path: Path, name: str, shapes: list[tuple[int, ...]]
 ) -> NDArray[Any]:
-    whole = name in NUMBERS
+    whole = name not in _MAPS
     expected = "whole numbers of 32 bits" if whole else "finite numbers, in m"
     remedy = "Store it as described in docs/formats.md, or leave it out."
     values = read_real(file, path, name, shapes, "iuf", expected, remedy)
@@ -366,6 +386,50 @@ class GatherReader(AbstractContextManager["GatherReader"]):
             self.close()
 
 
+Traces = Callable[[], NDArray[np.float32]]
+Prepare = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
+
+
+class Prefetcher(AbstractContextManager["Prefetcher"]):
+    """A thread that reads from a `GatherReader` in the order of the requests.
+
+    If reading calls an MPI library that does not allow calls from a second thread, traces are read
+    only when they are needed.
+
+    prepare: a function that is applied to the traces and the number of each shot when they are
+    read, in `threads` threads.
+    """
+
+    def __init__(
+        self, reader: GatherReader, prepare: Prepare | None = None, threads: int = 1
+    ) -> None:
+        self._reader, self._prepare = reader, prepare
+        self._workers = ThreadPoolExecutor(threads, "prepare")
+        threaded = not reader.through_mpi or threads_may_call_mpi()
+        self._thread = ThreadPoolExecutor(1, "prefetch") if threaded else None
+
+    def request(self, shots: NDArray[np.int64]) -> Traces:
+        """Start to read these shots, possibly none, and return a function that returns the traces.
+
+        The function waits for the traces (shot, receiver, time), or raises the error of reading. It
+        may be called several times, and keeps the traces in memory as long as it exists.
+        """
+        if self._thread is None:
+            return cache(partial(self._read, shots))
+        return self._thread.submit(self._read, shots).result
+
+    def _read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
+        traces = self._reader.read(shots)
+        if self._prepare is None or not shots.size:
+            return traces
+        return np.stack(list(self._workers.map(self._prepare, traces, shots)))
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the threads to end; the reader stays open."""
+        for threads in filter(None, (self._thread, self._workers)):
+            threads.shutdown(wait=True)
+
+
 def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """Return the shape of the traces, and the root attributes that are not part of the format.
 
@@ -423,8 +487,10 @@ def _find_shape(file: h5py.File, path: Path) -> tuple[int, int, int]:
             f"its shape is {data.shape}, expected (shot, receiver, time), none of them 0",
             "Store the traces of at least one shot in three dimensions.",
         )
-    _check_written(path, data)
+    check_written(data, f"{path}, /data")
     n_shots, n_receivers, n_samples = data.shape
+    needed = n_receivers * n_samples * (4.0 + data.dtype.itemsize)
+    check_room(f"{path}, /data", f"one shot of {data.shape}", needed, "Give fewer traces per shot.")
     return n_shots, n_receivers, n_samples
 
 
@@ -453,21 +519,9 @@ def _read_survey(path: Path) -> Survey:
             wavelet.astype(np.float32),
             read_number(file, path, "dt", "Give the sampling interval in s.", positive=True),
             mask,
-            components=read_components(file, path, (n_shots, n_receivers), *ndim),
-            source_kinds=read_source_kinds(file, path, n_shots, *ndim),
+            components=_read_components(file, path, (n_shots, n_receivers), *ndim),
+            source_kinds=_read_source_kinds(file, path, n_shots, *ndim),
         )
-
-
-def _check_written(path: Path, data: h5py.Dataset) -> None:
-    if not data.id.get_storage_size():
-        raise InputError(
-            f"{path}, /data",
-            f"its shape is {data.shape}, but none of its traces was written",
-            "Write the file again from its source.",
-        )
-    _, n_receivers, n_samples = data.shape
-    needed = n_receivers * n_samples * (4.0 + data.dtype.itemsize)
-    check_room(f"{path}, /data", f"one shot of {data.shape}", needed, "Give fewer traces per shot.")
 
 
 def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
@@ -480,3 +534,68 @@ def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
         "Leave out shots or receivers without a position or wavelet, or supply the values.",
     )
     return values
+
+
+def _read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: int) -> Components:
+    """Return the components of the traces of an open file, for so many shots and receivers.
+
+    Raises `InputError` if something about them is missing or wrong.
+    """
+    names = read_names(file, path, "kind_names", COMPONENTS, ("kinds", "directions"))
+    if names is None:
+        return PRESSURE
+    kinds = read_kinds(file, path, "kinds", names, [shape[1:], shape])
+    if STRAIN not in names:
+        return Components(names, kinds)
+    remedy = "Give the length of fibre over which the strain is averaged, in m."
+    gauge = read_number(file, path, "gauge", remedy, positive=True)
+    number = names.index(STRAIN)
+    all_kinds = np.zeros(shape[1]) if kinds is None else kinds
+    fibre = np.any(np.atleast_2d(all_kinds == number), axis=0)
+    remedy = "Give the direction of the fibre at each receiver, in axis order, as float32."
+    directions = read_real(file, path, "directions", [(shape[1], ndim)], remedy=remedy)
+    length = np.linalg.norm(directions, axis=-1)
+    wrong = fibre & ~(np.isfinite(length) & (length > 0.0))
+    if wrong.any():
+        raise InputError(
+            f"{path}, /directions",
+            f"found {directions[wrong][0].tolist()} for receiver {wrong.argmax()}, which records "
+            "strain; expected a finite vector that is not 0",
+            remedy,
+        )
+    along = np.divide(
+        directions, length[:, None], out=np.zeros_like(directions), where=fibre[:, None]
+    )
+    return Components(names, kinds, gauge, along)
+
+
+def _read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> SourceKinds:
+    """Return the kinds of the sources of an open file; raise `InputError` if they are wrong."""
+    known = (*SOURCE_KINDS, MOMENT)
+    arrays = ("source_kinds", "source_moments")
+    names = read_names(file, path, "source_kind_names", known, arrays)
+    if names is None:
+        return EXPLOSIVE
+    kinds = read_kinds(file, path, "source_kinds", names, [(n_shots,)])
+    found: dict[str, NDArray[np.float64]] = {}
+    for number, name in enumerate(names):
+        acts = np.ones(()) if kinds is None else (kinds == number).astype(np.float64)
+        if name != MOMENT:
+            found[name] = acts
+            continue
+        remedy = "Give the moment tensor of each shot, in axis order, as float32."
+        tensors = read_real(file, path, "source_moments", [(n_shots, ndim, ndim)], remedy=remedy)
+        tensors = np.where(np.reshape(acts, (-1, 1, 1)) > 0.0, tensors, 0.0)
+        turned = tensors.transpose(0, 2, 1)
+        wrong = ~np.isclose(tensors, turned, rtol=1e-6, atol=0.0).all(axis=(1, 2))
+        wrong |= ~np.isfinite(tensors).all(axis=(1, 2))
+        wrong |= (acts > 0.0) & ~tensors.any(axis=(1, 2))
+        if wrong.any():
+            raise InputError(
+                f"{path}, /source_moments",
+                f"found {tensors[wrong][0].tolist()} for shot {wrong.argmax()}, expected finite "
+                "numbers and a symmetric tensor that is not 0",
+                remedy,
+            )
+        found |= moment_kinds(tensors, AXES[ndim])
+    return found

@@ -261,30 +261,30 @@ def read_real(
     shapes: those that are allowed. Raises `InputError` if the dataset is missing, of another type
     or shape, never written, or too large.
     """
-    dataset = find_dataset(file, path, key, kinds, expected, remedy)
+    dataset, where = find_dataset(file, path, key, kinds, expected, remedy), f"{path}, /{key}"
     if shapes is not None and dataset.shape not in shapes:
         raise InputError(
-            f"{path}, /{key}",
+            where,
             f"its shape is {dataset.shape}, expected {' or '.join(map(str, shapes))}",
             remedy,
         )
-    return read_values(dataset, f"{path}, /{key}")
-
-
-def read_values(dataset: h5py.Dataset, where: str) -> NDArray[np.float64]:
-    """Return all values of a dataset of numbers; raise `InputError` if it was never written."""
-    if dataset.size and not dataset.id.get_storage_size():
-        raise InputError(
-            where,
-            f"its shape is {dataset.shape}, but none of its values was written",
-            "Write it again from its source.",
-        )
+    check_written(dataset, where)
     # Memory holds the values in the type of the file, and in double precision.
     needed = dataset.size * (dataset.dtype.itemsize + 8.0)
     check_room(where, f"its shape {dataset.shape}", needed, "Give a smaller array.")
     # A damaged file may contain signalling NaN, whose conversion would warn.
     with np.errstate(invalid="ignore"):
         return dataset[...].astype(np.float64)
+
+
+def check_written(dataset: h5py.Dataset, where: str) -> None:
+    """Raise `InputError` if a dataset has no values, because none was written."""
+    if dataset.size and not dataset.id.get_storage_size():
+        raise InputError(
+            where,
+            f"its shape is {dataset.shape}, but none of its values was written",
+            "Write it again from its source.",
+        )
 
 
 def check_storage(dataset: h5py.Dataset, path: Path) -> None:
@@ -409,6 +409,48 @@ def read_number(
 def is_whole(value: Any) -> bool:
     """Return True if an attribute's plain value is an integer or a float such as 1.0."""
     return is_number(value) and float(value).is_integer()
+
+
+def read_names(
+    file: h5py.File, path: Path, key: str, known: Sequence[str], arrays: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Return the names in an attribute, None without it; raise `InputError` if they are wrong.
+
+    arrays: names of the datasets that need the attribute.
+    """
+    given = plain(file.attrs.get(key))
+    if given is None and not any(holds(file, name) for name in arrays):
+        return None
+    # `plain` makes a text of an array of one name.
+    names = tuple(str(plain(name)) for name in (given if isinstance(given, list) else [given]))
+    if not names or not set(names) <= set(known) or len(set(names)) < len(names):
+        raise InputError(
+            f"{path}, attribute {key}",
+            f"found {quote(given)}, expected some of {', '.join(known)}, each of them once",
+            f"Give the names that the values of /{arrays[0]} count, from 0.",
+        )
+    return names
+
+
+def read_kinds(
+    file: h5py.File,
+    path: Path,
+    key: str,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+) -> NDArray[np.int8] | None:
+    """Return indices of names, None if there is one name; raise `InputError` if they are wrong."""
+    if len(names) == 1 and not holds(file, key):
+        return None
+    expected = f"whole numbers from 0 to {len(names) - 1}"
+    remedy = "Give the index of a name for each of them."
+    values = read_real(file, path, key, shapes, "iuf", expected, remedy)
+    wrong = ~np.isin(values, np.arange(len(names)))
+    if wrong.any():
+        raise InputError(
+            f"{path}, /{key}", f"found {values[wrong][0]:g}, expected {expected}", remedy
+        )
+    return values.astype(np.int8)
 
 
 def _without_lock() -> dict[str, bool]:

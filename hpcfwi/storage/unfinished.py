@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
+from hpcfwi.model import AXES
 from hpcfwi.storage.hdf5 import open_alone, plain
-from hpcfwi.storage.kinds import describe_kinds
 from hpcfwi.storage.probe import probe_on_root
-from hpcfwi.survey import Survey
+from hpcfwi.survey import EXPLOSIVE, PRESSURE, Survey, moment_tensors
 from hpcfwi.system import beside, check_disk, is_there, make_directory, open_own, reserve
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FORMAT = "hpcfwi-gathers"
 # The newest version; files are of version 1 if all traces are of pressure and sources explosive.
 VERSION = 2
+MOMENT = "moment"  # kind of sources whose tensors are a separate dataset
 _LARGEST_HEADERS = 2**20  # bytes of a file's attributes and tables
 _LARGEST_ENTRY = 128  # bytes for a chunk in the file's index
 _LARGEST_CHUNK = 2**32 - 1  # bytes, limit of HDF5
@@ -251,3 +252,41 @@ def _root(survey: Survey, extras: Mapping[str, Any]) -> dict[str, Any]:
     _, kinds = describe_kinds(survey)
     own = {"format": FORMAT, "version": VERSION if kinds else 1, "dt": survey.dt, **kinds}
     return {name: v for name, v in extras.items() if not isinstance(v, np.ndarray)} | own
+
+
+def describe_kinds(survey: Survey) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return the datasets and the attributes for the kinds of a survey, by name.
+
+    There are none if all traces are of pressure and all sources explosive.
+    """
+    datasets: dict[str, NDArray[Any]] = {}
+    attributes: dict[str, Any] = {}
+    components, sources = survey.components, survey.source_kinds
+    if components.names != PRESSURE.names:
+        attributes["kind_names"] = _as_attribute(components.names)
+        if components.kinds is not None:
+            datasets["kinds"] = components.kinds.astype(np.int8)
+        if components.directions is not None:
+            datasets["directions"] = components.directions.astype(np.float64)
+            attributes["gauge"] = components.gauge
+    if sources.keys() != EXPLOSIVE.keys():
+        shape, ndim = (survey.n_shots,), survey.sources.shape[-1]
+        tensors = moment_tensors(sources, AXES[ndim], survey.n_shots)
+        names = list(dict.fromkeys(MOMENT if MOMENT in name else name for name in sources))
+        attributes["source_kind_names"] = _as_attribute(names)
+        if MOMENT in names:
+            datasets["source_moments"] = tensors
+        if len(names) > 1:
+            acts = [
+                tensors.any(axis=(1, 2))
+                if name == MOMENT
+                else np.broadcast_to(sources[name], shape)
+                for name in names
+            ]
+            datasets["source_kinds"] = np.argmax(acts, axis=0).astype(np.int8)
+    return datasets, attributes
+
+
+def _as_attribute(names: Sequence[str]) -> str | list[str]:
+    """Return names as `plain` reads them from an attribute."""
+    return names[0] if len(names) == 1 else list(names)

@@ -21,8 +21,7 @@ from mpi4py import MPI
 from benchmarks.scale import sent_by_sockets
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.parallel.launch import launch
-from hpcfwi.storage.background import Prefetcher
-from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.storage.gathers import GatherReader, Prefetcher, create_gathers
 from hpcfwi.storage.hdf5 import is_parallel
 from hpcfwi.storage.models import load_model
 from tests.storage.examples import (

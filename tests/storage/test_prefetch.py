@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage import background
-from hpcfwi.storage.background import Prefetcher
-from hpcfwi.storage.gathers import GatherReader
+from hpcfwi.storage import gathers
+from hpcfwi.storage.gathers import GatherReader, Prefetcher
 from tests.storage.examples import example_traces
 from tests.storage.test_gathers import write_example
 
@@ -66,7 +65,7 @@ def test_traces_are_freed_with_their_request():
 
 
 def test_traces_are_read_once_on_demand_if_mpi_allows_no_threads(monkeypatch):
-    monkeypatch.setattr(background, "threads_may_call_mpi", lambda: False)
+    monkeypatch.setattr(gathers, "threads_may_call_mpi", lambda: False)
     reader = Reader(through_mpi=True)
     with Prefetcher(reader) as prefetcher:
         traces = prefetcher.request(np.array([0]))

@@ -11,8 +11,8 @@ import pytest
 
 from hpcfwi.errors import WriteFailure
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage.background import WAITING, BackgroundWriter, Prefetcher
-from hpcfwi.storage.gathers import GatherReader, create_gathers
+from hpcfwi.run.recorder import WAITING, BackgroundWriter
+from hpcfwi.storage.gathers import GatherReader, Prefetcher, create_gathers
 from hpcfwi.storage.hdf5 import created_whole
 from tests.storage.examples import example_survey, example_traces
 
