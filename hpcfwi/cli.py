@@ -243,7 +243,7 @@ def dataset(
     """Write a known model to a model file, with its licence beside it."""
 
     def work(context: Context) -> None:
-        from hpcfwi.datasets.library import export_dataset
+        from hpcfwi.datasets import export_dataset
 
         tell = (lambda _: None) if quiet else typer.echo
         context.from_root(lambda: export_dataset(name, to, tell))

@@ -47,11 +47,11 @@ MISFITS = {
 }
 
 DATASETS = {
-    "marmousi2": "hpcfwi.datasets.library:MARMOUSI2",
-    "marmousi1": "hpcfwi.datasets.library:MARMOUSI1",
-    "marmousi-window": "hpcfwi.datasets.library:WINDOW",
-    "dome": "hpcfwi.datasets.dome:DOME",
-    "dome-section": "hpcfwi.datasets.dome:DOME_SECTION",
+    "marmousi2": "hpcfwi.datasets:MARMOUSI2",
+    "marmousi1": "hpcfwi.datasets:MARMOUSI1",
+    "marmousi-window": "hpcfwi.datasets:WINDOW",
+    "dome": "hpcfwi.datasets:DOME",
+    "dome-section": "hpcfwi.datasets:DOME_SECTION",
 }
 
 SAMPLINGS = {

@@ -23,7 +23,7 @@ from hpcfwi.config import Config, load_config
 from hpcfwi.config.sections import Initial
 from hpcfwi.config.survey import Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
-from hpcfwi.datasets.library import load_dataset
+from hpcfwi.datasets import load_dataset
 from hpcfwi.errors import InputError, refuse
 from hpcfwi.inversion.checks import (
     check_parameters,

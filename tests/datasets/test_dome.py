@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.datasets.dome import CREST, GAS, LAYERS, SEA_FLOOR, WATER, make_dome
+from hpcfwi.datasets import CREST, GAS, LAYERS, SEA_FLOOR, WATER, make_dome
 from hpcfwi.model import Grid
 
 GRID = Grid((41, 81, 81), (50.0, 50.0, 50.0), (0.0, 0.0, 0.0))

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hpcfwi.datasets import library as module
-from hpcfwi.datasets.library import DownloadError, download, extract_from_package
+from hpcfwi import datasets as module
+from hpcfwi.datasets import DownloadError, download, extract_from_package
 from hpcfwi.errors import InputError
 
 CONTENT = bytes(range(256)) * 400

