@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from hpcfwi.config.sections import Spacing
 from hpcfwi.config.values import (
     Choice,
     Count,
@@ -24,6 +23,7 @@ from hpcfwi.config.values import (
     Position,
     Section,
     Several,
+    Spacing,
     Unit,
     exactly_one,
     name_of,
@@ -200,10 +200,6 @@ class Tied(Section):
     """`"gardner"`: the density changes as the P velocity to the power 0.25."""
 
 
-def _tag_bounds(value: object) -> str:
-    return "a table" if isinstance(value, Mapping) else "a pair"
-
-
 class InversionSection(Section):
     """The updates of the model."""
 
@@ -272,7 +268,7 @@ class InversionSection(Section):
         Annotated[
             Annotated[Bounds, Tag("a pair")]
             | Annotated[dict[ParameterName, Bounds], Tag("a table")],
-            Discriminator(_tag_bounds),
+            Discriminator(lambda value: "a table" if isinstance(value, Mapping) else "a pair"),
         ]
         | None
     ) = None

@@ -1,4 +1,4 @@
-"""The input file as a whole: `load_config` reads a file, and settings that change it."""
+"""The input file as a whole, which `load_config` reads, with the sections [wave] and [output]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from hpcfwi.config.inversion import (
     InversionSection,
@@ -20,12 +20,169 @@ from hpcfwi.config.inversion import (
     StageSection,
     invert_linearly,
 )
-from hpcfwi.config.sections import ModelSection, WaveSection
-from hpcfwi.config.survey import DataSection, SurveySection
-from hpcfwi.config.values import Count, FileName, Section, explain, find_choices, find_plugin
+from hpcfwi.config.survey import DataSection, ModelSection, SurveySection
+from hpcfwi.config.values import (
+    AutoOr,
+    Count,
+    FileName,
+    Length,
+    OneOf,
+    Pair,
+    Section,
+    Spacing,
+    Unit,
+    check_size,
+    explain,
+    find_choices,
+    find_plugin,
+)
 from hpcfwi.errors import LONGEST_QUOTE, InputError, quote, say_bytes
-from hpcfwi.registry import DENOISERS
+from hpcfwi.registry import (
+    DENOISERS,
+    ENGINES,
+    EQUATIONS,
+    HistoryFormat,
+    HistoryKind,
+    HistoryName,
+    Order,
+)
 from hpcfwi.system import check_regular
+
+
+class HistorySection(Section):
+    """A complete description of a history.
+
+    The history is chosen when an inversion starts, for the largest window of the survey, and is the
+    same on all ranks. A reproducible inversion keeps it when it continues. The log has a line such
+    as `History: snapshots, every 14 steps, float16, 84.7 MB per shot; 1 shot at a time`.
+    docs/decisions/014-memory.md describes the rules, and what happens when memory runs out.
+    """
+
+    kind: HistoryKind = "snapshots"
+    """How the sampled steps are obtained in the backward simulation.
+
+    `"snapshots"` stores them, `"boundary"` reconstructs them from the stored perimeter of the
+    model, and `"recompute"` simulates them again.
+    """
+    interval: Count | None = None
+    """Number of steps between samples; 1 gives the exact gradient of the discrete scheme.
+
+    By default the Nyquist rate of the wavelet determines it, which changes the gradient by a few
+    tenths of a per cent.
+    """
+    format: HistoryFormat | None = None
+    """Format of the stored numbers; by default full precision. Not for `"recompute"`."""
+    states: Count | None = None
+    """Number of stored states from which steps are simulated again; by default 8.
+
+    Only for `"recompute"`.
+    """
+
+    @model_validator(mode="after")
+    def _keys_of_its_own(self) -> Self:
+        foreign = "format" if self.kind == "recompute" else "states"
+        if getattr(self, foreign) is not None:
+            raise ValueError(f"{self.kind} has no {foreign}")
+        return self
+
+
+# Standard linear solids have no constant quality factor in wider bands.
+WIDEST = 1000
+
+
+class AttenuationSection(Section):
+    """The dependence of quality factors and velocities on frequency, see docs/equations.md."""
+
+    frequency: Annotated[float, Field(gt=0.0, le=1e6), Unit("Hz")] = 10.0
+    """Frequency at which waves have the velocities of the model; others are slower or faster."""
+    band: Pair[Annotated[float, Field(gt=0.0, le=1e6)]] = (2.0, 30.0)
+    """Lowest and highest frequency (Hz) between which quality factors are constant."""
+    mechanisms: Annotated[int, Field(ge=1, le=3)] = 1
+    """Number of relaxation mechanisms.
+
+    In a band of 3 to 30 Hz, losses 1/Q up to 1/20 are within 36 % of the asked ones with 1,
+    and within 8 % with 2; 3 suit wider bands. Each adds a field for every stress.
+    """
+
+    @model_validator(mode="after")
+    def _band_in_order(self) -> Self:
+        if self.band[0] >= self.band[1]:
+            raise ValueError(f"band is {list(self.band)}; expected the smaller frequency first")
+        if self.band[1] > WIDEST * self.band[0]:
+            raise ValueError(f"band is {list(self.band)}; expected a ratio of at most {WIDEST}")
+        return self
+
+
+class WaveSection(Section):
+    """The wave equation and how it is solved."""
+
+    equation: Annotated[str, OneOf(EQUATIONS)] = "acoustic"
+    """The wave equation, which determines the parameters of the model (docs/equations.md).
+
+    `"acoustic"` is the one with constant density. The others are solved by the engines `"cpu"`,
+    `"gpu"` and `"eager"`, with the histories `"snapshots"` and, on the first two, `"recompute"`.
+    """
+    attenuation: AttenuationSection | None = None
+    """Attenuation of the equations `"viscoacoustic"` and `"viscoelastic"`, if not the default."""
+    order: Order = 8
+    """Order of the differences in space."""
+    spacing: Spacing | None = None
+    """Spacing of a coarser grid on which the inversion simulates waves.
+
+    `"auto"` is the coarsest spacing that the highest frequency of the wavelet, after `data.band`,
+    allows. The inversion still updates, writes and draws the model on the grid of the model, on
+    which observed data are simulated as well.
+    """
+    boundary: Annotated[int, Field(ge=0, le=1000), Unit("cells")] = 20
+    """Width of the absorbing boundary (CPML) outside the model."""
+    aperture: Length | None = None
+    """Simulate each shot only in a window of the model around its source and receivers.
+
+    The window includes all depths. Along each horizontal axis it extends beyond source and
+    receivers by this distance on both sides, rounded to cells, at least by eight cells, up to the
+    ends of the model. It has its own absorbing boundary. By default every shot is simulated in the
+    whole model; observed data always are. docs/physics.md describes the error.
+    """
+    free_surface: bool = False
+    """If true, the top of the model is a free surface, in place of an absorbing boundary.
+
+    The pressure is 0 there or, in elastic media, the stresses on the surface are.
+    """
+    engine: Annotated[str, OneOf(("auto", *ENGINES))] = "auto"
+    """The engine that computes the waves.
+
+    `"cpu"` is compiled code for CPUs, `"gpu"` uses Triton kernels for GPUs, `"eager"` is the
+    reference for any device, and `"deepwave"` needs the package Deepwave. `"auto"` is `"cpu"` on
+    CPUs, and `"gpu"` on GPUs or, if Triton is not installed, `"eager"`.
+    """
+    ranks_per_shot: AutoOr[Count] = 1
+    """Number of ranks that simulate each shot together, each a layer of the grid along z.
+
+    The engine is `"cpu"`, or `"gpu"` with the equation `"acoustic"` and ranks on the same host. The
+    results have the same bits with any number. It pays for a batch of fewer shots than ranks, or
+    where memory does not suffice for a shot of each rank, in 3-D also between hosts
+    (docs/splitting.md). `"auto"` is the largest number on a host that leaves no ranks without a
+    shot and has an expected efficiency of at least 60 %, and 1 with the engine `"gpu"`. A run can
+    be continued with another number.
+    """
+    history: Annotated[
+        Annotated[HistoryName, Tag("a name")] | Annotated[HistorySection, Tag("a table")],
+        Discriminator(lambda v: "a table" if isinstance(v, Mapping | HistorySection) else "a name"),
+    ] = "auto"
+    """The data of the forward simulation that are stored for the backward simulation.
+
+    `"auto"` is the fastest history of the engine that fits into the memory. With enough memory it
+    stores snapshots in float16, which change the gradient by 0.02 % in addition to the sampling.
+    `"snapshots"`, `"boundary"` and `"recompute"` are the fastest history of that kind. A table
+    describes one history exactly.
+    """
+    memory: Annotated[str, BeforeValidator(check_size)] | None = None
+    """Approximate limit of the memory for the simulations of one rank, with its unit.
+
+    Examples are `"12 GB"` (1 GB is 10^9 bytes) and `"12 GiB"` (1 GiB is 2^30 bytes). It determines
+    the `history` and the number of shots that are simulated together. The default is the free
+    memory that is not needed otherwise.
+    """
 
 
 class OutputSection(Section):

@@ -1,18 +1,19 @@
-"""The sections [survey] and [data] of an input file.
+"""The sections [model], [survey] and [data] of an input file.
 
-They describe the sources, receivers, wavelet and time axis; and the selection and weighting of the
-data.
+They describe the model and the starting model; the sources, receivers, wavelet and time axis; and
+the selection and weighting of the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from hpcfwi.config.values import (
+    Choice,
     Count,
     FileName,
     Hertz,
@@ -27,9 +28,187 @@ from hpcfwi.config.values import (
     Time,
     Unit,
     exactly_one,
+    find_plugin,
+    name_of,
     tag_pair,
 )
+from hpcfwi.registry import DATASETS, NETWORKS
 from hpcfwi.survey import COMPONENTS, SOURCE_KINDS, STRAIN
+
+
+class NetworkSection(Choice):
+    """A network that computes the model, in place of values on a grid; see docs/networks.md.
+
+    The network is first fitted to the initial model. Then the optimizer of `[inversion]` updates
+    its weights with the gradient of the misfit; `lr` and `step` apply to the weights. `kind` may
+    also be your own class, `"module:Class"`, whose module is in `folder` or on Python's path. It is
+    a torch module as described in `hpcfwi/inversion/networks.py`, and its keyword-only parameters
+    are keys of this table.
+    """
+
+    registry: ClassVar = NETWORKS
+    naming: ClassVar[str] = "kind"
+
+    kind: Annotated[str, AfterValidator(name_of(NETWORKS, "Class"))]
+    fit: Count = 1000
+    """Number of steps that fit the network to the initial model."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Random seed of the initial weights."""
+    folder: FileName | None = None
+    """Folder of the module of your own class; by default the folder of the input file."""
+
+    @property
+    def place(self) -> str:
+        """The place of the network's class; raises `InputError` if it cannot be imported."""
+        find_plugin("model.network.kind", self.kind, NETWORKS, self.folder)
+        return NETWORKS.get(self.kind, self.kind)
+
+
+Speed = Annotated[float, Field(gt=0.0, le=1e5)]
+Growth = Annotated[float, Field(ge=-1e3, le=1e3)]
+
+
+class InitialShear(Section):
+    """Starting S velocities that do not come from the starting model; give one key.
+
+    Fluids, where the model has `vs = 0`, and fixed cells keep their values. If the model has no
+    `vs`, fixed cells with P velocities below 1600 m/s are fluids.
+    """
+
+    ratio: Annotated[float, Field(ge=2.0**0.5, le=100.0)] | None = None
+    """Ratio of P to S velocity: 1.8 is typical of rock, and 3 and more of soft sediments."""
+    file: FileName | None = None
+    """A model file with `vs`, see `model.initial.file`."""
+
+    _one_of_them = exactly_one("ratio", "file")
+
+
+class InitialDensity(Section):
+    """Starting densities that do not come from the starting model; give one key.
+
+    Fluids and fixed cells keep their values, as for `vs`. If the model has no `rho`, fluids have
+    1000 kg/m3.
+    """
+
+    gardner: Literal[True] | None = None
+    """If true, the density is 310 times the fourth root of the P velocity (Gardner et al. 1974)."""
+    constant: Annotated[float, Field(gt=0.0, le=1e5), Unit("kg/m3")] | None = None
+    """The same density in all cells."""
+    file: FileName | None = None
+    """A model file with `rho`, see `model.initial.file`."""
+
+    _one_of_them = exactly_one("gardner", "constant", "file")
+
+
+class InitialQuality(Section):
+    """Starting quality factors that do not come from the starting model; give one key.
+
+    Fluids and fixed cells keep their values, as for `vs`. If the model has none, fluids have 10000.
+    """
+
+    constant: Annotated[float, Field(ge=5.0, le=1e5)] | None = None
+    """The same quality factor in all cells."""
+    file: FileName | None = None
+    """A model file with the quality factor, see `model.initial.file`."""
+
+    _one_of_them = exactly_one("constant", "file")
+
+
+class Initial(Section):
+    """The starting model; give one of `smooth`, `smooth_slowness`, `linear`, `file` and `run`.
+
+    All parameters of the equation come from it, except those with a key of their own.
+    """
+
+    smooth: Length | None = None
+    """Smooth the model with a Gaussian of this standard deviation.
+
+    Fixed cells (`inversion.fixed_above`, `inversion.fixed`) are not changed.
+    """
+    smooth_slowness: Length | None = None
+    """Smooth 1 / velocity instead of the velocity, which preserves travel times.
+
+    An average of velocities is too fast for the layers that it replaces, so that deep reflections
+    would arrive too early.
+    """
+    linear: Annotated[tuple[Speed, Growth], Field(strict=False)] | None = None
+    """P velocity at depth 0 (m/s) and its increase with depth (m/s per m).
+
+    Fixed cells are not changed, as with `smooth`, and neither are other parameters.
+    """
+    file: FileName | None = None
+    """A model file that covers the model, except for less than one of its cells at the edges.
+
+    It is resampled to the grid of the model, after a low-pass filter if that grid is coarser. A run
+    stores the starting model in its directory and continues with this copy, even if the file is
+    changed or removed.
+    """
+    run: FileName | None = None
+    """The directory of another run, whose result `model.h5` is used as `file`.
+
+    To start from the best model of a run, give its `model_best.h5` as `file`.
+    """
+    vs: InitialShear | None = None
+    """Starting S velocities, if they do not come from the starting model."""
+    rho: InitialDensity | None = None
+    """Starting densities, if they do not come from the starting model."""
+    qp: InitialQuality | None = None
+    """Starting quality factors of P waves, if they do not come from the starting model."""
+    qs: InitialQuality | None = None
+    """Starting quality factors of S waves, if they do not come from the starting model."""
+
+    _one_of_them = exactly_one("smooth", "smooth_slowness", "linear", "file", "run")
+
+    @property
+    def own(self) -> Mapping[str, InitialShear | InitialDensity | InitialQuality]:
+        """The starting values that do not come from the starting model, by parameter."""
+        given = {"vs": self.vs, "rho": self.rho, "qp": self.qp, "qs": self.qs}
+        return {name: start for name, start in given.items() if start is not None}
+
+    @property
+    def smoothing(self) -> tuple[str, float, float] | None:
+        """The key of the smoothing, its length (m), and the power of the velocity it averages.
+
+        None if the starting model is not smoothed.
+        """
+        if self.smooth is not None:
+            return "smooth", self.smooth, 1.0
+        if self.smooth_slowness is not None:
+            return "smooth_slowness", self.smooth_slowness, -1.0
+        return None
+
+
+class ModelSection(Section):
+    """The model of the earth; give either `dataset` or `file`.
+
+    All positions are in the coordinates of the model, whose first point is at its `origin`. The
+    window of Marmousi, for example, begins at z = x = 800 m: a source at its top has a depth of
+    800 m.
+    """
+
+    dataset: Annotated[str, OneOf(DATASETS)] | None = None
+    """A known model; `"dome"` (3-D) and `"dome-section"` are computed, not downloaded."""
+    file: FileName | None = None
+    """A model file: the true model if data are simulated, else the grid of the inversion."""
+    true: FileName | None = None
+    """A model file with the true model, for a survey with a file of data.
+
+    It is used for the model error in the metrics and figures, and `model_best.h5` is then the model
+    that is closest to it; nothing else depends on it. It is resampled in the same way as
+    `model.initial.file`.
+    """
+    spacing: Length | None = None
+    """Spacing to which the model is resampled along all axes; by default it is not resampled.
+
+    If this spacing is coarser, the model is low-pass filtered first.
+    """
+    initial: Initial
+    """The starting model."""
+    network: NetworkSection | None = None
+    """A network that computes the model; the inversion updates its weights."""
+
+    _one_of_both = exactly_one("dataset", "file")
+
 
 ComponentName = Annotated[str, OneOf(COMPONENTS)]
 

@@ -243,6 +243,10 @@ OneOrPair = Annotated[
     Annotated[_T, Tag("a number")] | Annotated[Pair[_T], Tag("a pair")], Discriminator(tag_pair)
 ]
 """One number or two, such as along x, or along y and x; or for the first and the last epoch."""
+AutoOr = Annotated[
+    Annotated[Literal["auto"], Tag("a name")] | Annotated[_T, Tag("a number")],
+    Discriminator(lambda value: "a name" if isinstance(value, str) else "a number"),
+]
 
 
 def _check_name(name: str) -> str:
@@ -276,6 +280,7 @@ class OneOf:
 Count = Annotated[int, Field(gt=0, le=10**9)]
 Position = Annotated[float, Field(ge=-1e9, le=1e9), Unit("m")]
 Length = Annotated[float, Field(gt=0.0, le=1e9), Unit("m")]
+Spacing = AutoOr[Length]
 Time = Annotated[float, Field(ge=-1e9, le=1e9), Unit("s")]
 Seconds = Annotated[float, Field(gt=0.0, le=1e9), Unit("s")]
 Hertz = Annotated[float, Field(gt=0.0, le=1e12), Unit("Hz")]

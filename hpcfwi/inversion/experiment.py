@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config
-from hpcfwi.config.sections import HistorySection, WaveSection
+from hpcfwi.config.read import HistorySection, WaveSection
 from hpcfwi.config.survey import Points, Receivers, Sources
 from hpcfwi.config.values import count_bytes, module_files
 from hpcfwi.errors import InputError, StepFailure, quote

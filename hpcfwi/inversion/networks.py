@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.optim.adam import adam
 
-from hpcfwi.config.sections import NetworkSection
+from hpcfwi.config.survey import NetworkSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import PARAMETERS, Model, rms_difference

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfwi.config import Config, load_config
-from hpcfwi.config.sections import Initial
-from hpcfwi.config.survey import Receivers, SurveySection, check_times
+from hpcfwi.config.survey import Initial, Receivers, SurveySection, check_times
 from hpcfwi.convert.request import HDF5, KINDS, SEGY
 from hpcfwi.datasets import load_dataset
 from hpcfwi.errors import InputError, refuse

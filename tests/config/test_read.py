@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcfwi.config import changed_keys, load_config
-from hpcfwi.config.sections import HistorySection
+from hpcfwi.config.read import HistorySection
 from hpcfwi.config.values import count_bytes
 from hpcfwi.errors import InputError
 from tests.config.examples import MINIMAL

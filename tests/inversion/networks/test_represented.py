@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from hpcfwi.config.sections import NetworkSection
+from hpcfwi.config.survey import NetworkSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import networks as module
 from hpcfwi.inversion.networks import Represented
