@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,11 +256,13 @@ def read_real(
     kinds: str = "f",
     expected: str = REAL,
     remedy: str = TO_REAL,
+    allowed: Callable[[NDArray[np.float64]], NDArray[np.bool_]] | None = None,
 ) -> NDArray[np.float64]:
     """Return all values of a dataset; arguments as for `find_dataset`.
 
-    shapes: those that are allowed. Raises `InputError` if the dataset is missing, of another type
-    or shape, never written, or too large.
+    shapes: those that are allowed; allowed: returns True for the values that are, by default all.
+    Raises `InputError` if the dataset is missing, of another type or shape, never written, or too
+    large, or if it has another value.
     """
     dataset, where = find_dataset(file, path, key, kinds, expected, remedy), f"{path}, /{key}"
     if shapes is not None and dataset.shape not in shapes:
@@ -274,7 +277,10 @@ def read_real(
     check_room(where, f"its shape {dataset.shape}", needed, "Give a smaller array.")
     # A damaged file may contain signalling NaN, whose conversion would warn.
     with np.errstate(invalid="ignore"):
-        return dataset[...].astype(np.float64)
+        values = dataset[...].astype(np.float64)
+    if allowed is not None and not (good := allowed(values)).all():
+        raise InputError(where, f"found {values[~good][0]:g}, expected {expected}", remedy)
+    return values
 
 
 def check_written(dataset: h5py.Dataset, where: str) -> None:
@@ -444,13 +450,8 @@ def read_kinds(
         return None
     expected = f"whole numbers from 0 to {len(names) - 1}"
     remedy = "Give the index of a name for each of them."
-    values = read_real(file, path, key, shapes, "iuf", expected, remedy)
-    wrong = ~np.isin(values, np.arange(len(names)))
-    if wrong.any():
-        raise InputError(
-            f"{path}, /{key}", f"found {values[wrong][0]:g}, expected {expected}", remedy
-        )
-    return values.astype(np.int8)
+    known = partial(np.isin, test_elements=np.arange(len(names)))
+    return read_real(file, path, key, shapes, "iuf", expected, remedy, known).astype(np.int8)
 
 
 def _without_lock() -> dict[str, bool]:

@@ -213,7 +213,7 @@ BAD = {
     "a mask of weights": (
         put_mask(0.5 * MASK),
         "/mask",
-        r"value 0\.5, expected true or false, or 1",
+        r"found 0\.5, expected true or false, or 1",
     ),
     "a mask of strings": (put_mask(MASK.astype("S1")), "/mask", "S1.*, expected true or"),
     "a short mask": (put_mask(MASK[1:]), "/mask", r"\(4, 4\), expected \(5, 4\)"),
