@@ -295,6 +295,18 @@ ON_SAMPLE = 0.01
 ASTRAY = 5.0
 
 
+def check_interval(dt: float, where: str) -> None:
+    """Raise `InputError` for a sampling interval (s) that is not plausible."""
+    if not 0.0 < dt <= LONGEST:
+        likely = f"; it looks like milliseconds: {dt / 1000:g} s" * (dt > LONGEST)
+        raise InputError(
+            where,
+            f"found a sampling interval of {dt:g} s, expected a number above 0, up to {LONGEST:g} s"
+            f"{likely}",
+            "Give it in s.",
+        )
+
+
 def find_interval(given: float | None, table: Table, layout: FileLayout) -> float:
     """Return the sampling interval, s: the given one, or that of the headers.
 
@@ -302,10 +314,7 @@ def find_interval(given: float | None, table: Table, layout: FileLayout) -> floa
     plausible.
     """
     if given is not None:
-        if not 0.0 < given <= LONGEST:
-            likely = f"; it looks like milliseconds: --dt {given / 1000:g}" * (given > LONGEST)
-            expected = f"expected a number above 0, up to {LONGEST:g} s{likely}"
-            raise InputError("--dt", f"found {given:g} s, {expected}", "Give it in s.")
+        check_interval(given, "--dt")
         return given
     intervals = table["interval"].astype(np.float64)
     places = filter(None, (layout.interval_at, layout.headers.where("interval")))

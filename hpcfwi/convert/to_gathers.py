@@ -21,7 +21,7 @@ from hpcfwi.convert import choosing, segy
 from hpcfwi.convert.arrays import convert_model, read_npy
 from hpcfwi.convert.choosing import CODES, Gathering
 from hpcfwi.convert.request import HDF5, KINDS, MATLAB, SEGY, UNIX, VTK, Request, kind_of
-from hpcfwi.convert.segy import LONGEST, ON_SAMPLE, Files, Table, pick
+from hpcfwi.convert.segy import ON_SAMPLE, Files, Table, pick
 from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError, refusing, say_bytes
 from hpcfwi.parallel.context import Context
@@ -511,7 +511,7 @@ def _read(path: Path, axis: TimeAxis) -> tuple[NDArray[np.float64], TimeAxis]:
             names = [name for name in ("dt", "start") if plain(file.attrs.get(name)) is not None]
             times = {name: read_number(file, path, name, "Give it in s.") for name in names}
         own = replace(axis, **times)
-        _check_step(own.dt, f"{path}, attribute dt")
+        segy.check_interval(own.dt, f"{path}, attribute dt")
         return values, own
     if path.suffix == ".npy":
         values = read_npy(path)
@@ -561,16 +561,5 @@ def _grow_evenly(times: NDArray[np.float64]) -> bool:
 def _with_times(columns: NDArray[np.float64], path: Path) -> tuple[NDArray[np.float64], TimeAxis]:
     times = columns[:, 0]
     dt = float(times[-1] - times[0]) / (len(times) - 1)
-    _check_step(dt, f"{path}, the first column")
+    segy.check_interval(dt, f"{path}, the first column")
     return np.ascontiguousarray(columns[:, 1]), TimeAxis(dt, float(times[0]))
-
-
-def _check_step(dt: float, where: str) -> None:
-    if not 0.0 < dt <= LONGEST:
-        likely = "; it looks like milliseconds" if dt > LONGEST else ""
-        raise InputError(
-            where,
-            f"found a sampling interval of {dt:g} s, expected a number above 0, up to {LONGEST:g} s"
-            f"{likely}",
-            "Give times in s.",
-        )

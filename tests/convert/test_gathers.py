@@ -300,8 +300,8 @@ SLIPS = {
     "km": ({"coordinate_scalar": -10000}, (), r"look like km.*For km the scalar is 1000"),
     "mm": ({"coordinate_scalar": 100}, (), r"too far for any wave .*look like cm or mm"),
     "dt in ms": ({"interval": 4}, (), r"4e-06 s.*4 looks like milliseconds.*Give --dt 0.004"),
-    "--dt in ms": ({}, ("--dt", "4.0"), r"--dt: found 4 s.*milliseconds: --dt 0.004"),
-    "--dt below 0": ({}, ("--dt", "-1"), r"--dt: found -1 s"),
+    "--dt in ms": ({}, ("--dt", "4.0"), r"--dt: found .* of 4 s.*milliseconds: 0.004 s"),
+    "--dt below 0": ({}, ("--dt", "-1"), r"--dt: found .* of -1 s"),
     "degrees": ({"unit": 3}, (), r"bytes 89-90 \(unit\): found 3: coordinates in degrees"),
 }
 
