@@ -506,7 +506,11 @@ def _draw_points(panels: list[Axes], found: ResolutionTest, points: Values) -> N
     draw(panels[-1], *_in_decibels(measures["amplitude"]))
 
 
-def _in_decibels(amplitude: Values) -> tuple[str, Values, tuple[float, float], str, str]:
+Shown = tuple[str, Values, tuple[float, float], str, str]
+"""A title, values, the limits of the colours, the colours, and the unit."""
+
+
+def _in_decibels(amplitude: Values) -> Shown:
     with np.errstate(divide="ignore", invalid="ignore"):
         decibels = 20.0 * np.log10(np.where(amplitude > 0.0, amplitude, np.nan))
     known = decibels[np.isfinite(decibels)]
@@ -515,35 +519,18 @@ def _in_decibels(amplitude: Values) -> tuple[str, Values, tuple[float, float], s
     return title, decibels, (min(least, -10.0), 0.0), ENERGY_COLOURS, "dB re maximum"
 
 
-def _draw_values(
-    grid: Grid,
-    plane: int,
-    axes: Axes,
-    title: str,
-    values: Values,
-    limits: tuple[float, float],
-    colours: str,
-    unit: str,
-) -> None:
+def _draw_values(grid: Grid, plane: int, axes: Axes, *shown: *Shown) -> None:
     """Draw an array of the grid; plane: see `take_section`."""
+    title, values, limits, colours, unit = shown
     section = take_section(values, plane)
     image = draw_section(axes, section, find_extent(grid), colours, limits)
     style.title(axes, title + _say_section(grid))
     style.add_colour_bar(axes, image, unit, 0.02, section)
 
 
-def _draw_blocks(
-    grid: Grid,
-    ends: Sequence[Values],
-    row: Any,
-    axes: Axes,
-    title: str,
-    values: Values,
-    limits: tuple[float, float],
-    colours: str,
-    unit: str,
-) -> None:
+def _draw_blocks(grid: Grid, ends: Sequence[Values], row: Any, axes: Axes, *shown: *Shown) -> None:
     """Draw the values of points; ends: of their blocks along z and x, km; row: of the section."""
+    title, values, limits, colours, unit = shown
     values = values[row]
     image = axes.pcolormesh(
         ends[1], ends[0], values, cmap=colours, vmin=limits[0], vmax=limits[1], edgecolors="w"
