@@ -375,9 +375,7 @@ def _look_at(request: Request) -> tuple[str, str, bool]:
     adds = request.parameter is not None and target == HDF5
     if is_there(request.target) and not adds:
         raise InputError(
-            str(request.target),
-            "this file exists already",
-            "Remove it, or choose another name.",
+            str(request.target), "this file exists already", "Remove it, or choose another name."
         )
     if source == VTK:
         remedy = "Give the model in another kind of file, such as .npy."

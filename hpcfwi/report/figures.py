@@ -165,12 +165,7 @@ def _draw_spectra(
         last = max(last, last_above(frequencies, other, 1e-2))
     axes.plot(frequencies, mean / largest, color=style.STRONG, linewidth=1.4)
     axes.fill_between(
-        frequencies,
-        least / largest,
-        most / largest,
-        color=style.LIGHT,
-        alpha=0.5,
-        linewidth=0,
+        frequencies, least / largest, most / largest, color=style.LIGHT, alpha=0.5, linewidth=0
     )
     axes.axvline(peak, color="0.4", linewidth=0.8, linestyle="--")
     axes.set_xlim(0.0, min(1.25 * last, 0.5 / dt))

@@ -82,14 +82,7 @@ from hpcfwi.survey import (
     Survey,
     moment_kinds,
 )
-from hpcfwi.system import (
-    MOMENTARY,
-    beside,
-    check_room,
-    put_in_place,
-    read_patiently,
-    reading,
-)
+from hpcfwi.system import MOMENTARY, beside, check_room, put_in_place, read_patiently, reading
 
 if TYPE_CHECKING:
     from hpcfwi.parallel.context import Context

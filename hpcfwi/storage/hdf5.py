@@ -267,9 +267,7 @@ def read_real(
     dataset, where = find_dataset(file, path, key, kinds, expected, remedy), f"{path}, /{key}"
     if shapes is not None and dataset.shape not in shapes:
         raise InputError(
-            where,
-            f"its shape is {dataset.shape}, expected {' or '.join(map(str, shapes))}",
-            remedy,
+            where, f"its shape is {dataset.shape}, expected {' or '.join(map(str, shapes))}", remedy
         )
     check_written(dataset, where)
     # Memory holds the values in the type of the file, and in double precision.
@@ -439,11 +437,7 @@ def read_names(
 
 
 def read_kinds(
-    file: h5py.File,
-    path: Path,
-    key: str,
-    names: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
+    file: h5py.File, path: Path, key: str, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> NDArray[np.int8] | None:
     """Return indices of names, None if there is one name; raise `InputError` if they are wrong."""
     if len(names) == 1 and not holds(file, key):

@@ -9,14 +9,7 @@ import pytest
 
 from hpcfwi.convert.segy import find_layout, read_headers, read_traces
 from hpcfwi.errors import InputError
-from tests.convert.examples import (
-    N_SAMPLES,
-    N_TRACES,
-    line_fields,
-    line_traces,
-    rules,
-    write_segy,
-)
+from tests.convert.examples import N_SAMPLES, N_TRACES, line_fields, line_traces, rules, write_segy
 
 PLAIN = rules()
 REVISION_1, REVISION_2 = {3501: ("u1", 1)}, {3501: ("u1", 2)}

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from hpcfwi.convert.layout import FIELDS, Field, Headers
 from hpcfwi.convert.segy import AT_ONCE, find_layout, read_headers, read_traces, tell_floats
 from hpcfwi.errors import InputError
-from tests.convert.examples import (
-    DTYPES,
-    N_SAMPLES,
-    N_TRACES,
-    line_fields,
-    line_traces,
-    write_segy,
-)
+from tests.convert.examples import DTYPES, N_SAMPLES, N_TRACES, line_fields, line_traces, write_segy
 
 PLAIN = Headers(FIELDS, {})
 

@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 
 from hpcfwi import datasets
-from hpcfwi.datasets import (
-    DownloadError,
-    export_dataset,
-    fetch_dataset,
-    load_dataset,
-)
+from hpcfwi.datasets import DownloadError, export_dataset, fetch_dataset, load_dataset
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid, Model, resample_onto
 from hpcfwi.registry import DATASETS, find

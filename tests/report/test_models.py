@@ -332,11 +332,7 @@ def test_profiles_show_the_models_below_their_places(make):
     assert not texts_overlap(figure)
     for axes, place in zip(figure.axes, places_of(shown), strict=True):
         true, initial, inverted = axes.lines
-        for line, model in (
-            (true, shown.true),
-            (initial, shown.start),
-            (inverted, shown.inverted),
-        ):
+        for line, model in ((true, shown.true), (initial, shown.start), (inverted, shown.inverted)):
             np.testing.assert_allclose(line.get_xdata(), model[:, *place] / 1e3)
             np.testing.assert_allclose(line.get_ydata(), shown.grid.coordinates(0) / 1e3)
         (shade,) = axes.patches
@@ -424,10 +420,7 @@ def points_of(shape, spacing=50.0, step=8, parameter="vp"):
     axes = [grid.coordinates(axis)[step // 2 :: step] for axis in range(grid.ndim)]
     points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
     response = np.random.default_rng(0).uniform(0.5, 1.0, shape)
-    measures = {
-        "amplitude": np.full(points.shape[:-1], 0.5),
-        "width": np.full(points.shape, 123.0),
-    }
+    measures = {"amplitude": np.full(points.shape[:-1], 0.5), "width": np.full(points.shape, 123.0)}
     values, model = np.full(shape, 2000.0), "the starting model"
     return ResolutionTest(
         grid, step * spacing, model, parameter, values, np.zeros(shape), response, points, measures

@@ -12,13 +12,7 @@ import pytest
 from hpcfwi.errors import InputError
 from hpcfwi.parallel.context import Context
 from hpcfwi.storage import hdf5
-from hpcfwi.storage.hdf5 import (
-    describe,
-    is_parallel,
-    open_alone,
-    open_file,
-    open_for_writing,
-)
+from hpcfwi.storage.hdf5 import describe, is_parallel, open_alone, open_file, open_for_writing
 
 
 def refusal(path):

@@ -14,12 +14,7 @@ from hpcfwi.parallel.context import Context
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.models import write_model
 from tests.ranks import long_form, run_ranks
-from tests.storage.examples import (
-    N_SHOTS,
-    example_model,
-    example_survey,
-    example_traces,
-)
+from tests.storage.examples import N_SHOTS, example_model, example_survey, example_traces
 
 
 def run_program(ranks, name, folder, code=0):
