@@ -96,18 +96,7 @@ class Grid:
         )
 
     def cells_of(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], ...]:
-        """Return the indices of the points nearest to positions.
-
-        Parameters
-        ----------
-        positions
-            (..., ndim), m.
-
-        Returns
-        -------
-        tuple of ndarray
-            One array of indices for each axis.
-        """
+        """Return the indices along each axis of the points nearest to positions (..., ndim), m."""
         nearest = np.rint((positions - np.asarray(self.origin)) / np.asarray(self.spacing))
         nearest = np.clip(nearest.astype(np.int64), 0, np.asarray(self.shape) - 1)
         return tuple(nearest.reshape(-1, self.ndim).T)

@@ -362,25 +362,13 @@ _NO_TOML = (ValueError, RecursionError)
 
 
 def load_config(path: Path, settings: Sequence[str] = (), migrates: bool = False) -> Config:
-    """Read a config.
+    """Read a config, without an import of the modules that it names, see `import_plugins`.
 
-    Modules that the config names are not imported; `import_plugins` does this.
-
-    Parameters
-    ----------
-    path
-        An input file, or a run directory, which contains one and is then `output.directory`. Files
-        that the input names are relative to it.
-    settings
-        Changes "section.key=value", where the value is TOML. Files that they name are relative to
-        the current directory.
-    migrates
-        If True, the inversion is the one that [migration] describes.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or a key or value is not allowed.
+    path: an input file, or a run directory, which contains one and is then `output.directory`;
+    files that the input names are relative to it; settings: changes "section.key=value", where the
+    value is TOML; files that they name are relative to the current directory; migrates: if True,
+    the inversion is the one that [migration] describes. Raises `InputError` if the file cannot be
+    read, or a key or value is not allowed.
     """
     config = _load(path, settings)
     if not migrates:

@@ -172,18 +172,9 @@ def read_npy(path: Path) -> NDArray[np.float64]:
 def read_mat(path: Path, variable: str | None = None) -> NDArray[np.float64]:
     """Read an array with two or three axes from a MATLAB file of any version.
 
-    Parameters
-    ----------
-    path
-        The file.
-    variable
-        The name of the array. It is needed only if the file has several.
-
-    Raises
-    ------
-    InputError
-        If the file is not a MATLAB file or is damaged, if it has no array or none of this name, or
-        if it has several arrays and `variable` is None.
+    variable: name of the array, needed only if the file has several. Raises `InputError` if the
+    file is not a MATLAB file or is damaged, if it has no array or none of this name, or if it has
+    several arrays and `variable` is None.
     """
     with refusing(str(path), "it cannot be read", "Check the name and its permissions."):
         check_regular(path)
@@ -423,11 +414,8 @@ def _place_columns(
 ) -> NDArray[np.float64]:
     """Return the positions (trace, axis) of columns along y and x, or along the line in 2-D, in m.
 
-    Raises
-    ------
-    InputError
-        If a line is given for a volume, or if the columns of a 2-D model are not along x and
-        neither a line nor a spacing is given.
+    Raises `InputError` if a line is given for a volume, or if the columns of a 2-D model are not
+    along x and neither a line nor a spacing is given.
     """
     x, y = (
         segy.scale(columns[name].astype(np.float64), columns["coordinate_scalar"])

@@ -56,25 +56,9 @@ def write_columns(
 ) -> None:
     """Write a model as SEG-Y with one trace per column, inlines along y and crosslines along x.
 
-    The sampling interval is the spacing along z in mm.
-
-    Parameters
-    ----------
-    target
-        The file to write.
-    array, grid
-        The values and their grid.
-    line
-        The line of a 2-D model on the map; if None, its x is that of the map.
-    datum
-        Elevation of z = 0, m.
-
-    Raises
-    ------
-    InputError
-        If SEG-Y cannot hold the model, or a line is given for a volume.
-    WriteFailure
-        If the file cannot be written.
+    The sampling interval is the spacing along z in mm. line: of a 2-D model on the map; if None,
+    its x is that of the map; datum: elevation of z = 0, m. Raises `InputError` if SEG-Y cannot hold
+    the model, or a line is given for a volume, and `WriteFailure`.
     """
     if line is not None and grid.ndim == 3:
         raise InputError("--line", f"given, but {target} is a volume", "Leave it out.")

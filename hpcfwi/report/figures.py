@@ -416,22 +416,13 @@ def comparison_figure(
 ) -> Figure:
     """Return a figure of observed, simulated and residual traces, and of first-arrival times.
 
-    Parameters
-    ----------
-    gathers
-        For each shot and component, a title, offsets (trace,) in m, observed and simulated traces
-        (trace, time), and picks (line, trace) in s, which are marked; NaN for no pick.
-    axis
-        Time axis of the traces.
-    ratio
-        Ratio of observed amplitudes to simulated ones, negative if their signs differ; 0 or NaN if
-        it is not known. Simulated traces are multiplied by it if the signs differ, or the sizes
-        differ much.
-    offsets, lags
-        Offsets and times of first arrivals, in m and s.
-    period
-        Period of the wavelet's peak frequency, s. Cycles are skipped if the times of first arrivals
-        differ by more than half of it.
+    gathers: for each shot and component, a title, offsets (trace,) in m, observed and simulated
+    traces (trace, time), and picks (line, trace) in s, which are marked; NaN for no pick; axis:
+    time axis of the traces; ratio: ratio of observed amplitudes to simulated ones, negative if
+    their signs differ; 0 or NaN if it is not known. Simulated traces are multiplied by it if the
+    signs differ, or the sizes differ much. offsets, lags: of first arrivals, m and s; period: of
+    the wavelet's peak frequency, s. Cycles are skipped if the times of first arrivals differ by
+    more than half of it.
     """
     rows = len(gathers)
     figure = style.new_figure(9.0, CHECK_ROW * rows + LAGS)

@@ -393,24 +393,12 @@ MOST_NUMBERS = 16  # number of points in a row up to which values are written
 class ResolutionTest:
     """A resolution test; arrays have the shape of the grid unless stated otherwise.
 
-    Attributes
-    ----------
-    size : float
-        The size of a checkerboard's cells, or the distance between points, m.
-    model : str
-        A description of the model around which the waves were linearised.
-    parameter : str
-        The name of the parameter that is perturbed.
-    values : ndarray
-        Its values in that model, in its unit.
-    perturbation : ndarray
-        Their change, in the same unit.
-    response : ndarray
-        J^T J of the perturbation.
-    points : ndarray or None
-        Positions (nz, ..., nx, ndim), m, of the points of point spread functions.
-    measures : mapping
-        The result of `measure_points` or `measure_checkerboard`.
+    size: of a checkerboard's cells, or the distance between points, m; model: a description of the
+    model around which the waves were linearised; parameter: name of the parameter that is
+    perturbed; values: those of the parameter in that model, in its unit; perturbation: their
+    change, in the same unit; response: J^T J of the perturbation; points: positions (nz, ..., nx,
+    ndim), m, of the points of point spread functions; measures: result of `measure_points` or
+    `measure_checkerboard`.
     """
 
     grid: Grid

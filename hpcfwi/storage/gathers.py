@@ -171,22 +171,10 @@ def create_gathers(
     """Create or continue a gathers file, with a temporary name until it is finished; collective.
 
     An unfinished file of the same survey and extras is continued. Shots whose traces it contains
-    are then not in `GatherWriter.left`.
-
-    Parameters
-    ----------
-    path, survey, context
-        The file, the survey of its traces, and the ranks.
-    extras
-        Further root attributes, the same on all ranks, such as the fingerprint of the model. Arrays
-        are stored as datasets, such as the labels.
-
-    Raises
-    ------
-    InputError
-        On all ranks, if the file cannot be created, or cannot be read.
-    WriteFailure
-        If there is no space for the traces.
+    are then not in `GatherWriter.left`. extras: further root attributes, the same on all ranks,
+    such as the fingerprint of the model; arrays are stored as datasets, such as the labels. Raises
+    `InputError` on all ranks if the file cannot be created or read, and `WriteFailure` if there is
+    no space for the traces.
     """
     given = extras or {}
     whole = find_whole(path, survey, given, context)

@@ -257,12 +257,9 @@ def check_values(
 def tell_slowness(values: NDArray[np.float64]) -> list[tuple[str, float]]:
     """Return the quantities that the values may be if they are not velocities.
 
-    Returns
-    -------
-    list of (str, float)
-        Names in `POWERS`, and the factors that convert the powers to m/s, such as 1000 for s/km.
-        The list is empty if the values may be velocities, in m/s or km/s, or if they cannot be any
-        of these quantities.
+    They are names in `POWERS`, with the factors that convert the powers to m/s, such as 1000 for
+    s/km. There are none if the values may be velocities, in m/s or km/s, or if they cannot be any
+    of these quantities.
     """
     if not 0.0 < values.min() <= values.max() < SLOW:
         return []
