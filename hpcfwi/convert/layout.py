@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
@@ -199,6 +200,7 @@ class _File:
         self.path, self.file, self.headers = path, file, headers
         self.given = headers.constants
         self.size = file.seek(0, 2)
+        self.make_layout = partial(FileLayout, path, headers, self.size)
 
     def bytes_at(self, start: int, count: int) -> bytes:
         """Read bytes from a position counted from 0, fewer if the file ends before."""
@@ -231,10 +233,7 @@ class _File:
                 self.samples_at(n * trace, endian) != samples for n in others
             ):
                 continue
-            layout = FileLayout(
-                path=self.path,
-                headers=self.headers,
-                size=self.size,
+            layout = self.make_layout(
                 endian=endian,
                 code=IEEE,
                 n_samples=samples,
@@ -299,10 +298,7 @@ class _File:
             )
         n_traces = self._count_traces(samples, at)
         exact = second and float(np.frombuffer(self.start, f"{self.endian}f8", 1, 3272)[0])
-        return FileLayout(
-            path=self.path,
-            headers=self.headers,
-            size=self.size,
+        return self.make_layout(
             endian=self.endian,
             code=self.code,
             n_samples=samples,
