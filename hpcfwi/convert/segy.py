@@ -252,32 +252,29 @@ def check_alike(layouts: Sequence[FileLayout], intervals: Sequence[float]) -> No
 
     intervals: sampling interval of each file, s.
     """
-    first = layouts[0]
-    for layout, dt in zip(layouts, intervals, strict=True):
-        for what, found, expected, remedy in (
-            (
-                "the sampling interval in s",
-                f"{dt:g}",
-                f"{intervals[0]:g}",
-                "Give --dt if it is the same in all of them, or leave the file out",
-            ),
-            (
-                "the number of samples",
-                layout.n_samples,
-                first.n_samples,
-                "Leave the file out, or make its traces as long as those of the others",
-            ),
-            (
-                "the unit of lengths (bytes 3255-3256)",
-                *("feet" if one.in_feet else "metres" for one in (layout, first)),
-                "Give --value measurement=1 (metres) or 2 (feet) if it is the same in all of them",
-            ),
-        ):
-            if found != expected:
+    for what, found, remedy in (
+        (
+            "the sampling interval in s",
+            [f"{dt:g}" for dt in intervals],
+            "Give --dt if it is the same in all of them, or leave the file out.",
+        ),
+        (
+            "the number of samples",
+            [layout.n_samples for layout in layouts],
+            "Leave the file out, or make its traces as long as those of the others.",
+        ),
+        (
+            "the unit of lengths (bytes 3255-3256)",
+            ["feet" if layout.in_feet else "metres" for layout in layouts],
+            "Give --value measurement=1 (metres) or 2 (feet) if it is the same in all of them.",
+        ),
+    ):
+        for layout, value in zip(layouts, found, strict=True):
+            if value != found[0]:
                 raise InputError(
                     str(layout.path),
-                    f"found {found} for {what}, expected {expected} as in {first.path}",
-                    f"{remedy}.",
+                    f"found {value} for {what}, expected {found[0]} as in {layouts[0].path}",
+                    remedy,
                 )
 
 
