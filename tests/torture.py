@@ -25,7 +25,7 @@ from pathlib import Path
 
 import h5py
 
-from hpcfwi.report.page import read_metrics
+from hpcfwi.report.text import read_metrics
 from tests.inversion.examples import write_input
 from tests.ranks import make_env
 from tests.run.test_stages import STAGES

@@ -23,7 +23,7 @@ BEFOREHAND = (
     *("torch.distributed", "numba.np.arrayobj", "scipy.ndimage", "scipy.linalg"),
     *("matplotlib.backends.backend_agg", "pytest"),
     *("hpcfwi.cli", "hpcfwi.config", "hpcfwi.inversion.stages", "hpcfwi.parallel.launch"),
-    *("hpcfwi.report.figures", "hpcfwi.report.log", "hpcfwi.wave.engines.cpu.engine"),
+    *("hpcfwi.report.figures", "hpcfwi.report.text", "hpcfwi.wave.engines.cpu.engine"),
 )
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 LENGTH, STATUS = struct.Struct("I"), struct.Struct("i")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from drawing.panels import GREY, draw_errors, draw_misfits, label_ends
 from drawing.runs import INPUT, ROOT, clean_data, invert, read_array, record
 from hpcfwi.report import style
-from hpcfwi.report.page import read_metrics
+from hpcfwi.report.text import read_metrics
 from hpcfwi.survey import find_amplitudes, find_frequencies
 from hpcfwi.wave.numerics import ricker
 

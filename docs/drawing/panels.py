@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from hpcfwi.report import style
-from hpcfwi.report.page import read_metrics
+from hpcfwi.report.text import read_metrics
 
 GREY = "0.7"
 

@@ -41,7 +41,7 @@ from hpcfwi.bench.waves import (
     median_ratio,
 )
 from hpcfwi.errors import refusing
-from hpcfwi.report.log import terminal_width
+from hpcfwi.report.text import terminal_width
 from hpcfwi.survey import Survey
 from hpcfwi.system import written_whole
 

@@ -25,7 +25,7 @@ from hpcfwi.convert.segy import ON_SAMPLE, Files, Table, pick
 from hpcfwi.convert.writing import convert_to_segy
 from hpcfwi.errors import InputError, refusing, say_bytes
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.log import Progress, start_log
+from hpcfwi.report.text import Progress, start_log
 from hpcfwi.storage.gathers import create_gathers
 from hpcfwi.storage.hdf5 import open_alone, plain, raised_on_all_ranks, read_number, read_real
 from hpcfwi.storage.models import read_attribute

@@ -24,7 +24,7 @@ from hpcfwi.convert.segy import Line
 from hpcfwi.errors import InputError
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.log import Progress
+from hpcfwi.report.text import Progress
 from hpcfwi.storage.gathers import GatherReader, read_labels
 from hpcfwi.storage.unfinished import failing_clearly
 from hpcfwi.survey import EXPLOSIVE, PRESSURE, STRAIN, Survey

@@ -45,7 +45,7 @@ from hpcfwi.plan.estimate import (
     estimate_memory,
     share_work,
 )
-from hpcfwi.report.log import say_duration
+from hpcfwi.report.text import say_duration
 from hpcfwi.survey import Survey, spread_shots
 from hpcfwi.wave.simulation import Task
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from hpcfwi.model import PARAMETERS
 from hpcfwi.report import style
-from hpcfwi.report.page import error_keys
 from hpcfwi.report.panels import (
     KM,
     Values,
@@ -31,6 +30,7 @@ from hpcfwi.report.panels import (
     tell_factor,
     value_limits,
 )
+from hpcfwi.report.text import error_keys
 from hpcfwi.survey import TimeAxis, divide
 
 

@@ -48,7 +48,7 @@ from hpcfwi.plan.plan import (
     write_plans,
 )
 from hpcfwi.registry import NETWORKS
-from hpcfwi.report.log import start_log
+from hpcfwi.report.text import start_log
 from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory
 from hpcfwi.run.job import (
     compare_all_data,

@@ -29,8 +29,8 @@ from hpcfwi.inversion.shot_qc import Fit, View, choose_drawn, to_unit_norm
 from hpcfwi.inversion.wavelets import Wavelet
 from hpcfwi.model import PARAMETERS, Model, rms_difference
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.page import make_page, read_metrics
 from hpcfwi.report.panels import CHANGING, EpochPicture
+from hpcfwi.report.text import make_page, read_metrics
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import (
     read_fit,

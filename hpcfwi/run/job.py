@@ -37,7 +37,7 @@ from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.watch import StopRequest, Watch
 from hpcfwi.plan.checks import check_data, check_experiment
 from hpcfwi.plan.comparison import DataComparison, compare_data
-from hpcfwi.report.log import start_log
+from hpcfwi.report.text import start_log
 from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory
 from hpcfwi.run.session import (
     check_observed,

@@ -27,9 +27,8 @@ from hpcfwi.inversion.state import State
 from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks
-from hpcfwi.report.log import Progress
-from hpcfwi.report.page import append_metrics, error_keys, mend_metrics, say_errors
 from hpcfwi.report.panels import EpochPicture
+from hpcfwi.report.text import Progress, append_metrics, error_keys, mend_metrics, say_errors
 from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.drawing import Painter

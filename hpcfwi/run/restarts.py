@@ -24,8 +24,7 @@ import numpy as np
 from hpcfwi.config import Config, load_config
 from hpcfwi.errors import InputError, say_bytes
 from hpcfwi.parallel.failure import handling
-from hpcfwi.report.log import start_log
-from hpcfwi.report.page import read_metrics
+from hpcfwi.report.text import read_metrics, start_log
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.checkpoint import latest_epoch, latest_whole_epoch
 from hpcfwi.storage.hdf5 import open_alone

@@ -58,7 +58,7 @@ from hpcfwi.parallel.recovery import retry_after_death
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.parallel.shards import make_schedule
 from hpcfwi.parallel.watch import StopRequest, Watch
-from hpcfwi.report.log import Progress
+from hpcfwi.report.text import Progress
 from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.recorder import BackgroundWriter, Recorder

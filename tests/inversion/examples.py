@@ -17,7 +17,7 @@ from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.page import read_metrics
+from hpcfwi.report.text import read_metrics
 from hpcfwi.storage.models import read_model, write_model
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 10, 30, 150

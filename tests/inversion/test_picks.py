@@ -8,7 +8,7 @@ import pytest
 
 from hpcfwi.errors import InputError
 from hpcfwi.inversion.conditioning import read_picks
-from hpcfwi.report.page import read_metrics
+from hpcfwi.report.text import read_metrics
 from hpcfwi.survey import Survey
 from tests.inversion.examples import N_RECEIVERS, N_SHOTS, prepared, write_input
 

@@ -13,8 +13,8 @@ import termios
 import pytest
 
 from hpcfwi.errors import InputError
-from hpcfwi.report import log as module
-from hpcfwi.report.log import Progress, start_log, terminal_width
+from hpcfwi.report import text as module
+from hpcfwi.report.text import Progress, start_log, terminal_width
 
 logger = logging.getLogger("hpcfwi.somewhere")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfwi.errors import InputError, WriteFailure
-from hpcfwi.report.page import append_metrics, mend_metrics, read_metrics
+from hpcfwi.report.text import append_metrics, mend_metrics, read_metrics
 
 values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text())
 records = st.dictionaries(st.text(), values | st.lists(values, max_size=3), max_size=5)

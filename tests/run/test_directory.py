@@ -12,7 +12,7 @@ import pytest
 
 from hpcfwi.config import load_config
 from hpcfwi.errors import InputError
-from hpcfwi.report.page import read_metrics
+from hpcfwi.report.text import read_metrics
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from tests.inversion.examples import write_input

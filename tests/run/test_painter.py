@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hpcfwi.report import style
-from hpcfwi.report.log import start_log
+from hpcfwi.report.text import start_log
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.drawing import WAITING, Painter
 

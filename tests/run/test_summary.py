@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from hpcfwi.inversion import shot_qc
-from hpcfwi.report.page import make_page
+from hpcfwi.report.text import make_page
 from hpcfwi.run.drawing import Painter
 from tests.inversion.examples import write_input
 

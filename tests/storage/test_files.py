@@ -13,7 +13,7 @@ import torch
 from hpcfwi.errors import WriteFailure
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
-from hpcfwi.report.page import append_metrics, mend_metrics, read_metrics
+from hpcfwi.report.text import append_metrics, mend_metrics, read_metrics
 from hpcfwi.storage import unfinished
 from hpcfwi.storage.checkpoint import load_latest_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import create_gathers
