@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
 from hpcfwi.model import AXES
-from hpcfwi.storage.hdf5 import open_alone, plain
+from hpcfwi.storage.hdf5 import open_alone, plain, raised_on_all_ranks
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.survey import EXPLOSIVE, PRESSURE, Survey, moment_tensors
 from hpcfwi.system import beside, check_disk, is_there, make_directory, open_own, reserve
@@ -53,7 +53,7 @@ def failing_clearly(path: Path) -> Iterator[None]:
         raise WriteFailure.of(path, error) from error
 
 
-class _UnfitError(Exception):
+class _UnfitError(InputError):
     """An unfinished file that cannot be continued."""
 
 
@@ -65,25 +65,19 @@ def find_whole(
     The ranks read the traces and compare their digests, because after a power cut some writes may
     not have reached the disk. Raises `InputError` on all ranks if the system cannot read the file.
     """
-    part = beside(path)
-    digests = context.from_root(partial(_read_digests, part, survey, extras))
-    if digests is None:
-        return None
-    probe_on_root(part, context)
-    mine = np.array_split(np.flatnonzero(digests), context.size)[context.rank]
-    whole = np.zeros(survey.n_shots, dtype=bool)
-    trouble: InputError | _UnfitError | None = None
+    part, whole = beside(path), np.zeros(survey.n_shots, dtype=bool)
     try:
-        with _unfinished(part) as file:
-            whole[mine] = [digest_of(file["data"][shot]) == digests[shot] for shot in mine]
-    except (InputError, _UnfitError) as error:
-        trouble = error
-    for found in context.all_gather(trouble):
-        if isinstance(found, InputError):
-            raise found
-        if found is not None:
-            _tell_unfit(part, found)
+        digests = context.from_root(partial(_read_digests, part, survey, extras))
+        if digests is None:
             return None
+        probe_on_root(part, context)
+        mine = np.array_split(np.flatnonzero(digests), context.size)[context.rank]
+        with raised_on_all_ranks(context), _unfinished(part) as file:
+            whole[mine] = [digest_of(file["data"][shot]) == digests[shot] for shot in mine]
+    except _UnfitError as unfit:
+        if context.is_root:
+            log.warning("%s cannot be continued (%s): starting again", part, unfit.problem)
+        return None
     return context.sum(torch.from_numpy(whole).int()).numpy().astype(bool)
 
 
@@ -93,15 +87,11 @@ def _read_digests(
     """Return the digests of an unfinished file's shots, None if there is no matching file."""
     if not is_there(part):
         return None
-    try:
-        _check_own(part)
-        with _unfinished(part) as file:
-            if not fits(file, survey, extras):
-                raise _UnfitError("it is for another model or survey")
-            return file["digests"][...]
-    except _UnfitError as unfit:
-        _tell_unfit(part, unfit)
-        return None
+    _check_own(part)
+    with _unfinished(part) as file:
+        if not fits(file, survey, extras):
+            raise _UnfitError(str(part), "it is for another model or survey", "")
+        return file["digests"][...]
 
 
 def _check_own(part: Path) -> None:
@@ -110,7 +100,7 @@ def _check_own(part: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise InputError(str(part), "this is a directory, expected a file", "Remove it.")
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise _UnfitError("it is a link or not a file")
+        raise _UnfitError(str(part), "it is a link or not a file", "")
 
 
 @contextmanager
@@ -125,7 +115,7 @@ def _unfinished(part: Path) -> Iterator[h5py.File]:
     except InputError as error:
         if error.__cause__ is not None and error_number(error.__cause__) is not None:
             raise
-        raise _UnfitError(error.problem) from error
+        raise _UnfitError(error.where, error.problem, error.remedy) from error
 
 
 def fits(file: h5py.File, survey: Survey, extras: Mapping[str, Any]) -> bool:
@@ -154,10 +144,6 @@ def _form(file: h5py.File, name: str) -> tuple[Any, ...] | None:
     if found.external or found.is_virtual or found.id.get_create_plist().get_nfilters():
         return None
     return found.shape, found.dtype, found.chunks
-
-
-def _tell_unfit(part: Path, unfit: _UnfitError) -> None:
-    log.warning("%s cannot be continued (%s): starting again", part, unfit)
 
 
 def lay_out(path: Path, survey: Survey, extras: Mapping[str, Any]) -> None:
