@@ -34,20 +34,7 @@ from hpcfwi.report.panels import (
     size_sections,
 )
 from hpcfwi.run.directory import RunDirectory
-from hpcfwi.storage.hdf5 import (
-    check_format,
-    created_whole,
-    find_dataset,
-    follow,
-    holds,
-    is_number,
-    is_whole,
-    open_alone,
-    plain,
-    read_kinds,
-    read_names,
-    read_real,
-)
+from hpcfwi.storage import hdf5
 from hpcfwi.storage.models import describe_grid
 from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis
 from hpcfwi.system import check_link
@@ -62,7 +49,7 @@ def write_fit(path: Path, fit: Fit, epoch: int) -> None:
     """Write the fit after an epoch, with a group for each shot, named by its number."""
     check_link(path.parent)
     views = {view.number: view for view in fit.views}
-    with created_whole(path) as file:
+    with hdf5.created_whole(path) as file:
         file.attrs.update(epoch=epoch, frequency=fit.frequency, normalized=fit.normalized)
         file.attrs.update(dt=fit.axis.dt, start=fit.axis.start)
         for shot in fit.shots:
@@ -80,17 +67,17 @@ def write_fit(path: Path, fit: Fit, epoch: int) -> None:
 
 def read_fit(path: Path) -> tuple[Fit, int]:
     """Read a fit of `write_fit`, and its epoch; raises `InputError`."""
-    with open_alone(path) as file:
+    with hdf5.open_alone(path) as file:
         shots, views = [], []
         for number in sorted(map(int, file)):
             shot, view = _read_shot(file, path, number)
             shots.append(shot)
             views += view
         names = ("epoch", "normalized", "frequency", "dt", "start")
-        epoch, normalized, frequency, dt, start = (plain(file.attrs[name]) for name in names)
+        epoch, normalized, frequency, dt, start = (hdf5.plain(file.attrs[name]) for name in names)
     lengths = {view.observed.shape[-1] for view in views}
     powers = {power.shape for shot in shots for power in (shot.observed, shot.residual)}
-    is_known = is_whole(epoch) and all(map(is_number, (frequency, dt, start)))
+    is_known = hdf5.is_whole(epoch) and all(map(hdf5.is_number, (frequency, dt, start)))
     fits = len(lengths) == 1 and powers == {(min(lengths) // 2 + 1,)}
     if not is_known or not fits or not 0.0 < dt < np.inf:
         raise _damaged(path)
@@ -99,24 +86,25 @@ def read_fit(path: Path) -> tuple[Fit, int]:
 
 
 def _read_shot(file: h5py.File, path: Path, number: int) -> tuple[ShotFit, list[View]]:
-    offsets, phases, observed, residual = (
-        read_real(file, path, f"{number}/{name}")
-        for name in ("offsets", "phases", "observed_power", "residual_power")
-    )
-    group = follow(file, path, str(number))
-    misfit = plain(group.attrs["misfit"])
+    def read(name: str) -> NDArray[np.float64]:
+        return hdf5.read_real(file, path, f"{number}/{name}")
+
+    offsets, phases = read("offsets"), read("phases")
+    observed, residual = read("observed_power"), read("residual_power")
+    group = hdf5.follow(file, path, str(number))
+    misfit = hdf5.plain(group.attrs["misfit"])
     views = []
-    if holds(group, "observed"):
-        traces = [read_real(file, path, f"{number}/{name}") for name in ("observed", "simulated")]
+    if hdf5.holds(group, "observed"):
+        traces = [read("observed"), read("simulated")]
         pair = [array.astype(np.float32) for array in traces]
-        components, names = PRESSURE, read_names(file, path, "kind_names", COMPONENTS, ())
+        components, names = PRESSURE, hdf5.read_names(file, path, "kind_names", COMPONENTS, ())
         if names is not None:
-            kinds = read_kinds(file, path, f"{number}/kinds", names, [offsets.shape])
+            kinds = hdf5.read_kinds(file, path, f"{number}/kinds", names, [offsets.shape])
             components = Components(names, kinds)
         views.append(View(number, offsets, pair[0], pair[1], components=components))
         if traces[0].shape != traces[1].shape or traces[0].shape[:-1] != offsets.shape:
             raise _damaged(path)
-    if not is_number(misfit) or offsets.ndim != 1 or phases.shape != offsets.shape:
+    if not hdf5.is_number(misfit) or offsets.ndim != 1 or phases.shape != offsets.shape:
         raise _damaged(path)
     return ShotFit(number, misfit, offsets, phases, observed, residual), views
 
@@ -135,7 +123,7 @@ def write_pictures(directory: RunDirectory, pictures: Sequence[EpochPicture]) ->
     first, *others = pictures
     path = directory.epochs / f"epoch_{first.epoch:04d}.h5"
     is_whole = not isinstance(first.inverted, Excerpt)
-    with created_whole(path) as file:
+    with hdf5.created_whole(path) as file:
         file.attrs.update(epoch=first.epoch, whole=is_whole)
         if not is_whole:
             file.attrs["cuts"] = np.array(first.cuts, dtype=np.int64)
@@ -167,9 +155,9 @@ def read_pictures(
     find_blanks: returns what does not change, for each parameter that an epoch changes.
     """
     # Values that overflow in single precision are drawn as infinite.
-    with open_alone(path) as file, np.errstate(over="ignore"):
-        epoch = plain(file.attrs.get("epoch"))
-        if not is_whole(epoch):
+    with hdf5.open_alone(path) as file, np.errstate(over="ignore"):
+        epoch = hdf5.plain(file.attrs.get("epoch"))
+        if not hdf5.is_whole(epoch):
             problem = f"found {quote(epoch)}, expected a whole number"
             remedy = "Set it to the epoch in the file's name."
             raise InputError(f"{path}, attribute epoch", problem, remedy)
@@ -222,7 +210,7 @@ def _read_excerpt(file: h5py.File, path: Path, name: str, grid: Grid, n_places: 
 def _read_array(
     file: h5py.File, path: Path, key: str, shape: tuple[int, ...], dtype: type = np.float32
 ) -> NDArray[Any]:
-    array = read_real(file, path, key)
+    array = hdf5.read_real(file, path, key)
     if array.shape != shape:
         problem = f"its shape is {array.shape}, expected {shape}, to fit initial.h5"
         raise InputError(f"{path}, /{key}", problem, _UNDRAWN)
@@ -234,7 +222,7 @@ def write_masks(directory: RunDirectory, experiments: Sequence[Experiment]) -> N
     if _need_masks([experiment.config for experiment in experiments]):
         shape = len(experiments), *experiments[0].initial.grid.shape
         form: dict[str, Any] = {"chunks": (1, *shape[1:]), "compression": "gzip"}
-        with created_whole(directory.masks) as file:
+        with hdf5.created_whole(directory.masks) as file:
             masks = file.create_dataset("fixed", shape, np.uint8, **form)
             for number, experiment in enumerate(experiments):
                 masks[number] = experiment.fixed
@@ -247,8 +235,8 @@ def read_masks(
     grid, remedy = initial.grid, "Continue the run, which writes it again."
     if not _need_masks(configs):
         return [fixed_cells(grid, level_floor(config.inversion, grid)) for config in configs]
-    with open_alone(directory.masks) as file:
-        found = find_dataset(file, directory.masks, "fixed", "u", "whole numbers", remedy)
+    with hdf5.open_alone(directory.masks) as file:
+        found = hdf5.find_dataset(file, directory.masks, "fixed", "u", "whole numbers", remedy)
         expected = (len(configs), *grid.shape)
         if found.shape != expected:
             raise InputError(
@@ -268,7 +256,7 @@ def write_wavelet(
     directory: RunDirectory, estimated: WaveletEstimate, survey: Survey, epoch: int
 ) -> None:
     """Write the wavelet that was estimated before an epoch, sampled as the survey of its stage."""
-    with created_whole(directory.wavelet) as file:
+    with hdf5.created_whole(directory.wavelet) as file:
         file.attrs.update(epoch=epoch, dt=survey.dt, start=survey.start)
         file["wavelet"], file["given"] = estimated.wavelet, first_wavelet(survey)
         if estimated.epochs is not None:
@@ -277,8 +265,8 @@ def write_wavelet(
 
 def read_wavelet(path: Path) -> tuple[Wavelet, TimeAxis, Wavelet]:
     """Read the wavelets of `write_wavelet`; raises `InputError`."""
-    with open_alone(path) as file:
-        wavelet, given = (read_real(file, path, key) for key in ("wavelet", "given"))
+    with hdf5.open_alone(path) as file:
+        wavelet, given = (hdf5.read_real(file, path, key) for key in ("wavelet", "given"))
         axis = TimeAxis(float(file.attrs["dt"]), float(file.attrs["start"]))
     known = wavelet.ndim in (1, 2) and wavelet.size and given.shape == wavelet.shape[-1:]
     if not known or not 0.0 < axis.dt < np.inf or not np.isfinite(axis.start):
@@ -301,7 +289,7 @@ def write_resolution(path: Path, found: ResolutionTest, stage: int, frequency: f
 
     stage: number of the stage; frequency: peak frequency of its data, Hz.
     """
-    with created_whole(path) as file:
+    with hdf5.created_whole(path) as file:
         for name in RESOLVED:
             file.create_dataset(name, data=getattr(found, name), dtype=np.float32)
         if found.points is not None:
@@ -317,13 +305,13 @@ def read_resolution(path: Path) -> ResolutionTest:
     """Read a result of `hpcfwi resolve`; raises `InputError` if it cannot be drawn."""
     from hpcfwi.report.models import ResolutionTest
 
-    with open_alone(path) as file:
-        check_format(file, path, RESOLUTION, 1)
+    with hdf5.open_alone(path) as file:
+        hdf5.check_format(file, path, RESOLUTION, 1)
         names = dict.fromkeys((*RESOLVED, *file))
-        arrays = {name: read_real(file, path, name) for name in names}
+        arrays = {name: hdf5.read_real(file, path, name) for name in names}
         spacing, origin = (tuple(map(float, file.attrs[key])) for key in ("spacing", "origin"))
         size = float(file.attrs["size"])
-        model, parameter = (str(plain(file.attrs[key])) for key in ("model", "parameter"))
+        model, parameter = (str(hdf5.plain(file.attrs[key])) for key in ("model", "parameter"))
     grid = Grid(arrays["perturbation"].shape, spacing, origin)
     wanted, points = dict.fromkeys(RESOLVED, grid.shape), arrays.pop("points", None)
     if points is None:

@@ -37,40 +37,8 @@ from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.model import AXES
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.parallel.transport import threads_may_call_mpi
-from hpcfwi.storage.hdf5 import (
-    check_format,
-    check_written,
-    exchanged,
-    explained,
-    find_dataset,
-    holds,
-    identify,
-    is_parallel,
-    open_alone,
-    open_file,
-    open_for_writing,
-    plain,
-    raised_on_all_ranks,
-    read_kinds,
-    read_names,
-    read_number,
-    read_real,
-    refuse_values,
-    unclosed,
-)
+from hpcfwi.storage import hdf5, unfinished
 from hpcfwi.storage.probe import probe_on_root
-from hpcfwi.storage.unfinished import (
-    FORMAT,
-    MOMENT,
-    VERSION,
-    digest_of,
-    failing_clearly,
-    find_whole,
-    fits,
-    lay_out,
-    remove,
-    reserve_room,
-)
 from hpcfwi.survey import (
     COMPONENTS,
     EXPLOSIVE,
@@ -99,7 +67,7 @@ def read_labels(path: Path) -> dict[str, Any]:
     `datum`, `start` (numbers) and `line` (text). For one process. Raises `InputError` if an array
     has the wrong shape or type, or if only one of the two maps exists.
     """
-    with open_alone(path) as file:
+    with hdf5.open_alone(path) as file:
         shots, receivers = file["data"].shape[:2]
         shapes: dict[str, list[tuple[int, ...]]] = {
             "records": [(shots,)],
@@ -111,7 +79,7 @@ def read_labels(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {
             name: _read_label(file, path, name, shapes[name])
             for name in shapes
-            if holds(file, name)
+            if hdf5.holds(file, name)
         }
         for one, other in (_MAPS, _MAPS[::-1]):
             if one in found and other not in found:
@@ -119,9 +87,9 @@ def read_labels(path: Path) -> dict[str, Any]:
                     f"{path}, /{other}", f"missing, but /{one} exists", "Store both or neither."
                 )
         for name in ("datum", "start"):
-            if plain(file.attrs.get(name)) is not None:
-                found[name] = read_number(file, path, name, "Correct it, or leave it out.")
-        line = plain(file.attrs.get("line"))
+            if hdf5.plain(file.attrs.get(name)) is not None:
+                found[name] = hdf5.read_number(file, path, name, "Correct it, or leave it out.")
+        line = hdf5.plain(file.attrs.get("line"))
         if isinstance(line, str):
             found["line"] = line
     return found
@@ -137,7 +105,7 @@ def _read_label(
     def is_possible(values: NDArray[np.float64]) -> NDArray[np.bool_]:
         return (np.abs(values) <= _LARGEST) & (not whole or values == np.rint(values))
 
-    values = read_real(file, path, name, shapes, "iuf", expected, remedy, is_possible)
+    values = hdf5.read_real(file, path, name, shapes, "iuf", expected, remedy, is_possible)
     return values.astype(np.int32 if whole else np.float64)
 
 
@@ -146,12 +114,12 @@ def read_mask(file: h5py.File, path: Path, shape: tuple[int, int]) -> NDArray[np
 
     Raises `InputError` if the mask has the wrong shape or type, or if no trace of a shot counts.
     """
-    if not holds(file, "mask"):
+    if not hdf5.holds(file, "mask"):
         return None
     expected = "true or false, or 1 and 0"
     remedy = "Store it as bool (shot, receiver), as in /data."
     known = partial(np.isin, test_elements=(0.0, 1.0))
-    mask = read_real(file, path, "mask", [shape], "biuf", expected, remedy, known) == 1.0
+    mask = hdf5.read_real(file, path, "mask", [shape], "biuf", expected, remedy, known) == 1.0
     silent = np.flatnonzero(~mask.any(axis=1))
     if silent.size:
         raise InputError(
@@ -177,13 +145,15 @@ def create_gathers(
     no space for the traces.
     """
     given = extras or {}
-    whole = find_whole(path, survey, given, context)
+    whole = unfinished.find_whole(path, survey, given, context)
     if whole is None:
-        context.from_root(partial(lay_out, path, survey, given))
+        context.from_root(partial(unfinished.lay_out, path, survey, given))
         whole = np.zeros(survey.n_shots, dtype=bool)
     else:
-        context.from_root(partial(reserve_room, path))
-    file = open_for_writing(beside(path), context, partial(fits, survey=survey, extras=given))
+        context.from_root(partial(unfinished.reserve_room, path))
+    file = hdf5.open_for_writing(
+        beside(path), context, partial(unfinished.fits, survey=survey, extras=given)
+    )
     return GatherWriter(path, file, whole, context)
 
 
@@ -201,7 +171,7 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         self._path, self._file, self._context = path, file, context
         self._written = whole
         self.part = beside(path)
-        self._identity = context.from_root(partial(identify, self.part))
+        self._identity = context.from_root(partial(hdf5.identify, self.part))
         self.left: NDArray[np.int64] = np.flatnonzero(~whole)
 
     def rounds(self, most: int) -> Iterator[NDArray[np.int64]]:
@@ -221,7 +191,7 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         `WriteFailure` on a rank that cannot write, and on all ranks if rank 0 writes for them.
         """
         with self._context.heartbeat.waiting():
-            if is_parallel(self._context):
+            if hdf5.is_parallel(self._context):
                 self._put(shots, data)
             else:
                 self._put_at_root(shots, data)
@@ -246,22 +216,22 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
         """
         if self._file is not None:
             file, self._file = self._file, None
-            unclosed.append(file)
-            with failing_clearly(self._path):
+            hdf5.unclosed.append(file)
+            with unfinished.failing_clearly(self._path):
                 file.close()
-            unclosed.remove(file)
+            hdf5.unclosed.remove(file)
 
     def _put(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
         assert self._file is not None
-        with failing_clearly(self._path):
+        with unfinished.failing_clearly(self._path):
             for shot, gather in zip(shots, data, strict=True):
                 self._file["data"][shot] = gather
-                self._file["digests"][shot] = digest_of(gather)
+                self._file["digests"][shot] = unfinished.digest_of(gather)
 
     def _put_in_place(self) -> None:
-        with failing_clearly(self._path):
-            if identify(self.part) != self._identity:
-                raise exchanged(self.part)
+        with unfinished.failing_clearly(self._path):
+            if hdf5.identify(self.part) != self._identity:
+                raise hdf5.exchanged(self.part)
             put_in_place(self.part, self._path)
 
     def _put_at_root(self, shots: NDArray[np.int64], data: NDArray[np.float32]) -> None:
@@ -278,19 +248,19 @@ class GatherWriter(AbstractContextManager["GatherWriter"]):
                         self._put(np.array([shot]), gather[None])
                     except WriteFailure as error:
                         failure = error
-        with raised_on_all_ranks(context):
+        with hdf5.raised_on_all_ranks(context):
             if failure is not None:
                 raise failure
 
     def _abandon(self, could_not_write: bool) -> None:
         # A parallel file stays open, because closing it would wait for ranks that have not failed.
-        if not is_parallel(self._context):
+        if not hdf5.is_parallel(self._context):
             with suppress(WriteFailure):
                 self.close()
         elif self._file is not None and could_not_write:
-            unclosed.append(self._file)
+            hdf5.unclosed.append(self._file)
         if self._context.is_root and not self._written.any():
-            remove(self._path)
+            unfinished.remove(self._path)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -321,8 +291,8 @@ class GatherReader(AbstractContextManager["GatherReader"]):
         else:
             context.from_root(lambda: _check_shape(path, known))
             self.survey = known
-        self._path, self._file = path, open_file(path, context)
-        self.through_mpi = is_parallel(context)
+        self._path, self._file = path, hdf5.open_file(path, context)
+        self.through_mpi = hdf5.is_parallel(context)
 
     def read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the traces (shot, receiver, time) of these shots, in the given order.
@@ -336,9 +306,9 @@ class GatherReader(AbstractContextManager["GatherReader"]):
     def _read(self, shots: NDArray[np.int64]) -> NDArray[np.float32]:
         shape = (len(shots), self.survey.n_receivers, self.survey.n_samples)
         traces = np.empty(shape, dtype=np.float32)
-        with explained(self._path), reading(self._path, MOMENTARY):
+        with hdf5.explained(self._path), reading(self._path, MOMENTARY):
             # The dataset is not kept open, because parallel HDF5 could not release the file.
-            data = find_dataset(self._file, self._path, "data")
+            data = hdf5.find_dataset(self._file, self._path, "data")
             # Contiguous shots are read together, because a call takes longer than a small gather.
             for places in np.split(np.arange(len(shots)), np.flatnonzero(np.diff(shots) != 1) + 1):
                 if places.size:
@@ -407,9 +377,9 @@ def read_layout(path: Path) -> tuple[tuple[int, int, int], dict[str, Any]]:
 
     For one process. Raises `InputError` if it is not a gathers file.
     """
-    with open_alone(path) as file:
+    with hdf5.open_alone(path) as file:
         shape = _find_shape(file, path)
-        return shape, {k: plain(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
+        return shape, {k: hdf5.plain(v) for k, v in file.attrs.items() if k not in _OWN_ATTRIBUTES}
 
 
 SAMPLED = 8  # shots whose traces a digest covers
@@ -426,8 +396,8 @@ def digest_data(path: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    with open_alone(path) as file, reading(path, MOMENTARY):
-        facts = [repr(plain(file.attrs.get(name))) for name in _OWN_ATTRIBUTES]
+    with hdf5.open_alone(path) as file, reading(path, MOMENTARY):
+        facts = [repr(hdf5.plain(file.attrs.get(name))) for name in _OWN_ATTRIBUTES]
         digest = hashlib.sha256(" ".join(facts).encode())
         traces = file["data"]
         some = np.unique(np.linspace(0, len(traces) - 1, SAMPLED).round().astype(int))
@@ -451,15 +421,15 @@ def _check_shape(path: Path, known: Survey) -> None:
 
 def _find_shape(file: h5py.File, path: Path) -> tuple[int, int, int]:
     """Return the shape of the traces of an open file."""
-    check_format(file, path, FORMAT, VERSION)
-    data = find_dataset(file, path, "data")
+    hdf5.check_format(file, path, unfinished.FORMAT, unfinished.VERSION)
+    data = hdf5.find_dataset(file, path, "data")
     if data.ndim != 3 or 0 in data.shape:
         raise InputError(
             f"{path}, /data",
             f"its shape is {data.shape}, expected (shot, receiver, time), none of them 0",
             "Store the traces of at least one shot in three dimensions.",
         )
-    check_written(data, f"{path}, /data")
+    hdf5.check_written(data, f"{path}, /data")
     n_shots, n_receivers, n_samples = data.shape
     needed = n_receivers * n_samples * (4.0 + data.dtype.itemsize)
     check_room(f"{path}, /data", f"one shot of {data.shape}", needed, "Give fewer traces per shot.")
@@ -467,7 +437,7 @@ def _find_shape(file: h5py.File, path: Path) -> tuple[int, int, int]:
 
 
 def _read_survey(path: Path) -> Survey:
-    with open_alone(path) as file:
+    with hdf5.open_alone(path) as file:
         shape = n_shots, n_receivers, n_samples = _find_shape(file, path)
         arrays = {key: _read_array(file, path, key) for key in ("sources", "receivers", "wavelet")}
         ndim = arrays["sources"].shape[-1:]
@@ -489,7 +459,7 @@ def _read_survey(path: Path) -> Survey:
             sources,
             receivers,
             wavelet.astype(np.float32),
-            read_number(file, path, "dt", "Give the sampling interval in s.", positive=True),
+            hdf5.read_number(file, path, "dt", "Give the sampling interval in s.", positive=True),
             mask,
             components=_read_components(file, path, (n_shots, n_receivers), *ndim),
             source_kinds=_read_source_kinds(file, path, n_shots, *ndim),
@@ -497,9 +467,9 @@ def _read_survey(path: Path) -> Survey:
 
 
 def _read_array(file: h5py.File, path: Path, key: str) -> NDArray[np.float64]:
-    values = read_real(file, path, key)
+    values = hdf5.read_real(file, path, key)
     # Values that would be infinite in single precision are also errors.
-    refuse_values(
+    hdf5.refuse_values(
         ~(np.abs(values) <= np.finfo(np.float32).max),
         f"{path}, /{key}",
         "not finite",
@@ -513,19 +483,19 @@ def _read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: 
 
     Raises `InputError` if something about them is missing or wrong.
     """
-    names = read_names(file, path, "kind_names", COMPONENTS, ("kinds", "directions"))
+    names = hdf5.read_names(file, path, "kind_names", COMPONENTS, ("kinds", "directions"))
     if names is None:
         return PRESSURE
-    kinds = read_kinds(file, path, "kinds", names, [shape[1:], shape])
+    kinds = hdf5.read_kinds(file, path, "kinds", names, [shape[1:], shape])
     if STRAIN not in names:
         return Components(names, kinds)
     remedy = "Give the length of fibre over which the strain is averaged, in m."
-    gauge = read_number(file, path, "gauge", remedy, positive=True)
+    gauge = hdf5.read_number(file, path, "gauge", remedy, positive=True)
     number = names.index(STRAIN)
     all_kinds = np.zeros(shape[1]) if kinds is None else kinds
     fibre = np.any(np.atleast_2d(all_kinds == number), axis=0)
     remedy = "Give the direction of the fibre at each receiver, in axis order, as float32."
-    directions = read_real(file, path, "directions", [(shape[1], ndim)], remedy=remedy)
+    directions = hdf5.read_real(file, path, "directions", [(shape[1], ndim)], remedy=remedy)
     length = np.linalg.norm(directions, axis=-1)
     wrong = fibre & ~(np.isfinite(length) & (length > 0.0))
     if wrong.any():
@@ -543,20 +513,21 @@ def _read_components(file: h5py.File, path: Path, shape: tuple[int, int], ndim: 
 
 def _read_source_kinds(file: h5py.File, path: Path, n_shots: int, ndim: int) -> SourceKinds:
     """Return the kinds of the sources of an open file; raise `InputError` if they are wrong."""
-    known = (*SOURCE_KINDS, MOMENT)
+    known = (*SOURCE_KINDS, unfinished.MOMENT)
     arrays = ("source_kinds", "source_moments")
-    names = read_names(file, path, "source_kind_names", known, arrays)
+    names = hdf5.read_names(file, path, "source_kind_names", known, arrays)
     if names is None:
         return EXPLOSIVE
-    kinds = read_kinds(file, path, "source_kinds", names, [(n_shots,)])
+    kinds = hdf5.read_kinds(file, path, "source_kinds", names, [(n_shots,)])
     found: dict[str, NDArray[np.float64]] = {}
     for number, name in enumerate(names):
         acts = np.ones(()) if kinds is None else (kinds == number).astype(np.float64)
-        if name != MOMENT:
+        if name != unfinished.MOMENT:
             found[name] = acts
             continue
         remedy = "Give the moment tensor of each shot, in axis order, as float32."
-        tensors = read_real(file, path, "source_moments", [(n_shots, ndim, ndim)], remedy=remedy)
+        shape = (n_shots, ndim, ndim)
+        tensors = hdf5.read_real(file, path, "source_moments", [shape], remedy=remedy)
         tensors = np.where(np.reshape(acts, (-1, 1, 1)) > 0.0, tensors, 0.0)
         turned = tensors.transpose(0, 2, 1)
         wrong = ~np.isclose(tensors, turned, rtol=1e-6, atol=0.0).all(axis=(1, 2))

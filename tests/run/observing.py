@@ -22,11 +22,11 @@ from hpcfwi.operators.simulator import Simulator
 from hpcfwi.parallel.failure import run_guarded
 from hpcfwi.parallel.launch import launch
 from hpcfwi.run.job import run_job
-from hpcfwi.storage import gathers
+from hpcfwi.storage import unfinished
 from hpcfwi.wave import Simulation
 from tests.undrawn import draw_nothing
 
-simulate, digest_of = Simulator.simulate, gathers.digest_of
+simulate, digest_of = Simulator.simulate, unfinished.digest_of
 written = 0
 
 
@@ -50,7 +50,7 @@ def main(config: str, how: str, rank: str, shots: str, *serial: str) -> int:
         h5py.get_config = partial(SimpleNamespace, mpi=False)
     Simulator.simulate = print_and_simulate
     if how != "none" and context.rank == int(rank):
-        gathers.digest_of = partial(digest_and_signal, how, int(shots))
+        unfinished.digest_of = partial(digest_and_signal, how, int(shots))
 
     def forward() -> int:
         run_job(Path(config), (), context, inverts=False)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hpcfwi import system
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.parallel.context import Context
-from hpcfwi.storage import gathers, unfinished
+from hpcfwi.storage import unfinished
 from hpcfwi.storage.gathers import GatherReader, create_gathers
 from hpcfwi.storage.unfinished import find_whole
 from tests.parallel.together import Thread, on_ranks
@@ -167,7 +167,7 @@ def test_unfinished_file_of_another_survey_is_replaced(tmp_path):
 def test_file_exchanged_while_opening_is_not_written(tmp_path, monkeypatch):
     part = write_unfinished(tmp_path / "observed.h5", {0, 1})
     other = write_unfinished(tmp_path / "other.h5", {2}, replace(example_survey(), dt=0.004))
-    monkeypatch.setattr(gathers, "reserve_room", lambda _: other.replace(part))
+    monkeypatch.setattr(unfinished, "reserve_room", lambda _: other.replace(part))
     with pytest.raises(InputError, match="it was replaced by another file"):
         finish(tmp_path / "observed.h5")
     with h5py.File(part) as file:
