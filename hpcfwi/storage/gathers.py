@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure
 from hpcfwi.model import AXES
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.parallel.transport import threads_may_call_mpi
 from hpcfwi.storage import hdf5, unfinished
@@ -51,10 +52,6 @@ from hpcfwi.survey import (
     moment_kinds,
 )
 from hpcfwi.system import MOMENTARY, beside, check_room, put_in_place, read_patiently, reading
-
-if TYPE_CHECKING:
-    from hpcfwi.parallel.context import Context
-
 
 _MAPS = ("source_map", "receiver_map")
 _LARGEST = 2**31 - 1

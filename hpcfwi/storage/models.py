@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, quote, refusing
 from hpcfwi.model import AXES, PARAMETERS, Grid, Model, Parameter
+from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import once_per_host
 from hpcfwi.storage.hdf5 import (
     check_format,
@@ -40,10 +41,6 @@ from hpcfwi.storage.hdf5 import (
 )
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.system import check_regular, check_room
-
-if TYPE_CHECKING:
-    from hpcfwi.parallel.context import Context
-
 
 MODEL_FORMAT = "hpcfwi-model"
 MODEL_VERSION = 1

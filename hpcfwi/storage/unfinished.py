@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -25,13 +25,11 @@ from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError, WriteFailure, error_number
 from hpcfwi.model import AXES
+from hpcfwi.parallel.context import Context
 from hpcfwi.storage.hdf5 import open_alone, plain, raised_on_all_ranks
 from hpcfwi.storage.probe import probe_on_root
 from hpcfwi.survey import EXPLOSIVE, PRESSURE, Survey, moment_tensors
 from hpcfwi.system import beside, check_disk, is_there, make_directory, open_own, reserve
-
-if TYPE_CHECKING:
-    from hpcfwi.parallel.context import Context
 
 FORMAT = "hpcfwi-gathers"
 # The newest version; files are of version 1 if all traces are of pressure and sources explosive.
