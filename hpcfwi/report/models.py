@@ -7,8 +7,8 @@ laid out like an unfolded cube, and a resolution test the section nearest to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from hpcfwi.report.panels import (
     EpochPicture,
     Excerpt,
     Panel,
+    ResolutionTest,
     Values,
     clip_limit,
     count,
@@ -387,29 +388,6 @@ def _draw_profiles(axes: Axes, picture: EpochPicture, number: int, place: tuple[
 LENGTH_COLOURS = "viridis_r"
 TALLEST = 1.5  # height over width of a figure in one column
 MOST_NUMBERS = 16  # number of points in a row up to which values are written
-
-
-@dataclass(frozen=True)
-class ResolutionTest:
-    """A resolution test; arrays have the shape of the grid unless stated otherwise.
-
-    size: of a checkerboard's cells, or the distance between points, m; model: a description of the
-    model around which the waves were linearised; parameter: name of the parameter that is
-    perturbed; values: those of the parameter in that model, in its unit; perturbation: their
-    change, in the same unit; response: J^T J of the perturbation; points: positions (nz, ..., nx,
-    ndim), m, of the points of point spread functions; measures: result of `measure_points` or
-    `measure_checkerboard`.
-    """
-
-    grid: Grid
-    size: float
-    model: str
-    parameter: str
-    values: Values
-    perturbation: Values
-    response: Values
-    points: Values | None
-    measures: Mapping[str, Values]
 
 
 def resolution_figure(found: ResolutionTest) -> Figure:

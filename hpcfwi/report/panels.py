@@ -1,11 +1,12 @@
-"""The panels of an epoch's figure: contents, units, and limits and scales of colours; no drawing.
+"""The contents of figures of models, which `models` draws: panels of epochs, resolution tests.
 
-An excerpt is the part of an array that figures show. Only the excerpt of a large array is kept.
+Panels have units, and limits and scales of colours. An excerpt is the part of an array that figures
+show. Only the excerpt of a large array is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
@@ -273,6 +274,29 @@ def _panels_of(picture: EpochPicture, is_alone: bool) -> Iterator[Panel]:
         f"misfit per {parameter.unit}" if parameter.unit else "misfit",
         instead="zero",
     )
+
+
+@dataclass(frozen=True)
+class ResolutionTest:
+    """A resolution test; arrays have the shape of the grid unless stated otherwise.
+
+    size: of a checkerboard's cells, or the distance between points, m; model: a description of the
+    model around which the waves were linearised; parameter: name of the parameter that is
+    perturbed; values: those of the parameter in that model, in its unit; perturbation: their
+    change, in the same unit; response: J^T J of the perturbation; points: positions (nz, ..., nx,
+    ndim), m, of the points of point spread functions; measures: result of `measure_points` or
+    `measure_checkerboard`.
+    """
+
+    grid: Grid
+    size: float
+    model: str
+    parameter: str
+    values: Values
+    perturbation: Values
+    response: Values
+    points: Values | None
+    measures: Mapping[str, Values]
 
 
 def count(positions: Values, name: str) -> str:

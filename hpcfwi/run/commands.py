@@ -16,7 +16,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -48,6 +47,7 @@ from hpcfwi.plan.plan import (
     write_plans,
 )
 from hpcfwi.registry import NETWORKS
+from hpcfwi.report.panels import ResolutionTest
 from hpcfwi.report.text import start_log
 from hpcfwi.run.directory import OTHER_DIRECTORY, RunDirectory
 from hpcfwi.run.job import (
@@ -60,9 +60,6 @@ from hpcfwi.run.job import (
 from hpcfwi.run.records import write_resolution
 from hpcfwi.run.session import check_observed, open_observed
 from hpcfwi.system import exists, is_there
-
-if TYPE_CHECKING:
-    from hpcfwi.report.models import ResolutionTest
 
 log = logging.getLogger("hpcfwi")
 
@@ -386,8 +383,6 @@ def _resolve(
     job: Opened, around: Model, label: str, points: float | None, checkerboard: float | None
 ) -> ResolutionTest:
     """Perturb a model, simulate, and measure the response; collective."""
-    from hpcfwi.report.models import ResolutionTest
-
     experiment = job.experiment
     grid, free = around.grid, ~experiment.fixed
     (name, *_) = experiment.config.inversion.parameters

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -30,6 +30,7 @@ from hpcfwi.report.panels import (
     PROFILES,
     EpochPicture,
     Excerpt,
+    ResolutionTest,
     name_sections,
     size_sections,
 )
@@ -38,9 +39,6 @@ from hpcfwi.storage import hdf5
 from hpcfwi.storage.models import describe_grid
 from hpcfwi.survey import COMPONENTS, PRESSURE, Components, Survey, TimeAxis
 from hpcfwi.system import check_link
-
-if TYPE_CHECKING:
-    from hpcfwi.report.models import ResolutionTest
 
 _UNDRAWN = "Remove the file; figures cannot be drawn from it."
 
@@ -303,8 +301,6 @@ def write_resolution(path: Path, found: ResolutionTest, stage: int, frequency: f
 
 def read_resolution(path: Path) -> ResolutionTest:
     """Read a result of `hpcfwi resolve`; raises `InputError` if it cannot be drawn."""
-    from hpcfwi.report.models import ResolutionTest
-
     with hdf5.open_alone(path) as file:
         hdf5.check_format(file, path, RESOLUTION, 1)
         names = dict.fromkeys((*RESOLVED, *file))

@@ -12,13 +12,12 @@ from matplotlib.text import Text
 from hpcfwi.model import PARAMETERS, Grid
 from hpcfwi.report import models, panels, style
 from hpcfwi.report.models import (
-    ResolutionTest,
     epoch_figure,
     image_figure,
     profiles_figure,
     resolution_figure,
 )
-from hpcfwi.report.panels import find_places
+from hpcfwi.report.panels import ResolutionTest, find_places
 from tests.report.examples import picture, texts_overlap, titles, volume
 
 SHAPES = {
