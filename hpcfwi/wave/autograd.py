@@ -10,17 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpcfwi.model import AXES
-from hpcfwi.survey import STRAIN, Components, SourceKinds, Spectrum, moment_kinds
+from hpcfwi.survey import (
+    EXPLOSIVE,
+    PRESSURE,
+    STRAIN,
+    Components,
+    SourceKinds,
+    Spectrum,
+    moment_kinds,
+)
 from hpcfwi.wave import numerics
-from hpcfwi.wave.engines import FirstOrderEngine
+from hpcfwi.wave.engines import eager_staggered
 from hpcfwi.wave.equation import Attenuation, FirstOrderEquation
 from hpcfwi.wave.history import Auto, History, graph_is_kept
 from hpcfwi.wave.problem import SecondDerivative
@@ -28,11 +37,11 @@ from hpcfwi.wave.simulation import (
     Acquisition,
     Method,
     Simulation,
+    Task,
     as_positions,
     check_kinds,
     select_arrays,
     set_up,
-    simulate,
     write_out,
 )
 
@@ -122,16 +131,8 @@ def acoustic(
         engine=engine,
         history=history,
     )
-    places = [
-        points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
-        for points in (sources, receivers)
-    ]
-    if len(places[0]) == 0:
-        return _make_no_traces([vp], wavelet, places[1].shape[-2])
-    keep = torch.is_grad_enabled() and (vp.requires_grad or wavelet.requires_grad)
-    asked = _Asked(spacing, float(dt), method, keep)
-    data: Tensor = _Acoustic.apply(vp, wavelet, *places, asked)  # type: ignore[no-untyped-call]
-    return data
+    asked = _Asked(("vp",), spacing, float(dt), method)
+    return _simulate(asked, [vp], wavelet, sources, receivers)
 
 
 def _check_arguments(tensors: Mapping[str, object], *positions: object) -> None:
@@ -153,20 +154,22 @@ def _check_arguments(tensors: Mapping[str, object], *positions: object) -> None:
             )
 
 
-def _make_no_traces(arrays: Sequence[Tensor], wavelet: Tensor, receivers: int) -> Tensor:
-    """Return the traces of no shots, of which a gradient may be requested with those of others."""
-    nothing = 0.0 * sum((array.sum() for array in arrays), wavelet.sum().to(arrays[0]))
-    return nothing.expand(0, receivers, wavelet.shape[-1])
-
-
 @dataclass(eq=False)
 class _Asked:
-    """The arguments of `acoustic` that are not tensors, and the simulation made with them."""
+    """The arguments of a simulation that are not tensors, and the simulation made with them.
 
+    names: of the arrays of the model; wanted: those whose gradient may be wanted, None for all;
+    keep: True if the simulation keeps its history.
+    """
+
+    names: tuple[str, ...]
     spacing: float | Sequence[float]
     dt: float
     method: Method
-    keep: bool
+    components: Components = PRESSURE
+    source_kinds: SourceKinds = field(default_factory=lambda: EXPLOSIVE)
+    wanted: tuple[str, ...] | None = None
+    keep: bool = False
     simulation: Simulation | None = field(default=None, init=False)
 
     def tuned_to(self, wavelet: Tensor) -> _Asked:
@@ -180,27 +183,58 @@ class _Asked:
     def kept(self, *tensors: Tensor) -> Simulation:
         """Return the simulation with its history, which is made if there is none."""
         if self.simulation is None or not self.keep:
-            self.simulation = self.simulate(*tensors, keep=True)
+            self.simulation = Simulation(self.set_up(*tensors), keep=True)
             self.keep = True
         return self.simulation
 
-    def simulate(self, *tensors: Tensor, keep: bool) -> Simulation:
-        """Simulate shots with these arguments."""
-        vp, wavelet, sources, receivers = tensors
-        shots = Acquisition(self.dt, wavelet, sources, receivers)
-        return simulate({"vp": vp}, self.spacing, shots, self.method, keep=keep, illuminate=False)
+    def set_up(self, *tensors: Any) -> Task:
+        """Return the task of simulating shots with these arguments."""
+        *arrays, wavelet, sources, receivers = tensors
+        kinds = self.components, self.source_kinds
+        shots = Acquisition(self.dt, wavelet, sources, receivers, *kinds)
+        model = dict(zip(self.names, arrays, strict=True))
+        ways: dict[str, Any] = {"illuminate": False, "wanted": self.wanted}
+        return set_up(model, self.spacing, shots, self.method, **ways)
 
 
-class _Acoustic(torch.autograd.Function):
-    """Traces as a function of vp and wavelet, in the form for the transforms of `torch.func`.
+def _simulate(
+    asked: _Asked,
+    arrays: Sequence[Tensor],
+    wavelet: Tensor,
+    *positions: Tensor | NDArray[np.float64],
+) -> Tensor:
+    """Return the traces of shots with these sources and receivers, which are differentiable."""
+    sources, receivers = (
+        points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
+        for points in positions
+    )
+    if len(sources) == 0:
+        # A gradient may be requested with that of other shots
+        nothing = 0.0 * sum((array.sum() for array in arrays), wavelet.sum().to(arrays[0]))
+        return nothing.expand(0, receivers.shape[-2], wavelet.shape[-1])
+    differentiates = torch.is_grad_enabled()
+    wanted = tuple(
+        name
+        for name, array in zip(asked.names, arrays, strict=True)
+        if (differentiates and array.requires_grad)
+        or forward_ad.unpack_dual(array).tangent is not None  # type: ignore[no-untyped-call]
+    )
+    keep = bool(wanted) or (differentiates and wavelet.requires_grad)
+    asked = replace(asked, wanted=wanted, keep=keep)
+    data: Tensor = _Traces.apply(*arrays, wavelet, sources, receivers, asked)  # type: ignore[no-untyped-call]
+    return data
 
-    Its inputs are vp, wavelet, sources, receivers and an `_Asked`.
+
+class _Traces(torch.autograd.Function):
+    """Traces as a function of model and wavelet, in the form for the transforms of `torch.func`.
+
+    Its inputs are the model's arrays, the wavelet, sources, receivers and an `_Asked`.
     """
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         *tensors, asked = inputs
-        asked.simulation = asked.simulate(*tensors, keep=asked.keep)
+        asked.simulation = Simulation(asked.set_up(*tensors), asked.keep)
         # The result is detached from the simulation's tensor, because its graph will refer to the
         # simulation.
         data: Tensor = asked.simulation.data
@@ -216,43 +250,52 @@ class _Acoustic(torch.autograd.Function):
     def backward(ctx: Any, adjoint_source: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         fixed = [tensor.detach() for tensor in inputs]
-        nothing = SecondDerivative.apply(*inputs[:2])  # type: ignore[no-untyped-call]
-        vp, wavelet = _Gradient.apply(adjoint_source, *fixed, ctx.asked)  # type: ignore[no-untyped-call]
+        nothing = SecondDerivative.apply(*inputs[:-2])  # type: ignore[no-untyped-call]
+        gradients = _Gradient.apply(adjoint_source, *fixed, ctx.asked)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
-            vp, wavelet = vp + nothing, wavelet + nothing
+            gradients = [gradient + nothing for gradient in gradients]
         if not graph_is_kept():
             ctx.asked.simulation = None
-        return vp, wavelet, None, None, None
+        return *gradients, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, vp: Tensor | None, wavelet: Tensor | None, *_: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, *directions: Tensor | None) -> Tensor:
         inputs = ctx.saved_tensors
-        nothing = SecondDerivative.apply(*inputs[:2])  # type: ignore[no-untyped-call]
-        return _Push.apply(vp, wavelet, *inputs, ctx.asked) + nothing  # type: ignore[no-untyped-call]
+        nothing = SecondDerivative.apply(*inputs[:-2])  # type: ignore[no-untyped-call]
+        return _Push.apply(*directions[:-3], *inputs, ctx.asked) + nothing  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Map over shots at once, and over models one after the other."""
-        if in_dims[0] is not None:
-            return _map(_Acoustic, info, in_dims, inputs), 0
-        vp, *tensors, asked = inputs
-        each = (_take(number, tensors, in_dims[1:]) for number in range(info.batch_size))
+        *tensors, asked = inputs
+        count = len(asked.names)
+        if any(dim is not None for dim in in_dims[:count]):
+            return _map(_Traces, info, in_dims, inputs), 0
+        each = (
+            _take(number, tensors[count:], in_dims[count:]) for number in range(info.batch_size)
+        )
         written = [write_out(*shots) for shots in each]  # type: ignore[arg-type]
         together = (torch.cat(parts) for parts in zip(*written, strict=True))
-        data = _Acoustic.apply(vp, *together, asked)  # type: ignore[no-untyped-call]
+        data = _Traces.apply(*tensors[:count], *together, asked)  # type: ignore[no-untyped-call]
         return data.unflatten(0, (info.batch_size, -1)), 0
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients with respect to vp and wavelet, as a function of the adjoint source."""
+    """The gradients with respect to model and wavelet, as a function of the adjoint source."""
 
     @staticmethod
-    def forward(adjoint_source: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(adjoint_source: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
         *tensors, asked = inputs
-        wavelet = tensors[1]
+        *arrays, wavelet, _, _ = tensors
         found = asked.kept(*tensors).backpropagate(adjoint_source)
         emitted = _as_given(found.wavelet[None], wavelet.ndim)[0]
-        return found.model["vp"].sum(0), emitted.to(wavelet)
+        return (
+            *(
+                found.model[name].sum(0) if name in found.model else torch.zeros_like(array)
+                for name, array in zip(asked.names, arrays, strict=True)
+            ),
+            emitted.to(wavelet),
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
@@ -261,65 +304,72 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, vp: Tensor, wavelet: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
         """Return the derivatives; the gradient is linear in the adjoint source."""
-        pushed = _Push.apply(vp, wavelet, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
-        return pushed, None, None, None, None, None
+        pushed = _Push.apply(*directions, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
+        return pushed, *[None] * (len(ctx.saved_tensors) + 1)
 
     @staticmethod
-    def jvp(ctx: Any, adjoint_source: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor]:
+    def jvp(ctx: Any, adjoint_source: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
         return _Gradient.apply(adjoint_source, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *inputs: Any
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         """Map over shots that were simulated together at once, over models one after the other."""
-        adjoint_source, _, wavelet, *_, asked = inputs
-        count, simulation = info.batch_size, asked.simulation
-        if in_dims[1] is None and simulation is not None and in_dims[0] is not None:
-            together = adjoint_source.movedim(in_dims[0], 0).flatten(0, 1)
+        adjoint_source, *tensors, asked = inputs
+        count, simulation, first = info.batch_size, asked.simulation, in_dims[0]
+        arrays = len(asked.names)
+        is_one_model = all(dim is None for dim in in_dims[1 : 1 + arrays])
+        if is_one_model and simulation is not None and first is not None:
+            together = adjoint_source.movedim(first, 0).flatten(0, 1)
             if len(together) == len(simulation.data):
                 found = simulation.backpropagate(together)
-                emitted = found.wavelet.reshape(count, -1, *found.wavelet.shape[1:])
-                ndim = wavelet.ndim - (in_dims[2] is not None)
-                by_wavelet = _as_given(emitted, ndim).to(wavelet)
-                by_vp = found.model["vp"]
-                return (by_vp.reshape(count, -1, *by_vp.shape[1:]).sum(1), by_wavelet), (0, 0)
-        return _map(_Gradient, info, in_dims, inputs), (0, 0)
+                emitted = found.wavelet.unflatten(0, (count, -1))
+                ndim = tensors[arrays].ndim - (in_dims[1 + arrays] is not None)
+                by_model = (found.model[n].unflatten(0, (count, -1)).sum(1) for n in asked.names)
+                by_wavelet = _as_given(emitted, ndim).to(tensors[arrays])
+                return (*by_model, by_wavelet), (0,) * (arrays + 1)
+        return _map(_Gradient, info, in_dims, inputs), (0,) * (arrays + 1)
 
 
 class _Push(torch.autograd.Function):
-    """The derivative of the traces with respect to vp and the wavelet in given directions."""
+    """The derivative of the traces with respect to model and wavelet in given directions."""
 
     @staticmethod
-    def forward(by_vp: Tensor | None, by_wavelet: Tensor | None, *inputs: Any) -> Tensor:
-        vp, wavelet, *places, asked = inputs
-        found: Tensor | float = 0.0
+    def forward(*inputs: Any) -> Tensor:
+        *tensors, asked = inputs
+        count = len(asked.names)
+        (*by_model, by_wavelet), tensors = tensors[: count + 1], tensors[count + 1 :]
         if asked.method.engine == "eager":
             raise NotImplementedError(
                 'the engine "eager" computes scattered waves by forward-mode derivatives of torch, '
                 "which are not available within torch's transforms; "
                 'use engine="cpu", or simulate(...).scatter'
             )
-        if by_vp is not None:
-            found = asked.kept(vp, wavelet, *places).scatter({"vp": by_vp})
+        found: Tensor | float = 0.0
+        pairs = zip(asked.names, by_model, strict=True)
+        direction = {name: array for name, array in pairs if array is not None}
+        if direction:
+            found = asked.kept(*tensors).scatter(direction)
         if by_wavelet is not None:
-            tuned = asked.tuned_to(wavelet)
-            found = found + tuned.simulate(vp, by_wavelet, *places, keep=False).data
-        assert isinstance(found, Tensor), "one of the two has a direction"
+            tuned, emitted = asked.tuned_to(tensors[count]), [*tensors]
+            emitted[count] = by_wavelet
+            found = found + Simulation(tuned.set_up(*emitted), keep=False).data
+        assert isinstance(found, Tensor), "one of them has a direction"
         return found.detach().clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
-        *_, ctx.asked = inputs
-        ctx.save_for_backward(*inputs[2:6])
+        *tensors, ctx.asked = inputs
+        ctx.save_for_backward(*tensors[len(ctx.asked.names) + 1 :])
 
     @staticmethod
     def backward(ctx: Any, adjoint_source: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients: the transpose, as the derivative is linear in the directions."""
-        vp, wavelet = _Gradient.apply(adjoint_source, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
-        return vp, wavelet, None, None, None, None, None
+        gradients = _Gradient.apply(adjoint_source, *ctx.saved_tensors, ctx.asked)  # type: ignore[no-untyped-call]
+        return *gradients, *[None] * (len(ctx.saved_tensors) + 1)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -509,37 +559,32 @@ def propagate(
         equation=equation,
         attenuation=attenuation,
     )
-    asked = method.find_equation()
-    if attenuation is not None and "qp" not in asked.parameters:
+    described = method.find_equation()
+    if attenuation is not None and "qp" not in described.parameters:
         raise ValueError(f"waves of the equation {equation!r} are not attenuated: leave it out")
-    ndim = next(iter(select_arrays(model, asked).values())).ndim
-    kinds = _find_kinds(source_kind, ndim)
-    check_kinds(names, kinds, asked, ndim)
-    found = None
-    if not isinstance(asked, FirstOrderEquation):
-        found = acoustic(model["vp"], spacing, dt, wavelet, sources, receivers, **method.options)
-    elif len(sources) == 0:
-        arrays = [model[name] for name in asked.parameters]
-        found = _make_no_traces(arrays, wavelet, np.shape(receivers)[-2])
-    if found is not None:
-        return found if isinstance(components, str) else torch.stack([found] * len(names))
-    places = as_positions(receivers, "receivers", ndim)
+    like = next(iter(select_arrays(model, described).values()))
+    kinds = _find_kinds(source_kind, like.ndim)
+    check_kinds(names, kinds, described, like.ndim)
+    places = as_positions(receivers, "receivers", like.ndim)
     of_each = np.repeat(np.arange(len(names), dtype=np.int8), places.shape[-2])
     recorded = Components(names, of_each, gauge)
     if STRAIN in names:
         along = np.concatenate([_find_directions(directions, gauge, places)] * len(names), axis=-2)
         recorded = replace(recorded, directions=along)
     places = np.concatenate([places] * len(names), axis=-2)
-    shots = Acquisition(float(dt), wavelet, sources, places, recorded, kinds)
-    task = set_up(model, spacing, shots, method, illuminate=False)
-    problem = replace(task.problem, model={name: model[name] for name in asked.parameters})
-    if torch.is_grad_enabled() and any(array.requires_grad for array in problem.model.values()):
-        problem = replace(problem, history=task.choose_history())
-    emitted = wavelet[:, None] if wavelet.ndim == 2 else wavelet
-    emitted = emitted.expand(*problem.sources.shape[:2], -1)
-    fine = numerics.upsample(emitted.to(problem.like), task.substeps)
-    traces = cast(FirstOrderEngine, task.engine).simulate(problem, fine)
-    found = numerics.downsample(traces, task.substeps, wavelet.shape[-1])
+    arrays = [model[name] for name in described.parameters]
+    asked = _Asked(described.parameters, spacing, float(dt), method, recorded, kinds)
+    is_eager = isinstance(described, FirstOrderEquation) and len(sources) > 0
+    if is_eager and method.choose_engine(like.device).NAME == "eager":
+        # It has second derivatives, because it is differentiated by autograd
+        task = asked.set_up(*arrays, wavelet, sources, places)
+        emitted = wavelet[:, None] if wavelet.ndim == 2 else wavelet
+        emitted = emitted.expand(*task.problem.sources.shape[:2], -1).to(like)
+        problem = replace(task.problem, model=dict(zip(asked.names, arrays, strict=True)))
+        fine = eager_staggered.simulate(problem, numerics.upsample(emitted, task.substeps))
+        found = numerics.downsample(fine, task.substeps, wavelet.shape[-1])
+    else:
+        found = _simulate(asked, arrays, wavelet, sources, places)
     if isinstance(components, str):
         return found
     return found.unflatten(1, (len(names), -1)).transpose(0, 1)  # type: ignore[no-untyped-call]

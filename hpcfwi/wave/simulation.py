@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite, prod
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,12 +86,6 @@ class Method:
     equation: str = "acoustic"
     attenuation: Attenuation | None = None
     leader: Leader | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The parameters of `acoustic`, by name."""
-        others = ("equation", "attenuation", "leader")
-        return {name: value for name, value in vars(self).items() if name not in others}
 
     def find_equation(self) -> Equation:
         """Return the wave equation."""

@@ -1,10 +1,9 @@
 """The engines, which solve the same discrete scheme; each is a module with the interface `Engine`.
 
 `eager`, the reference, and `deepwave`, which calls the library of that name, are modules; `cpu` and
-`gpu` are packages with a module `engine`. First-order equations have other modules, with one more
-function, `simulate` (`FirstOrderEngine`). Engines know one `Problem`, but no files. Those that
-divide shots between ranks take a `layers.Crew` in `forward`, and the number of its ranks in
-`footprint`.
+`gpu` are packages with a module `engine`. First-order equations have other modules. Engines know
+one `Problem`, but no files. Those that divide shots between ranks take a `layers.Crew` in
+`forward`, and the number of its ranks in `footprint`.
 """
 
 from __future__ import annotations
@@ -58,16 +57,6 @@ class Engine(Protocol):
 
         direction: changes of the model's arrays, by name. This is the transpose of
         `backward` for the steps that are stored.
-        """
-
-
-class FirstOrderEngine(Engine, Protocol):
-    """The interface of an engine's module for first-order equations."""
-
-    def simulate(self, problem: Problem, wavelet: Tensor) -> Tensor:
-        """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
-
-        They are differentiable in the wavelet and in the model of the problem.
         """
 
 

@@ -8,22 +8,15 @@ the model to the rates, and from the recorded fields to the traces, is different
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.wave.history import graph_is_kept
-from hpcfwi.wave.problem import (
-    Gradients,
-    Problem,
-    SecondDerivative,
-    crop,
-    make_dual,
-    make_leaves,
-)
+from hpcfwi.wave.problem import Gradients, Problem, crop, make_dual, make_leaves
 from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
 
 
@@ -43,11 +36,7 @@ class Discrete:
     @property
     def varying(self) -> list[int]:
         """The numbers of the rates with respect to which a derivative may be wanted."""
-        return [
-            number
-            for number, rate in enumerate(self.rates)
-            if rate.requires_grad or forward_ad.unpack_dual(rate).tangent is not None  # type: ignore[no-untyped-call]
-        ]
+        return [number for number, rate in enumerate(self.rates) if rate.requires_grad]
 
 
 class Derivatives(NamedTuple):
@@ -73,13 +62,8 @@ class FirstOrderShots(Protocol):
     def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
         """Return the recorded fields (shot, trace, time)."""
 
-    def scatter(
-        self,
-        signal: Tensor | None,
-        rates: Sequence[Tensor | None],
-        factors: Sequence[Tensor | None],
-    ) -> Tensor:
-        """Return the change of the recorded fields with the signal, the rates and the factors."""
+    def scatter(self, rates: Sequence[Tensor | None], factors: Sequence[Tensor | None]) -> Tensor:
+        """Return the change of the recorded fields with the rates and the factors."""
 
     def backpropagate(self, arriving: Tensor) -> Derivatives | None:
         """Return the gradients, given the one with respect to the recorded fields.
@@ -101,53 +85,6 @@ def discretize_shots(problem: Problem, wavelet: Tensor) -> Discrete:
     ]
     signals = [sample_signal(kind, wavelet, problem.dt) for kind in scheme.signals]
     return Discrete(scheme, scheme.distinct_rates, factors, torch.cat(signals, dim=1))
-
-
-def simulate(make: MakeShots, problem: Problem, wavelet: Tensor) -> Tensor:
-    """Return the traces (shot, receiver, time) of wavelets (shot, source, time).
-
-    They are differentiable in the wavelet and in the arrays of the problem's model.
-    """
-    discrete = discretize_shots(problem, wavelet)
-    shots = make(problem, discrete, True)
-    tensors = (discrete.signal, *discrete.rates, *discrete.factors)
-    count = len(discrete.rates)
-    recorded: Tensor = _Recorded.apply(shots, count, *tensors)  # type: ignore[no-untyped-call]
-    return combine(recorded, discrete.scheme)
-
-
-class _Recorded(torch.autograd.Function):
-    """The recorded fields as a function of the signals, `count` rates and factors of sources."""
-
-    @staticmethod
-    def forward(shots: FirstOrderShots, count: int, *tensors: Tensor) -> Tensor:
-        return shots.simulate(tensors[0], tensors[1 + count :])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.shots, ctx.count, *tensors = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor | None, ...]:
-        nothing = SecondDerivative.apply(arriving, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            found = ctx.shots.backpropagate(arriving)
-            assert found is not None, "a rank alone leads"
-            rates = [None if each is None else each.sum(0) for each in found.rates]
-        if not graph_is_kept():
-            ctx.shots = None
-        gradients = [found.signal, *rates, *found.factors]
-        if torch.is_grad_enabled():
-            gradients = [None if each is None else each + nothing for each in gradients]
-        return None, None, *gradients
-
-    @staticmethod
-    def jvp(ctx: Any, _shots: None, _count: None, *tensors: Tensor | None) -> Tensor:
-        nothing: Tensor = SecondDerivative.apply(*ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        end = 1 + ctx.count
-        return ctx.shots.scatter(tensors[0], tensors[1:end], tensors[end:]) + nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,11 +163,15 @@ def backward(problem: Problem, state: FirstOrderState, adjoint_source: Tensor) -
 
 def scatter(problem: Problem, state: FirstOrderState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
-    with forward_ad.dual_level():
+    # A function of ours may run within a derivative: torch then has its only level already, and
+    # propagates no tangents.
+    is_nested = forward_ad._current_level >= 0 and not torch._C._is_fwd_grad_enabled()
+    level = nullcontext() if is_nested else forward_ad.dual_level()
+    with forward_ad._set_fwd_grad_enabled(True), level:
         discrete = discretize_shots(make_dual(problem, direction), state.wavelet.detach())
         rates, factors = (
             [forward_ad.unpack_dual(each).tangent for each in some]  # type: ignore[no-untyped-call]
             for some in (discrete.rates, discrete.factors)
         )
-    recorded = state.shots.scatter(None, rates, factors)
+    recorded = state.shots.scatter(rates, factors)
     return combine(recorded, discrete.scheme)

@@ -177,13 +177,8 @@ class _CpuShots:
 
         return self._record(run)
 
-    def scatter(
-        self,
-        signal: Tensor | None,
-        rates: Sequence[Tensor | None],
-        factors: Sequence[Tensor | None],
-    ) -> Tensor:
-        """Return the change of the recorded fields with the signal, the rates and the factors."""
+    def scatter(self, rates: Sequence[Tensor | None], factors: Sequence[Tensor | None]) -> Tensor:
+        """Return the change of the recorded fields with the rates and the factors."""
         weight = self._problem.interval
         change = make_zeros((len(self._varying), *self._tables.rates.shape[1:]), self._dtype)
         for place, number in enumerate(self._varying):
@@ -212,19 +207,7 @@ class _CpuShots:
                 self._sweeps(_unheard(kept.shot), kept.tape, threads, traces), follow
             )
 
-        found = self._record(run)
-        if signal is None:
-            return found
-        sent = _by_time(signal)
-
-        def run_again(number: int, threads: int, traces: NDArray) -> None:
-            shot, tape, _ = self._kept[number]
-            shot = shot._replace(signal=sent[number])
-            tape = tape._replace(windows=tape.windows.copy())
-            again = self._sweeps(shot, tape, threads, traces)
-            again.advance((0, len(sent[number])), None, explores=True)
-
-        return found + self._record(run_again)
+        return self._record(run)
 
     def _place_emitters(self, shot: int) -> tuple[Emitters, tuple[NDArray[np.int64], ...]]:
         """Return a shot's emitters, by stage and row, with weights of 0, and their places.
@@ -427,9 +410,6 @@ def _unheard(shot: StaggeredShot) -> StaggeredShot:
 def _by_time(values: Tensor) -> NDArray:
     """Return values (shot, point, time) as (shot, time, point)."""
     return values.detach().transpose(1, 2).contiguous().numpy()
-
-
-simulate = partial(first_order.simulate, _CpuShots)
 
 
 def forward(

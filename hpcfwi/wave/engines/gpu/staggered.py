@@ -280,13 +280,8 @@ class _GpuShots:
         self._replay.simulate(self._sweeps(self._sent, self._factors, recorded))
         return recorded
 
-    def scatter(
-        self,
-        signal: Tensor | None,
-        rates: Sequence[Tensor | None],
-        factors: Sequence[Tensor | None],
-    ) -> Tensor:
-        """Return the change of the recorded fields with the signal, the rates and the factors."""
+    def scatter(self, rates: Sequence[Tensor | None], factors: Sequence[Tensor | None]) -> Tensor:
+        """Return the change of the recorded fields with the rates and the factors."""
         change = self._zeros(len(self._varying))
         for place, number in enumerate(self._varying):
             direction = rates[number]
@@ -304,11 +299,6 @@ class _GpuShots:
             scattered.advance(span, None)
 
         self._replay.repeat(self._sweeps(self._sent, self._factors), follow)
-        if signal is not None:
-            recorded = self._make_traces()
-            again = self._sweeps(signal.detach(), self._factors, recorded)
-            again.advance((0, signal.shape[-1]), None)
-            found = found + recorded
         return found
 
     def backpropagate(self, arriving: Tensor) -> Derivatives:
@@ -544,5 +534,4 @@ class _GpuShots:
         )  # fmt: skip
 
 
-simulate = partial(first_order.simulate, _GpuShots)
 forward = partial(first_order.forward, _GpuShots)
