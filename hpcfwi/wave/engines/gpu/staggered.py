@@ -9,11 +9,10 @@ of torch between them. Functions of the interface that do not depend on the equa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from math import prod
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from hpcfwi.wave.engines.gpu.engine import NAME as NAME
 from hpcfwi.wave.engines.gpu.engine import available as available
 from hpcfwi.wave.engines.gpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.gpu.engine import is_interpreted
-from hpcfwi.wave.engines.gpu.layout import FORMATS
+from hpcfwi.wave.engines.gpu.layout import FORMATS, Layout, layout_of
 from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import (
     Kind,
@@ -68,67 +67,20 @@ def footprint(problem: Problem, steps: int) -> int:
     if replay.states:
         fields += state * (1 + replay.states)
     kept = derivatives * replay.length * FORMATS.get(history.format, problem.like.dtype).itemsize
-    cells = StaggeredLayout(problem.padded_shape, problem.order // 2).size
+    cells = find_layout(problem).size
     points = steps * (4 * problem.receivers.shape[1] + 3 * problem.sources.shape[1])
     # Models, rates and their graph, and mixed profiles exist once
     once = 8 * rates + (2 * len(system.find_places()) if system.multiaxial else 0)
     return cells * (once * size + shots * (fields * size + kept)) + shots * points * size
 
 
-@dataclass(frozen=True)
-class StaggeredLayout:
-    """The layout of a field of one shot: the padded grid with cells around it, as one row.
+def find_layout(problem: Problem) -> Layout:
+    """Return the layout of a problem, with wide margins along z.
 
-    Differences along z reach twice as far above the grid, because of images above a free surface.
+    Differences reach twice as far above the grid, because of images above a free surface.
     """
-
-    shape: tuple[int, ...]
-    radius: int
-
-    @cached_property
-    def around(self) -> list[tuple[int, int]]:
-        """The cells before and after each axis."""
-        h = self.radius
-        return [(2 * h, h), *[(h, h)] * (len(self.shape) - 1)]
-
-    @cached_property
-    def full(self) -> tuple[int, ...]:
-        """The shape with these cells."""
-        return tuple(n + a + b for n, (a, b) in zip(self.shape, self.around, strict=True))
-
-    @cached_property
-    def size(self) -> int:
-        return prod(self.full)
-
-    @cached_property
-    def strides(self) -> tuple[int, ...]:
-        return tuple(prod(self.full[axis + 1 :]) for axis in range(len(self.full)))
-
-    @cached_property
-    def origin(self) -> int:
-        """The place of the grid's first cell."""
-        return sum(s * a for s, (a, _) in zip(self.strides, self.around, strict=True))
-
-    def lay_out(self, values: Tensor) -> Tensor:
-        """Return values (..., grid) in this layout, (..., cell)."""
-        found = values.new_zeros((*values.shape[: -len(self.shape)], *self.full))
-        found[self._inside] = values
-        return found.flatten(-len(self.shape))
-
-    def take_out(self, values: Tensor) -> Tensor:
-        """Return the values (..., cell) of the grid, (..., grid)."""
-        return values.view(*values.shape[:-1], *self.full)[self._inside]
-
-    def locate(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the places of cells of the flattened grid."""
-        places = np.unravel_index(cells, self.shape)
-        found = self.origin + sum(s * p for s, p in zip(self.strides, places, strict=True))
-        return np.asarray(found, np.int64)
-
-    @property
-    def _inside(self) -> tuple[EllipsisType | slice, ...]:
-        pairs = zip(self.shape, self.around, strict=True)
-        return (..., *(slice(a, a + n) for n, (a, _) in pairs))
+    layout = layout_of(problem)
+    return replace(layout, halo=2 * layout.radius)
 
 
 def _flatten(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
@@ -243,8 +195,8 @@ class _GpuShots:
         scheme, like = discrete.scheme, discrete.signal.detach()
         self._problem, self._scheme, self._like = problem, scheme, like
         self._count, self._varying = problem.n_shots, discrete.varying if keep else []
-        self._layout = StaggeredLayout(problem.padded_shape, problem.order // 2)
-        self._rates = torch.stack([self._layout.lay_out(r.detach()) for r in discrete.rates])
+        self._layout = layout = find_layout(problem)
+        self._rates = torch.stack([layout.lay_out(r.detach()) for r in discrete.rates])
         self._stages = [_Stage(scheme, k, self._varying) for k in range(2)]
         self._fields, self._is_mixed = len(scheme.system.fields), scheme.system.multiaxial > 0.0
         self._memories = sum(stage.n_differences for stage in self._stages)
@@ -254,11 +206,9 @@ class _GpuShots:
         if self._is_mixed:
             # One after the other, because those of a whole grid take much memory
             mixed = (scheme.mixed_profile(*each) for each in scheme.system.find_places())
-            each = [(like.new_tensor(p.a), like.new_tensor(p.b)) for p in mixed]
-            self._longest = self._layout.size
-            self._a, self._b = (
-                self._layout.lay_out(torch.stack(values)) for values in zip(*each, strict=True)
-            )
+            each = [[layout.lay_out(like.new_tensor(v)) for v in (p.a, p.b)] for p in mixed]
+            self._longest = layout.size
+            self._a, self._b = map(torch.stack, zip(*each, strict=True))
         weights = [staggered_difference(problem.order, h) for h in problem.spacing]
         self._weights = like.new_tensor(np.stack([weights[0], weights[-2], weights[-1]]))
         decays = [it.decay for it in scheme.relaxations]
@@ -349,10 +299,8 @@ class _GpuShots:
         self._replay.reverse(self._sweeps(self._sent, self._factors), follow)
         rates: list[Tensor | None] = [None] * len(self._rates)
         for place, number in enumerate(self._varying):
-            rates[number] = problem.interval * layout.take_out(gradients[place])
-        return Derivatives(
-            signal, rates, factors, [problem.interval * layout.take_out(e) for e in energies]
-        )
+            rates[number] = self._take_out(gradients[place])
+        return Derivatives(signal, rates, factors, [*map(self._take_out, energies)])
 
     def _sweeps(
         self,
@@ -414,6 +362,11 @@ class _GpuShots:
         receivers, steps = self._problem.receivers.shape[1], self._sent.shape[-1]
         return self._like.new_zeros((self._count, receivers, steps))
 
+    def _take_out(self, sums: Tensor) -> Tensor:
+        """Return sums over time (shot, ...) from sums over samples (shot, cell)."""
+        shape = self._count, *self._problem.padded_shape
+        return self._problem.interval * self._layout.take_out(sums).reshape(shape)
+
     def _zeros(self, *counts: int) -> Tensor:
         return self._like.new_zeros((*counts, self._layout.size))
 
@@ -429,9 +382,10 @@ class _GpuShots:
 
     def _find_places(self, field: str, cells: NDArray[np.int64]) -> Tensor:
         """Return the places of cells (shot, point, tap) of a field in the flattened fields."""
-        number = list(self._scheme.system.fields).index(field)
+        number, layout = list(self._scheme.system.fields).index(field), self._layout
         shots = number * self._count + np.arange(self._count)
-        places = shots[:, None, None] * self._layout.size + self._layout.locate(cells)
+        index = np.stack(np.unravel_index(cells, layout.shape), axis=-1)
+        places = shots[:, None, None] * layout.size + layout.origin + index @ layout.strides
         return torch.as_tensor(places, device=self._like.device)
 
     @cached_property
@@ -491,8 +445,8 @@ class _GpuShots:
 
     def _lines(self, fields: Tensor, number: int, first: int, last: int) -> Tensor:
         """Return the depths first to last - 1 of a field, as a view (shot, depth, ...)."""
-        top = self._layout.around[0][0]
-        whole = fields[number].view(self._count, *self._layout.full)
+        top = self._layout.margin
+        whole = fields[number].view(self._count, *self._layout.field_shape)
         return whole[:, top + first : top + last]
 
     def _reflect(self, fields: Tensor, stage: _Stage) -> None:
@@ -521,7 +475,7 @@ class _GpuShots:
         with on_device(self._like.device):
             getattr(staggered_kernels, name)[programs](
                 *arrays, origin=layout.origin, stride_z=layout.strides[0],
-                stride_y=layout.strides[-2], depths=depths,
+                stride_y=layout.strides[1], depths=depths,
                 rows=1 if len(shape) == 2 else shape[1], columns=shape[-1], shots=self._count,
                 size=layout.size, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False, **arguments,
             )  # fmt: skip

@@ -6,7 +6,7 @@ unrolls the loops that go through them. No two programs write to the same place,
 every sum is fixed, so that bits do not depend on the number of shots.
 
 Fields are (field, shot, cell), rates (rate, cell), and everything else that has cells is (...,
-shot, cell), in the layout of `staggered.StaggeredLayout`.
+shot, cell), in the layout of `layout.Layout`.
 """
 
 import triton
