@@ -143,15 +143,26 @@ class Shots(Stack):
 
     def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
-            return list(self.embed(simulation.data, batch))
+            return list(self.embed(self._traces(x, simulation, batch), batch))
 
-        return self.simulate(x, numbers, push, keep=False)
+        return self.simulate(self._medium(x), numbers, push, keep=self.is_linear())
 
     def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Summand]:
         def pull(simulation: Simulation, batch: Alike) -> list[Summand]:
-            return self.pull_through(simulation, batch, simulation.data, cotangent)
+            whole = self.embed(self._traces(x, simulation, batch), batch)
+            pairs = zip(batch.shots, whole, strict=True)
+            return self.send_back(simulation, batch, [cotangent(*pair) for pair in pairs])
 
-        return (summand for _, summand in self.simulate(x, numbers, pull, keep=True))
+        medium = self._medium(x)
+        return (summand for _, summand in self.simulate(medium, numbers, pull, keep=True))
+
+    def _medium(self, x: Model) -> Model:
+        """Return the model in which shots are simulated for an input."""
+        return x
+
+    def _traces(self, x: Model, simulation: Simulation, batch: Alike) -> Tensor:  # noqa: ARG002
+        """Return the traces of an input."""
+        return simulation.data
 
     def _join(self, parts: Mapping[str, Tensor]) -> Model:
         return Model(self.grid, parts)
@@ -216,14 +227,6 @@ class Shots(Stack):
         whole[:, batch.window.trace_mask] = traces
         return whole * torch.from_numpy(batch.counts).to(traces)[..., None]
 
-    def pull_through(
-        self, simulation: Simulation, batch: Alike, traces: Tensor, cotangent: Cotangent
-    ) -> list[Summand]:
-        """Apply the transpose of a simulation's derivative to the cotangent of these traces."""
-        whole = self.embed(traces, batch)
-        pairs = zip(batch.shots, whole, strict=True)
-        return self.send_back(simulation, batch, [cotangent(*pair) for pair in pairs])
-
     def send_back(
         self, simulation: Simulation, batch: Alike, residuals: Sequence[Tensor]
     ) -> list[Summand]:
@@ -271,26 +274,16 @@ class Born(Shots):
                 f"found {_describe(x)}; expected a change of {' or '.join(self.model.arrays)}"
             )
 
-    def _push(self, x: Model, numbers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        def push(simulation: Simulation, batch: Alike) -> list[Tensor]:
-            return list(self.embed(self._scatter(x, simulation, batch), batch))
-
-        return self.simulate(self.model, numbers, push, keep=True)
-
-    def _pull(self, x: Model, numbers: Sequence[int], cotangent: Cotangent) -> Iterator[Summand]:
-        def pull(simulation: Simulation, batch: Alike) -> list[Summand]:
-            scattered = self._scatter(x, simulation, batch)
-            return self.pull_through(simulation, batch, scattered, cotangent)
-
-        return (summand for _, summand in self.simulate(self.model, numbers, pull, keep=True))
-
     def _back(self, numbers: Sequence[int], y_of: Callable[[int], Tensor]) -> Iterator[Summand]:
         def back(simulation: Simulation, batch: Alike) -> list[Summand]:
             return self.send_back(simulation, batch, [y_of(shot) for shot in batch.shots])
 
         return (summand for _, summand in self.simulate(self.model, numbers, back, keep=True))
 
-    def _scatter(self, x: Model, simulation: Simulation, batch: Alike) -> Tensor:
+    def _medium(self, x: Model) -> Model:  # noqa: ARG002
+        return self.model
+
+    def _traces(self, x: Model, simulation: Simulation, batch: Alike) -> Tensor:
         parts = {name: part[batch.window.slices] for name, part in x.arrays.items()}
         return limit_to_history(simulation.scatter(parts), simulation, self.survey.dt)
 
