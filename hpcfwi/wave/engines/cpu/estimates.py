@@ -6,7 +6,7 @@ Cells that a wave has not reached are left out (docs/decisions/012-windows.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from hpcfwi.model import AXES
 from hpcfwi.wave.engines.cpu.layout import field_shape, make_grid, make_interior
+from hpcfwi.wave.engines.cpu.staggered_tables import make_tables
 from hpcfwi.wave.engines.cpu.windows import count_bytes, count_cells, count_scales, rim_of
-from hpcfwi.wave.equation import FirstOrderEquation
 from hpcfwi.wave.history import Boundary, Recomputation, Recompute, sampled_steps
 from hpcfwi.wave.layers import Layer
-from hpcfwi.wave.problem import Problem
-from hpcfwi.wave.staggered import group_terms
+from hpcfwi.wave.numerics import FEWEST_POINTS
+from hpcfwi.wave.problem import Problem, make_leaves
+from hpcfwi.wave.staggered import discretize
 
 # Cells in front of a wave hold tiny numbers: AT_ONCE cells in the first step and two more in each
 # later one, up to AHEAD cells, where the numbers are too small for the precision.
@@ -175,37 +176,16 @@ def _estimate_history(problem: Problem, steps: int, state: float) -> tuple[float
 def count_kept(problem: Problem) -> int:
     """Return the number of differences, or sums of them, that a shot stores for a sampled step.
 
-    Those of terms whose coefficients depend on a wanted parameter are stored, see `group_terms`.
+    They are those of terms whose coefficients depend on a wanted parameter, also in a small model.
     """
-    equation = problem.equation
-    assert isinstance(equation, FirstOrderEquation)
-    axes = AXES[problem.like.ndim]
-    corner = (slice(0, 2),) * len(axes)
-    small = {
-        name: array[corner].detach().clone().requires_grad_(name in problem.wanted)
-        for name, array in problem.model.items()
-    }
+    corner = (slice(0, FEWEST_POINTS),) * problem.like.ndim
+    model = {name: array[corner] for name, array in problem.model.items()}
+    small = make_leaves(replace(problem.select([0]), model=model, boundary=0), keep=True)
     with torch.enable_grad():
-        coefficients = equation.coefficients(small, axes)
-    varying = {name for name, value in coefficients.items() if value.requires_grad}
-    kept, system = 0, problem.system
-    for stage in system.stages:
-        used = {
-            name: {term.derivative: term.coefficient for term in terms}
-            for name, terms in stage.items()
-        }
-        for group in group_terms(used):
-            varied = {
-                derivative
-                for name in group
-                for derivative, coefficient in used[name].items()
-                if coefficient.removeprefix("-") in varying
-            }
-            is_sum = len({c for name in group for c in used[name].values()}) == len(group) == 1
-            # The rates of the fields of a free surface differ there
-            is_sum = is_sum and not (problem.free_surface and set(system.surface) & set(group))
-            kept += min(1, len(varied)) if is_sum else len(varied)
-    return kept
+        scheme = discretize(small)
+    varying = [k for k, rate in enumerate(scheme.distinct_rates) if rate.requires_grad]
+    tables = make_tables(small, scheme, varying, Layer(0, FEWEST_POINTS))
+    return int(tables.stages["n_samples"].sum())
 
 
 def count_updates(problem: Problem, steps: int) -> float:
