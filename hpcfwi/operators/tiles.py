@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from hpcfwi.operators.vectors import gather_outputs
 from hpcfwi.parallel.context import Context
 
 Where = tuple[slice, ...]
@@ -152,7 +152,8 @@ class Tiles:
             made = self._apply([taken[number] for number in group], args, kwargs)
             for number, each in zip(group, made, strict=True):
                 mine[number] = self._give(each, tiles[number])
-        return _blend(self._gather(mine, tiles), tiles, shape)
+        pieces = gather_outputs(mine, len(tiles), self.context, "concatenated")
+        return _blend(pieces, tiles, shape)
 
     def _group(self, taken: Mapping[int, Tensor]) -> Iterator[list[int]]:
         """Yield groups of tiles of the same shape, to which the map is applied together."""
@@ -184,34 +185,13 @@ class Tiles:
 
     def _give(self, made: Tensor, tile: Tile) -> Tensor:
         kept = self.tiling.give(made, tile)
-        expected = _size_of(tile.kept)
+        expected = tuple(part.stop - part.start for part in tile.kept)
         if tuple(kept.shape[-self.axes :]) != expected:
             raise ValueError(
                 f"a map has returned {tuple(made.shape)} for a tile, of which {tuple(kept.shape)} "
                 f"is kept; expected the tile's size, of which {expected} is kept"
             )
         return kept.contiguous()
-
-    def _gather(self, mine: Mapping[int, Tensor], tiles: Sequence[Tile]) -> Sequence[Tensor]:
-        """Return the kept parts of all tiles, in order, on every rank; collective."""
-        context = self.context
-        if context.size == 1:
-            return [mine[number] for number in range(len(tiles))]
-        first = mine.get(0)
-        known = context.broadcast(
-            None if first is None else (tuple(first.shape[: -self.axes]), first.dtype)
-        )
-        assert known is not None, "rank 0 has the first tile"
-        lead, dtype = known
-        shapes = [(*lead, *_size_of(tile.kept)) for tile in tiles]
-        together = torch.zeros(sum(map(prod, shapes)), dtype=dtype, device=context.device)
-        rows = torch.split(together, [*map(prod, shapes)])
-        pieces = [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
-        for number, piece in mine.items():
-            pieces[number].copy_(piece)
-        # Only one rank has nonzero bytes of a tile, so that the sum of bytes copies them.
-        context.sum(together.view(torch.uint8))
-        return pieces
 
 
 def _blend(pieces: Sequence[Tensor], tiles: Sequence[Tile], shape: tuple[int, ...]) -> Tensor:
@@ -247,7 +227,3 @@ def _require_tensor(made: Any) -> Tensor:
 def _last(where: Where) -> Any:
     """Return the index of a part along the last axes."""
     return (..., *where)
-
-
-def _size_of(where: Where) -> tuple[int, ...]:
-    return tuple(part.stop - part.start for part in where)

@@ -347,11 +347,11 @@ Outputs = Mapping[int, Tensor]
 def gather_outputs(outputs: Outputs, count: int, context: Context, strategy: str) -> list[Tensor]:
     """Return the outputs of all `count` operators, in order, on every rank; collective.
 
-    strategy: "concatenated" uses one collective for all outputs, which must have the same shape and
-    type; "naive" sends them as pickled objects; "broadcast" sends them one operator after the
-    other, without a second copy. Operator n belongs to rank n % size.
+    strategy: "concatenated" uses one collective for all outputs, which must have the same type;
+    "naive" sends them as pickled objects; "broadcast" sends them one operator after the other,
+    without a second copy. Operator n belongs to rank n % size.
 
-    Raises ValueError on all ranks if the shapes do not suit the strategy.
+    Raises ValueError on all ranks if the types do not suit the strategy.
     """
     return STRATEGIES[strategy](outputs, count, context)
 
@@ -359,22 +359,26 @@ def gather_outputs(outputs: Outputs, count: int, context: Context, strategy: str
 def _gather_concatenated(outputs: Outputs, count: int, context: Context) -> list[Tensor]:
     if context.size == 1:
         return [outputs[number] for number in range(count)]
-    mine = {(tuple(y.shape), y.dtype) for y in outputs.values()}
-    kinds = {kind for kinds in context.all_gather(mine) for kind in kinds}
-    if len(kinds) > 1:
+    mine = {number: (tuple(y.shape), y.dtype) for number, y in outputs.items()}
+    kinds = {number: kind for rank in context.all_gather(mine) for number, kind in rank.items()}
+    shapes, types = zip(*(kinds[number] for number in range(count)), strict=True)
+    if len(set(types)) > 1:
         context.raise_on_all_ranks(
             ValueError(
-                f"operators give outputs of {len(kinds)} shapes or types, such as "
-                f"{sorted(map(str, kinds))[:2]}, and gather is 'concatenated'; expected the same "
-                "for all: use gather='broadcast'"
+                f"operators give outputs of {len(set(types))} types, such as "
+                f"{sorted(map(str, set(types)))[:2]}, and gather is 'concatenated'; expected the "
+                "same for all: use gather='broadcast'"
             )
         )
-    ((shape, dtype),) = kinds
-    together = torch.zeros((count, *shape), dtype=dtype, device=context.device)
+    sizes = [*map(prod, shapes)]
+    together = torch.zeros(sum(sizes), dtype=types[0], device=context.device)
+    pairs = zip(torch.split(together, sizes), shapes, strict=True)
+    found = [part.view(shape) for part, shape in pairs]
     for number, y in outputs.items():
-        together[number] = y
+        found[number].copy_(y)
     # Only one rank has nonzero bytes of an output, so that the sum of bytes copies them.
-    return list(context.sum(together.view(torch.uint8)).view(dtype))
+    context.sum(together.view(torch.uint8))
+    return found
 
 
 def _gather_naive(outputs: Outputs, count: int, context: Context) -> list[Tensor]:

@@ -129,19 +129,23 @@ from hpcfwi.parallel.launch import launch
 context = launch()
 pads = [lambda x, n=n: torch.cat([x, x[:n]]) for n in range(3)]
 x = torch.arange(4.0)
-for gather in ("naive", "broadcast"):
+for gather in ("concatenated", "naive", "broadcast"):
     ys = distribute(pads, context, gather=gather)(x)
-    assert [len(y) for y in ys] == [4, 5, 6], ys
+    assert [y.tolist() for y in ys] == [pad(x).tolist() for pad in pads], ys
+types = [lambda x, d=d: x.to(d) for d in (torch.float32, torch.float64)]
+for gather in ("naive", "broadcast"):
+    ys = distribute(types, context, gather=gather)(x)
+    assert [y.dtype for y in ys] == [torch.float32, torch.float64], ys
 try:
-    distribute(pads, context)(x)
+    distribute(types, context)(x)
 except ValueError as error:
     print(error)
 context.close()
 """
 
 
-def test_outputs_of_different_shapes_need_gather_naive_or_broadcast():
+def test_outputs_may_have_different_shapes_but_different_types_need_naive_or_broadcast():
     done = run_ranks(2, UNEQUAL, warm=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 2
-    assert all("outputs of 3 shapes" in line and "gather='broadcast'" in line for line in lines)
+    assert all("outputs of 2 types" in line and "gather='broadcast'" in line for line in lines)
