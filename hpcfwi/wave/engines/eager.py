@@ -132,11 +132,10 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> EagerState:
         u = inject.spread(problem.source_scale * wavelet[..., n])
         for axis in range(ndim):
             mirrored = axis == 0 and problem.free_surface
-            slope = _antisymmetric(p, first[axis], axis, mirrored)
+            slope = _difference(p, first[axis], axis, -1.0, mirrored)
             psi[axis] = b[axis] * psi[axis] + a[axis] * slope
-            w = _symmetric(p, second[axis], axis, mirrored) + _antisymmetric(
-                psi[axis], first[axis], axis, False
-            )
+            curvature = _difference(p, second[axis], axis, 1.0, mirrored)
+            w = curvature + _difference(psi[axis], first[axis], axis, -1.0)
             zeta[axis] = b[axis] * zeta[axis] + a[axis] * w
             u = u + w + zeta[axis]
         if kept:
@@ -149,35 +148,21 @@ def _simulate(problem: Problem, v2dt2: Tensor, wavelet: Tensor) -> EagerState:
     return EagerState(v2dt2, wavelet, traces, forward_energy, adjoint_energy)
 
 
-def _shifted(f: Tensor, axis: int, radius: int, mirrored: bool) -> list[Tensor]:
-    """Return f at the offsets -radius to radius along an axis.
+def _difference(
+    f: Tensor, weights: list[float], axis: int, sign: float, mirrored: bool = False
+) -> Tensor:
+    """Return the sum of weights times f at positive offsets, and `sign` times f at negative ones.
 
-    Outside the grid it is zero, or before the first cell the mirror image if `mirrored`.
+    Outside the grid f is zero, or before the first cell its mirror image if `mirrored`.
     """
-    n = f.shape[axis + 1]
-    shape = list(f.shape)
-    shape[axis + 1] = radius
-    zeros = f.new_zeros(shape)
+    n, radius = f.shape[axis + 1], len(weights) - 1
+    zeros = torch.zeros_like(f.narrow(axis + 1, 0, radius))
     above = -f.narrow(axis + 1, 1, radius).flip(axis + 1) if mirrored else zeros
     padded = torch.cat([above, f, zeros], dim=axis + 1)
-    return [padded.narrow(axis + 1, k, n) for k in range(2 * radius + 1)]
-
-
-def _symmetric(f: Tensor, weights: list[float], axis: int, mirrored: bool) -> Tensor:
-    radius = len(weights) - 1
-    at = _shifted(f, axis, radius, mirrored)
-    total = weights[0] * at[radius]
+    total = weights[0] * f
     for k in range(1, radius + 1):
-        total = total + weights[k] * (at[radius + k] + at[radius - k])
-    return total
-
-
-def _antisymmetric(f: Tensor, weights: list[float], axis: int, mirrored: bool) -> Tensor:
-    radius = len(weights) - 1
-    at = _shifted(f, axis, radius, mirrored)
-    total = torch.zeros_like(f)
-    for k in range(1, radius + 1):
-        total = total + weights[k] * (at[radius + k] - at[radius - k])
+        after, before = (padded.narrow(axis + 1, first, n) for first in (radius + k, radius - k))
+        total = total + weights[k] * (after + sign * before)
     return total
 
 
