@@ -55,7 +55,7 @@ torture: test ## run the long tests, then kill or signal a small inversion 200 t
 
 # Files that may use the name of a parameter: the parameters of models, the equations and what solves
 # the acoustic one, and the known models.
-NAMES_VP := model.py|inversion/parameters|wave/(equation|autograd|problem|engines/)|datasets|bench/waves
+NAMES_VP := model.py|inversion/parameters|wave/(equation|autograd|problem|engines/)|datasets|bench
 
 # With PYTHON=python3 the targets for GPUs use that Python and the checkout, without a .venv. Compiled
 # kernels are kept between targets, in a folder of this user.

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from hpcfwi.bench.waves import (
+from hpcfwi.bench import (
     BOUNDARY,
     DT,
     FASTEST,

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from hpcfwi.bench.waves import compare_in_turns, describe_machine
+from hpcfwi.bench import compare_in_turns, describe_machine
 from hpcfwi.wave import Snapshots, propagate
 from hpcfwi.wave.numerics import ricker
 

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import run_deepwave
-from hpcfwi.bench.waves import BOUNDARY, DELAY, DT, EDGE, FREQUENCY, Shots, make_shots
+from hpcfwi.bench import BOUNDARY, DELAY, DT, EDGE, FREQUENCY, Shots, make_shots
 from hpcfwi.wave import Boundary, Recompute, Simulation, Snapshots
 from hpcfwi.wave.engines.gpu import engine as gpu
 from hpcfwi.wave.engines.gpu import kernels

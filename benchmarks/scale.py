@@ -39,7 +39,7 @@ import tomli_w
 import torch
 from numpy.typing import NDArray
 
-from hpcfwi.bench.waves import describe_machine
+from hpcfwi.bench import describe_machine
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.launch import launch

@@ -446,7 +446,7 @@ def bench(
     """
 
     def work(context: Context) -> None:
-        from hpcfwi.bench.run import run_bench, show_numbers
+        from hpcfwi.bench import run_bench, show_numbers
 
         tell = (lambda _: None) if quiet else typer.echo
         numbers = run_bench(output, context.threads, tell)

@@ -11,9 +11,8 @@ from statistics import median
 import pytest
 import torch
 
-from hpcfwi import cli
-from hpcfwi.bench import run
-from hpcfwi.bench.waves import (
+from hpcfwi import bench, cli
+from hpcfwi.bench import (
     compare_in_turns,
     list_engines,
     list_histories,
@@ -70,7 +69,7 @@ def test_every_kind_of_history_of_an_engine_is_measured(name):
 
 PEAKS = """
 import numpy as np
-from hpcfwi.bench.waves import measure_growth_of_memory
+from hpcfwi.bench import measure_growth_of_memory
 
 np.ones(30_000_000)
 for _ in range(5):  # the system may reclaim pages during one of them
@@ -86,7 +85,7 @@ def test_measured_memory_growth_is_not_hidden_by_an_earlier_peak():
 
 def test_ranks_are_not_measured_without_mpirun(monkeypatch):
     monkeypatch.setenv("MPIRUN", "no-such-launcher --bind-to none")
-    assert run.compare_ranks(1, most=2) == []
+    assert bench.compare_ranks(1, most=2) == []
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPIRUN", "no-such-launcher")
-        numbers = run.run_bench(folder / "here", 2, lambda _: None, small=True)
+        numbers = bench.run_bench(folder / "here", 2, lambda _: None, small=True)
     assert [path.name for path in (folder / "here").iterdir()] == ["bench.json"]
     assert json.loads((folder / "here" / "bench.json").read_text()) == numbers
     return numbers
@@ -114,7 +113,7 @@ def test_growth_of_time_is_measured_with_the_growth_of_work(written):
 
 
 def test_measurements_are_shown_in_few_lines(written, capsys):
-    run.show_numbers(written)
+    bench.show_numbers(written)
     shown = capsys.readouterr().out
     for word in ("cpu", "eager", "snapshots", "No mpirun that works", "MB/s", "checkpoint"):
         assert word in shown

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks import gpu as benchmark
-from hpcfwi.bench import waves
+from hpcfwi import bench
 from hpcfwi.wave import Snapshots
 from tests.ranks import ROOT
 
@@ -40,7 +40,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, cells in (("BOUNDARY", 2), ("EDGE", 0)):
-        monkeypatch.setattr(waves, name, cells)
+        monkeypatch.setattr(bench, name, cells)
         monkeypatch.setattr(benchmark, name, cells)
     monkeypatch.setattr(benchmark, "list_histories", lambda interval: [Snapshots(interval)])
     monkeypatch.setattr(benchmark, "find_spec", lambda _: None)

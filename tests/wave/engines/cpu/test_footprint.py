@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfwi.bench.waves import make_shots
+from hpcfwi.bench import make_shots
 from hpcfwi.wave import Snapshots
 from hpcfwi.wave.engines.cpu.engine import footprint
 from hpcfwi.wave.engines.cpu.windows import STEPS_PER_WINDOW
@@ -27,8 +27,8 @@ MEASURE = """
 import sys
 from dataclasses import replace
 import torch
-from hpcfwi.bench.waves import measure_growth_of_memory
-from hpcfwi.bench.waves import make_shots
+from hpcfwi.bench import measure_growth_of_memory
+from hpcfwi.bench import make_shots
 from hpcfwi.wave import Boundary, Recompute, Snapshots
 from hpcfwi.wave.engines.cpu import engine
 torch.set_num_threads(1)

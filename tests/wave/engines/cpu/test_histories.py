@@ -10,7 +10,7 @@ import torch
 from numba.core.event import install_recorder
 from torch import Tensor
 
-from hpcfwi.bench.waves import make_shots
+from hpcfwi.bench import make_shots
 from hpcfwi.wave import Boundary, Method, Recompute, Simulation, Snapshots, warm_up
 from hpcfwi.wave.engines.cpu import engine, teams
 from hpcfwi.wave.engines.cpu.teams import run_team

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from hpcfwi.bench.waves import measure_growth_of_memory
+from hpcfwi.bench import measure_growth_of_memory
 from hpcfwi.survey import Components, SourceKinds
 from hpcfwi.wave import Acquisition, Method, Simulation
 from hpcfwi.wave.engines.cpu import engine as cpu
