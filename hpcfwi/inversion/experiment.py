@@ -56,9 +56,9 @@ from hpcfwi.survey import (
     moment_kinds,
 )
 from hpcfwi.wave import Attenuation, Auto, Method
+from hpcfwi.wave.engines import Leader
 from hpcfwi.wave.equation import Equation, find_equation
 from hpcfwi.wave.history import History, from_table, parse
-from hpcfwi.wave.leader import Leader
 
 # Largest number of sources, or of receivers, that a config places.
 MOST_POINTS = 10**6

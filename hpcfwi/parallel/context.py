@@ -76,7 +76,7 @@ class Context:
     communicator of all ranks, for parallel files and for ending the job, None if MPI does not know
     the ranks (torchrun, `alone`); store: a dictionary for communication outside of collectives,
     None for a single rank; hosts: the host of each rank; heartbeat: this rank's signs of life,
-    for ranks that wait for it; leader: the `wave.leader.Leader` of the ranks that simulate shots
+    for ranks that wait for it; leader: the `wave.engines.Leader` of the ranks that simulate shots
     together with this one, None if each rank simulates its own.
 
     fault_tolerant: True if the job survives the death of a rank, so that the others may continue.

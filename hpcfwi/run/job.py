@@ -49,7 +49,7 @@ from hpcfwi.run.session import (
 from hpcfwi.storage.hdf5 import describe
 from hpcfwi.system import is_there, written_whole
 from hpcfwi.wave import warm_up
-from hpcfwi.wave.leader import Leader, dismiss, serve
+from hpcfwi.wave.engines import Leader, dismiss, serve
 
 log = logging.getLogger("hpcfwi")
 

@@ -32,7 +32,6 @@ from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.equation import ACOUSTIC, Attenuation, Equation, FirstOrderEquation, find_equation
 from hpcfwi.wave.history import Auto, History, Snapshots, memory_at_hand
-from hpcfwi.wave.leader import Leader
 from hpcfwi.wave.problem import Gradients, Problem
 
 # m/s: no rock is this slow; a slower velocity is probably in km/s.
@@ -85,7 +84,7 @@ class Method:
     history: str | Auto | History = "auto"
     equation: str = "acoustic"
     attenuation: Attenuation | None = None
-    leader: Leader | None = None
+    leader: engines.Leader | None = None
 
     def find_equation(self) -> Equation:
         """Return the wave equation."""

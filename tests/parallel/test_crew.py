@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 from hpcfwi.wave.engines.cpu import engine
-from hpcfwi.wave.leader import Leader, dismiss, serve
+from hpcfwi.wave.engines import Leader, dismiss, serve
 from tests.wave.examples import random_shots, white_residual
 
 shots = random_shots(shape=(57, 33))
@@ -241,13 +241,13 @@ os.posix_fallocate = refuse
 def test_states_on_the_other_ranks_are_released_with_that_of_the_leader():
     program = """
 if crew.number > 0:
-    from hpcfwi.wave import leader
-    states, obey = [], leader._States.obey
+    from hpcfwi.wave import engines
+    states, obey = [], engines._States.obey
     def watch(self, *given):
         found = obey(self, *given)
         states.append(len(self.held))
         return found
-    with mock.patch.object(leader._States, "obey", watch):
+    with mock.patch.object(engines._States, "obey", watch):
         serve(crew)
     print("held", max(states), states[-1])
 else:
