@@ -277,38 +277,30 @@ def graph_is_kept() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-class Keep(NamedTuple):
-    """Simulate from the state of segment `origin` to that of `segment`, and store it."""
+class Action(NamedTuple):
+    """Simulate from the state of segment `origin` to that of `segment`, and store it if `keeps`.
 
-    origin: int
-    segment: int
-
-
-class Reverse(NamedTuple):
-    """Simulate from the state of segment `origin` through `segment`, and reverse the latter.
-
-    If the state of `segment` is stored, it is not needed any more.
+    Otherwise the segment is simulated too, and reversed. If its state is stored, it is not needed
+    any more.
     """
 
     origin: int
     segment: int
-
-
-Action = Keep | Reverse
+    keeps: bool
 
 
 def schedule(segments: int, states: int, first: int = 0) -> Iterator[Action]:
     """Yield the actions that reverse so many segments with at most so many stored states.
 
     first: number of the first segment, whose state does not count, because it is known. All actions
-    up to the first `Reverse` go once through the whole simulation.
+    up to the first that reverses go once through the whole simulation.
     """
     if segments == 1 or states == 0:
         for segment in reversed(range(first, first + segments)):
-            yield Reverse(first, segment)
+            yield Action(first, segment, keeps=False)
         return
     part = _first_part(segments, states)
-    yield Keep(first, first + part)
+    yield Action(first, first + part, keeps=True)
     yield from schedule(segments - part, states - 1, first + part)
     yield from schedule(part, states, first)
 
@@ -357,7 +349,6 @@ class Sweeps:
             yield from field if isinstance(field, tuple) else (field,)
 
     def save(self) -> list[Any]:
-        """Return a copy of the state."""
         return [deepcopy(array) for array in self._arrays()]
 
     def load(self, saved: list[Any] | None) -> None:
@@ -396,11 +387,10 @@ class Recomputation:
         self._position, self._sampled = 0, -1
 
     def simulate(self, sweeps: Sweeps) -> None:
-        """Simulate all steps."""
         self.kept, self._position, self._sampled = {}, 0, -1
         for action in schedule(self._segments, self.states):
             self._go_to(sweeps, action, explores=True)
-            if isinstance(action, Reverse):
+            if not action.keeps:
                 self._sample(sweeps, action.segment, explores=True)
                 break
 
@@ -412,7 +402,7 @@ class Recomputation:
         """
         self._position = -1
         for action in schedule(self._segments, self.states):
-            if isinstance(action, Keep):
+            if action.keeps:
                 # The states that `simulate` has left can be used once
                 if action.segment not in self.kept:
                     self._go_to(sweeps, action)
@@ -433,14 +423,14 @@ class Recomputation:
             follow(self._span(segment), segment * self.length)
 
     def _go_to(self, sweeps: Sweeps, action: Action, explores: bool = False) -> None:
-        """Simulate from the state of one segment to that of another, and store it for a `Keep`."""
+        """Simulate from the state of one segment to that of another, and store it if it `keeps`."""
         if self._position != action.origin:
             self._load(sweeps, action.origin)
         if action.segment > action.origin:
             span = action.origin * self._stride, action.segment * self._stride
             sweeps.advance(span, None, explores)
             self._position = action.segment
-        if isinstance(action, Keep):
+        if action.keeps:
             self.kept[action.segment] = sweeps.save()
 
     def _load(self, sweeps: Sweeps, segment: int) -> None:
@@ -449,7 +439,6 @@ class Recomputation:
         self._position = segment
 
     def _sample(self, sweeps: Sweeps, segment: int, explores: bool = False) -> None:
-        """Simulate a segment and store its samples."""
         self._sampled = -1  # until all of them are stored
         sweeps.advance(self._span(segment), segment * self.length, explores)
         self._position, self._sampled = segment + 1, segment
