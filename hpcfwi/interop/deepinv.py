@@ -39,19 +39,15 @@ class Tensors:
     """
 
     def read(self, x: Any) -> Any:
-        """Return an input for the stack."""
         return x
 
     def show(self, x: Any) -> Any:
-        """Return an input for deepinv."""
         return x
 
     def read_outputs(self, y: Any) -> Any:
-        """Return outputs for the stack."""
         return y
 
     def show_outputs(self, y: Any) -> Any:
-        """Return outputs for deepinv."""
         return y if isinstance(y, Tensor) else TensorList([*y])
 
 
@@ -68,19 +64,15 @@ class Images(Tensors):
         self._grid, self._names = like.grid, [*like.arrays]
 
     def read(self, x: Tensor) -> Model:
-        """Return the model of an image."""
         return Model(self._grid, dict(zip(self._names, x[0], strict=True)))
 
     def show(self, x: Model) -> Tensor:
-        """Return the image of a model."""
         return torch.stack([x[name] for name in self._names])[None]
 
     def read_outputs(self, y: Tensor) -> Tensor:
-        """Return data without their first axis."""
         return y[0]
 
     def show_outputs(self, y: Tensor) -> Tensor:
-        """Return data with a first axis of length 1."""
         return y[None]
 
 
@@ -176,7 +168,6 @@ class StackFidelity(DataFidelity):  # type: ignore[misc]
         return total / len(stack) if stack.reduce == "mean" else total
 
     def grad(self, x: Any, y: Any, physics: StackPhysics, *args: Any, **kwargs: Any) -> Any:
-        """Return the gradient of `fn` with respect to x."""
         stack, form = physics.operators, physics.form
         y_of = stack.find(form.read_outputs(y))
 
@@ -218,11 +209,9 @@ class TiledPrior(Prior):  # type: ignore[misc]
         return self.whole.fn(x, *args, **kwargs)
 
     def grad(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the gradient of the prior."""
         return self._grad(x, *args, **kwargs)
 
     def prox(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the proximity operator of the prior."""
         return self._prox(x, *args, **kwargs)
 
 

@@ -287,7 +287,6 @@ class Simulator:
         )
 
     def with_history(self, history: Auto | History) -> Simulator:
-        """Return the simulator with another history."""
         return replace(self, method=replace(self.method, history=history))
 
 

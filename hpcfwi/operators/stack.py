@@ -294,7 +294,6 @@ class Stack(ABC):
 
     @property
     def _summed(self) -> Self:
-        """The same stack with summed results."""
         return self if self.reduce == "sum" else self.on(self.context, reduce="sum")
 
     def find(self, ys: Any) -> Callable[[int], Tensor]:
@@ -502,7 +501,6 @@ class Matrix:
         return found.real if self._real else found
 
     def as_scipy(self) -> Any:
-        """Return a `scipy.sparse.linalg.LinearOperator`."""
         return scipy.sparse.linalg.LinearOperator(
             self.shape, matvec=self.apply, rmatvec=self.adjoint, dtype=self.dtype
         )

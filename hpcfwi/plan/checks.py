@@ -54,7 +54,6 @@ def check_experiment(experiment: Experiment, dt: float) -> list[Finding]:
 
 
 def _check_frequencies(experiment: Experiment, dt: float) -> Iterator[Finding]:
-    """Check that the grid resolves the frequencies of the wavelet at the slowest velocity."""
     grid, spectrum = experiment.initial.grid, experiment.survey.spectrum
     scheme = discretize(experiment, grid.spacing, dt)
     slowest, carried = scheme.velocity, carried_frequency(scheme, VELOCITY_ERROR)
@@ -80,7 +79,6 @@ def _check_frequencies(experiment: Experiment, dt: float) -> Iterator[Finding]:
 
 
 def _check_wavelet(experiment: Experiment) -> Iterator[Finding]:
-    """Check that the wavelet is not cut off at the beginning or the end of the record."""
     wavelet = np.abs(np.atleast_2d(experiment.survey.wavelet))
     largest = wavelet.max(axis=1)
     for end, sample, remedy in (
@@ -115,7 +113,6 @@ def _check_attenuation(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _check_boundary(experiment: Experiment) -> Iterator[Finding]:
-    """Check that the absorbing boundary is wide enough."""
     cells = experiment.config.wave.boundary
     if cells < FEWEST_ABSORBING:
         yield _warn(
@@ -166,7 +163,6 @@ def check_water(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _check_duration(experiment: Experiment) -> Iterator[Finding]:
-    """Check that the record is long enough for waves to the bottom of the model and back."""
     survey = experiment.survey
     last = float(survey.axis.times(survey.n_samples)[-1])
     needed = time_to_floor_and_back(experiment)

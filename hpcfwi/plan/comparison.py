@@ -131,7 +131,6 @@ class Comparison:
         return self.traces - self.muted
 
     def describe(self) -> Iterator[str]:
-        """Yield the comparison in lines."""
         shots = ", ".join(str(view.number) for view in self.views)
         has_others = any(len(view.components.names) > 1 for view in self.views)
         yield (
@@ -152,7 +151,6 @@ class Comparison:
             )
 
     def _describe_arrivals(self) -> Iterator[str]:
-        """Yield the comparison of the arrivals that are found again, in lines."""
         yield (
             f"observed amplitudes are {self.ratio:.3g} times the simulated ones, their sign "
             f"{SIGNS[self.sign]}, noise before them "
@@ -320,7 +318,6 @@ class DataComparison:
     findings: tuple[Finding, ...] = ()
 
     def describe(self) -> Iterator[str]:
-        """Yield the results in lines."""
         yield from self.comparison.describe()
         if self.picked is not None:
             yield self.picked.describe()
@@ -360,7 +357,6 @@ def compare_data(
 
 
 def _group(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
-    """Group the stages, in order, by equal observed and simulated traces."""
     groups: list[list[Stage]] = []
     for stage in stages:
         alike = [group for group in groups if _sight(group[0]) == _sight(stage)]

@@ -236,7 +236,6 @@ class Sharing:
         return "rank" if self.layers is None else "crew"
 
     def describe(self) -> Iterator[str]:
-        """Yield the sharing in lines."""
         if self.layers is not None:
             yield from textwrap.wrap(self.layers, WIDTH - 2)
         counts, hosts = sorted(set(self.machine.threads)), self.machine.hosts
@@ -344,7 +343,6 @@ class Memory:
         return self.overhead.host + self.ranks * (self.beyond - records) + records
 
     def describe(self) -> Iterator[str]:
-        """Yield the memory in lines."""
         overhead = self.overhead
         heads = [say_count(n, "shot") for n in self.counts]
         width = max(len(name) for name, _ in self.choices) + 2

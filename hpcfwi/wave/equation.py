@@ -120,12 +120,10 @@ class System:
 
     @property
     def terms(self) -> list[Term]:
-        """The terms of all updates."""
         return [term for stage in self.stages for each in stage.values() for term in each]
 
     @property
     def derivatives(self) -> list[Derivative]:
-        """The derivatives in all updates, each once."""
         return list(dict.fromkeys(term.derivative for term in self.terms))
 
     def stage_of(self, name: str) -> int:

@@ -87,7 +87,6 @@ class Problem:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """The shape of the padded grid."""
         return tuple(n + b + a for n, b, a in zip(self.like.shape, *self.padding, strict=True))
 
     @property
@@ -131,7 +130,6 @@ class Problem:
 
     @cached_property
     def profiles(self) -> tuple[Profile, ...]:
-        """The CPML of each axis."""
         return tuple(map(self.absorbing_profile, range(self.like.ndim)))
 
     @cached_property

@@ -87,7 +87,6 @@ class Method:
     leader: engines.Leader | None = None
 
     def find_equation(self) -> Equation:
-        """Return the wave equation."""
         return find_equation(self.equation, self.attenuation)
 
     def choose_engine(self, device: torch.device) -> engines.Engine:
@@ -114,7 +113,6 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """The number of steps of the simulation."""
         return numerics.count_steps(self.wavelet.shape[-1], self.substeps)
 
     def footprint(self, history: History) -> int:

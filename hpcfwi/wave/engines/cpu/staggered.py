@@ -150,7 +150,6 @@ class _CpuShots:
         return (depths >= self._layer.first) & (depths < self._layer.end)
 
     def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
-        """Return the recorded fields (shot, trace, time)."""
         sent, count = _by_time(signal), self._problem.receivers.shape[1]
         self._kept = []
         for number, recorders in enumerate(self._recorders):
@@ -178,7 +177,6 @@ class _CpuShots:
         return self._record(run)
 
     def scatter(self, rates: Sequence[Tensor | None], factors: Sequence[Tensor | None]) -> Tensor:
-        """Return the change of the recorded fields with the rates and the factors."""
         weight = self._problem.interval
         change = make_zeros((len(self._varying), *self._tables.rates.shape[1:]), self._dtype)
         for place, number in enumerate(self._varying):
@@ -342,10 +340,6 @@ class _CpuShots:
         return _KeptShot(shot, tape, replay)
 
     def backpropagate(self, arriving: Tensor) -> Derivatives | None:
-        """Return the gradients, given the one with respect to the recorded fields.
-
-        None on the ranks of a crew that do not lead it.
-        """
         heard, problem, dtype = _by_time(arriving), self._problem, self._dtype
         shots, steps = heard.shape[:2]
         shape = field_shape(self._shape)

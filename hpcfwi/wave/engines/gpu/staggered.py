@@ -221,7 +221,6 @@ class _GpuShots:
         self._factors: Sequence[Tensor]
 
     def simulate(self, signal: Tensor, factors: Sequence[Tensor]) -> Tensor:
-        """Return the recorded fields (shot, trace, time)."""
         self._sent, self._factors = signal.detach(), [f.detach() for f in factors]
         history = self._problem.history if self._samples > 0 else Snapshots()
         self._history = []
@@ -231,7 +230,6 @@ class _GpuShots:
         return recorded
 
     def scatter(self, rates: Sequence[Tensor | None], factors: Sequence[Tensor | None]) -> Tensor:
-        """Return the change of the recorded fields with the rates and the factors."""
         change = self._zeros(len(self._varying))
         for place, number in enumerate(self._varying):
             direction = rates[number]
@@ -252,7 +250,6 @@ class _GpuShots:
         return found
 
     def backpropagate(self, arriving: Tensor) -> Derivatives:
-        """Return the gradients, given the one with respect to the recorded fields."""
         problem, layout, shots = self._problem, self._layout, self._count
         fields, memory = self._zeros(self._fields, shots), self._zeros(self._memories, shots)
         most = max(stage.n_differences for stage in self._stages)
@@ -358,7 +355,6 @@ class _GpuShots:
         return Sweeps(make_state, run)
 
     def _make_traces(self) -> Tensor:
-        """Return zeros in the shape of the recorded fields."""
         receivers, steps = self._problem.receivers.shape[1], self._sent.shape[-1]
         return self._like.new_zeros((self._count, receivers, steps))
 
@@ -457,7 +453,6 @@ class _GpuShots:
             self._lines(fields, number, -h, 0).copy_(-below if odd else below)
 
     def _fold(self, fields: Tensor, stage: _Stage) -> None:
-        """Apply the transpose of `_reflect`."""
         h = self._layout.radius
         for number, shift, odd in stage.images:
             above = self._lines(fields, number, -h, 0)
