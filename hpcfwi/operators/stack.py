@@ -72,21 +72,15 @@ def as_member(thing: Any) -> Member:
     """
     if isinstance(thing, Member):
         return thing
-    for apply, adjoint, vjp in (("apply", "adjoint", "vjp"), ("A", "A_adjoint", "A_vjp")):
-        if hasattr(thing, apply) and (hasattr(thing, adjoint) or hasattr(thing, vjp)):
-            return _adapt(*(getattr(thing, name, None) for name in (apply, adjoint, vjp)))
+    for names in (("apply", "adjoint", "vjp"), ("A", "A_adjoint", "A_vjp")):
+        apply, adjoint, vjp = (getattr(thing, name, None) for name in names)
+        if apply is not None and adjoint is not None:
+            return Member(apply, lambda _, v, adjoint=adjoint: adjoint(v), adjoint)  # type: ignore[misc]
+        if apply is not None and vjp is not None:
+            return Member(apply, vjp)
     if callable(thing):
         return Member(thing, lambda x, v: pull_back(thing, x, v))
     raise TypeError(f"found {thing!r} in a stack; expected {EXPECTED}")
-
-
-def _adapt(
-    apply: Any, adjoint: Callable[[Tensor], Any] | None, vjp: Callable[[Any, Tensor], Any] | None
-) -> Member:
-    if adjoint is not None:
-        return Member(apply, lambda _, v: adjoint(v), adjoint)
-    assert vjp is not None
-    return Member(apply, vjp)
 
 
 def pull_back(function: Callable[[Any], Tensor], x: Any, v: Tensor) -> Any:

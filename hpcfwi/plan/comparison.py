@@ -357,14 +357,10 @@ def compare_data(
 
 
 def _group(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
-    groups: list[list[Stage]] = []
-    for stage in stages:
-        alike = [group for group in groups if _sight(group[0]) == _sight(stage)]
-        if alike:
-            alike[0].append(stage)
-        else:
-            groups.append([stage])
-    return [tuple(group) for group in groups]
+    sights = [_sight(stage) for stage in stages]
+    firsts = [k for k, sight in enumerate(sights) if sights.index(sight) == k]
+    pairs = list(zip(sights, stages, strict=True))
+    return [tuple(stage for sight, stage in pairs if sight == sights[k]) for k in firsts]
 
 
 def _sight(stage: Stage) -> tuple[object, ...]:
