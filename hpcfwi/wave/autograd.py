@@ -342,12 +342,6 @@ class _Push(torch.autograd.Function):
         *tensors, asked = inputs
         count = len(asked.names)
         (*by_model, by_wavelet), tensors = tensors[: count + 1], tensors[count + 1 :]
-        if asked.method.engine == "eager":
-            raise NotImplementedError(
-                'the engine "eager" computes scattered waves by forward-mode derivatives of torch, '
-                "which are not available within torch's transforms; "
-                'use engine="cpu", or simulate(...).scatter'
-            )
         found: Tensor | float = 0.0
         pairs = zip(asked.names, by_model, strict=True)
         direction = {name: array for name, array in pairs if array is not None}

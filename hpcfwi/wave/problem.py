@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -211,6 +212,18 @@ def make_leaves(problem: Problem, keep: bool) -> Problem:
         for name, array in problem.model.items()
     }
     return replace(problem, model=model)
+
+
+@contextmanager
+def forward_level() -> Iterator[None]:
+    """Enter a level of torch's forward mode, of which there is one.
+
+    Within a derivative of a function of ours there is one already, and tangents are not propagated.
+    """
+    is_nested = forward_ad._current_level >= 0 and not torch._C._is_fwd_grad_enabled()
+    level = nullcontext() if is_nested else forward_ad.dual_level()
+    with forward_ad._set_fwd_grad_enabled(True), level:
+        yield
 
 
 def make_dual(problem: Problem, direction: Mapping[str, Tensor]) -> Problem:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -136,6 +138,9 @@ def test_second_derivative_is_refused_with_an_alternative(differentiate):
         differentiate()
 
 
-def test_jvp_of_the_eager_engine_is_refused_with_an_alternative():
-    with pytest.raises(NotImplementedError, match='use engine="cpu"'):
-        torch.func.jvp(lambda vp: simulate(vp, engine="eager"), (VP,), (VP,))
+def test_jvp_is_the_same_with_all_engines():
+    eager, cpu = (
+        torch.func.jvp(partial(simulate, engine=engine), (VP,), (tensor(*SHAPE, seed=1),))[1]
+        for engine in ("eager", "cpu")
+    )
+    assert relative(eager, cpu) < 1e-12

@@ -22,7 +22,7 @@ from hpcfwi.wave.engines.eager import count_updates as count_updates
 from hpcfwi.wave.engines.eager import idle as idle
 from hpcfwi.wave.history import Kind, sampled_steps
 from hpcfwi.wave.numerics import Taps, spread
-from hpcfwi.wave.problem import Gradients, Problem
+from hpcfwi.wave.problem import Gradients, Problem, forward_level
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def scatter(problem: Problem, state: DeepwaveState, direction: Mapping[str, Tens
     All steps are used: this is the transpose of `backward` with an interval of 1.
     """
     speed = state.speed.detach()
-    with forward_ad.dual_level():
+    with forward_level():
         change = direction["vp"].expand_as(speed).contiguous()
         changing = forward_ad.make_dual(speed, change)  # type: ignore[no-untyped-call]
         traces = _simulate(problem, changing, state.wavelet.detach())

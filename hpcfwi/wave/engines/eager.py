@@ -22,6 +22,7 @@ from hpcfwi.wave.history import KINDS, Kind, sampling_offset
 from hpcfwi.wave.problem import (
     Gradients,
     Problem,
+    forward_level,
     make_gradients,
     relative_change,
     square_speed,
@@ -91,7 +92,7 @@ def backward(problem: Problem, state: EagerState, adjoint_source: Tensor) -> Gra
 def scatter(problem: Problem, state: EagerState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces (shot, receiver, time) with the model."""
     v2dt2 = state.v2dt2.detach()
-    with forward_ad.dual_level():
+    with forward_level():
         change = v2dt2 * relative_change(problem, direction)
         changing = forward_ad.make_dual(v2dt2, change)  # type: ignore[no-untyped-call]
         traces = _simulate(problem, changing, state.wavelet.detach()).traces

@@ -22,7 +22,7 @@ from hpcfwi.wave.engines.eager import idle as idle
 from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.numerics import staggered_difference
-from hpcfwi.wave.problem import Gradients, Problem, make_dual, make_leaves
+from hpcfwi.wave.problem import Gradients, Problem, forward_level, make_dual, make_leaves
 from hpcfwi.wave.staggered import (
     FieldPoints,
     StaggeredScheme,
@@ -82,7 +82,7 @@ def backward(problem: Problem, state: list[EagerShot], adjoint_source: Tensor) -
 def scatter(problem: Problem, state: list[EagerShot], direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
     found = []
-    with forward_ad.dual_level():
+    with forward_level():
         dual = make_dual(problem, direction)
         for shot, each in enumerate(state):
             traces = simulate(dual.select([shot]), each.wavelet.detach())

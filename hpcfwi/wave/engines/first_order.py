@@ -8,7 +8,6 @@ the model to the rates, and from the recorded fields to the traces, is different
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hpcfwi.wave.problem import Gradients, Problem, crop, make_dual, make_leaves
+from hpcfwi.wave.problem import Gradients, Problem, crop, forward_level, make_dual, make_leaves
 from hpcfwi.wave.staggered import StaggeredScheme, combine, discretize, sample_signal
 
 
@@ -163,11 +162,7 @@ def backward(problem: Problem, state: FirstOrderState, adjoint_source: Tensor) -
 
 def scatter(problem: Problem, state: FirstOrderState, direction: Mapping[str, Tensor]) -> Tensor:
     """Return the first-order change of the traces with the model; see `Engine.scatter`."""
-    # A function of ours may run within a derivative: torch then has its only level already, and
-    # propagates no tangents.
-    is_nested = forward_ad._current_level >= 0 and not torch._C._is_fwd_grad_enabled()
-    level = nullcontext() if is_nested else forward_ad.dual_level()
-    with forward_ad._set_fwd_grad_enabled(True), level:
+    with forward_level():
         discrete = discretize_shots(make_dual(problem, direction), state.wavelet.detach())
         rates, factors = (
             [forward_ad.unpack_dual(each).tangent for each in some]  # type: ignore[no-untyped-call]
