@@ -191,10 +191,8 @@ def fold(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Ten
 
 def crop(padded: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
     """Return the model's part of a stack (shot, ...) of padded arrays."""
-    for axis in range(1, padded.ndim):
-        n = padded.shape[axis] - before[axis - 1] - after[axis - 1]
-        padded = padded.narrow(axis, before[axis - 1], n)
-    return padded.contiguous()
+    sides = zip(before, padded.shape[1:], after, strict=True)
+    return padded[(slice(None), *(slice(b, n - a) for b, n, a in sides))].contiguous()
 
 
 def relative_change(problem: Problem, direction: Mapping[str, Tensor]) -> Tensor:
