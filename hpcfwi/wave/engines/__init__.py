@@ -3,7 +3,9 @@
 `eager`, the reference, and `deepwave`, which calls the library of that name, are modules; `cpu` and
 `gpu` are packages with a module `engine`. First-order equations have other modules. Engines know
 one `Problem`, but no files. Those that divide shots between ranks take a `layers.Crew` in
-`forward`, and the number of its ranks in `footprint`.
+`forward`, and the number of its ranks in `footprint`. All ranks of a crew call `forward`,
+`backward` and `scatter`, and only rank 0 gets all traces and the gradients. A grid with too few
+planes for the crew is a ValueError.
 
 The first rank of a crew leads it. It takes part in the inversion, in which the crew counts as one
 rank, and its engine is a `Leader`. The other ranks `serve`: they run what the leader orders, and

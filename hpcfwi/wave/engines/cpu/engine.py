@@ -236,11 +236,7 @@ def clear() -> None:
 def forward(
     problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
 ) -> tuple[Tensor, CpuState | None]:
-    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state.
-
-    crew: the ranks that simulate the shots together, all of which call this. Only rank 0 of the
-    crew gets all traces. Raises ValueError if the grid has too few planes for the crew.
-    """
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     keep_loops()
     layers = cut(problem, crew.size)
     tables = make_tables(problem, layers[crew.number])
@@ -262,10 +258,7 @@ def forward(
 
 
 def backward(problem: Problem, state: CpuState, adjoint_source: Tensor) -> Gradients:
-    """Return the gradients, given the one with respect to the traces, (shot, receiver, time).
-
-    All ranks of the crew call this. Only rank 0 gets the gradients.
-    """
+    """Return the gradients, given the one with respect to the traces, (shot, receiver, time)."""
     tables, shape = state.tables, (state.layer.planes, *problem.padded_shape[1:])
     arriving = adjoint_source.transpose(1, 2).contiguous().numpy()
     shots, steps = arriving.shape[:2]
@@ -302,10 +295,7 @@ def backward(problem: Problem, state: CpuState, adjoint_source: Tensor) -> Gradi
 
 
 def scatter(problem: Problem, state: CpuState, direction: Mapping[str, Tensor]) -> Tensor:
-    """Return the first-order change of the traces (shot, receiver, time) with the model.
-
-    All ranks of the crew call this. Only rank 0 gets all traces.
-    """
+    """Return the first-order change of the traces (shot, receiver, time) with the model."""
     tables = state.tables
     whole = problem.interval * relative_change(problem, direction)
     change = lay_out(whole[state.layer.first : state.layer.end])

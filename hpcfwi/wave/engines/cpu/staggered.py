@@ -86,11 +86,7 @@ footprint = staggered_footprint
 
 
 class _CpuShots:
-    """Shots of a problem: their recorded fields, the derivative of these and its transpose.
-
-    The ranks of a crew make this object together, and call its methods together. Only rank 0 gets
-    all recorded fields and the derivatives.
-    """
+    """Shots of a problem, which the ranks of a crew make and use together."""
 
     def __init__(
         self, problem: Problem, discrete: Discrete, keep: bool = True, crew: Crew = ALONE
@@ -409,8 +405,5 @@ def _by_time(values: Tensor) -> NDArray:
 def forward(
     problem: Problem, wavelet: Tensor, keep: bool, crew: Crew = ALONE
 ) -> tuple[Tensor, first_order.FirstOrderState | None]:
-    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state.
-
-    crew: as in `engine.forward`.
-    """
+    """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     return first_order.forward(partial(_CpuShots, crew=crew), problem, wavelet, keep)

@@ -170,10 +170,7 @@ def forward(
 ) -> tuple[Tensor, GpuState | None]:
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and the state.
 
-    The state is for `backward` and `scatter`; it is None unless `keep` is True. crew: the ranks
-    that simulate the shots together, all of which call this, and `backward` and `scatter`. Only
-    rank 0 of the crew gets all traces and gradients. Raises ValueError if the grid has too few
-    planes for the crew.
+    The state is for `backward` and `scatter`; it is None unless `keep` is True.
     """
     if not is_interpreted():
         keep_kernels()
