@@ -109,6 +109,9 @@ class PriorSection(Section):
 
 
 ParameterName = Annotated[str, OneOf(PARAMETERS)]
+ParameterNames = Annotated[Several[ParameterName], Field(min_length=1)]
+FIRST = next(iter(PARAMETERS))
+Scale = dict[ParameterName, Annotated[float, Field(ge=1e-6, le=1e6)]]
 Bound = Annotated[float, Field(le=max(p.highest for p in PARAMETERS.values()))]
 Bounds = Pair[Bound]
 
@@ -238,7 +241,7 @@ class InversionSection(Section):
     """Depth down to which cells keep their initial velocity, such as the depth of the sea floor."""
     fixed: Fixed | None = None
     """Cells that keep their initial velocity, in place of `fixed_above`."""
-    parameters: Annotated[Several[ParameterName], Field(min_length=1)] = (next(iter(PARAMETERS)),)
+    parameters: ParameterNames = (FIRST,)
     """Parameters of the model that are inverted for; stages may have different ones."""
     parametrization: Annotated[str, OneOf(PARAMETRIZATIONS)] = "velocity"
     """The unknowns in place of the parameters.
@@ -278,9 +281,7 @@ class InversionSection(Section):
     of a tied parameter. The absorbing boundary is tuned to the upper bound of the velocity or,
     without bounds, to the largest velocity of the initial model.
     """
-    scale: dict[ParameterName, Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
-        default_factory=dict
-    )
+    scale: Scale = Field(default_factory=dict)
     """Typical sizes of changes, by parameter, in its unit.
 
     The optimizer updates each parameter divided by its size relative to that of the first of
@@ -335,27 +336,21 @@ class InversionSection(Section):
 
     @model_validator(mode="after")
     def _tables_of_parameters(self) -> Self:
-        first = next(iter(PARAMETERS))
         for name in self.ties:
             if name in self.parameters:
                 raise ValueError(
                     f"tied has {name}, which is one of parameters; leave it out of one of them"
                 )
-            if first not in self.parameters:
+            if FIRST not in self.parameters:
                 raise ValueError(
-                    f"tied has {name}, which follows {first}, but parameters are "
-                    f"{', '.join(self.parameters)}; add {first} to them"
+                    f"tied has {name}, which follows {FIRST}, but parameters are "
+                    f"{', '.join(self.parameters)}; add {FIRST} to them"
                 )
         for key, table, names in (
             ("bounds", self.bounds_by_name, self.changing),
             ("scale", self.scale, self.parameters),
         ):
-            for name in table:
-                if name not in names:
-                    raise ValueError(
-                        f"{key} has {name}; expected only names of parameters, which are "
-                        f"{', '.join(names)}; parameters has all that a stage may change"
-                    )
+            _refuse_others(key, table, names, "; parameters has all that a stage may change")
         for name, (lowest, highest) in self.bounds_by_name.items():
             limits = PARAMETERS[name]
             if lowest >= highest:
@@ -418,15 +413,19 @@ SHARED = (*FIXED, "seed", "wavelet", "schedule", "reproducible", "max_failed_sho
 
 
 class MigrationSection(Section):
-    """An image of the reflectors in the initial model, by `hpcfwi migrate`; see docs/migration.md.
+    """Images of the reflectors in the initial model, by `hpcfwi migrate`; see docs/migration.md.
 
-    The image is a linear inversion by conjugate gradients. If there is a section `[inversion]`, its
+    They are a linear inversion by conjugate gradients. If there is a section `[inversion]`, its
     keys `fixed_above`, `fixed`, `seed`, `wavelet`, `schedule`, `reproducible`, `max_failed_shots`
     and `max_offset` also apply to the migration.
     """
 
     iterations: Annotated[int, Field(gt=0, le=999_999)] = 1
     """Number of conjugate-gradient steps; 1 is reverse-time migration, more is least-squares."""
+    parameters: ParameterNames = (FIRST,)
+    """Parameters of the model of which images are made, from one change of all of them."""
+    scale: Scale = Field(default_factory=dict)
+    """Like `inversion.scale`, for the parameters of the migration."""
     batch: Count | None = None
     """Number of shots per iteration; by default all.
 
@@ -439,6 +438,23 @@ class MigrationSection(Section):
     fixed: Fixed | None = None
     """Like `inversion.fixed`."""
 
+    @model_validator(mode="after")
+    def _sizes_of_parameters(self) -> Self:
+        _refuse_others("scale", self.scale, self.parameters)
+        return self
+
+
+def _refuse_others(
+    key: str, table: Mapping[str, Any], names: tuple[str, ...], hint: str = ""
+) -> None:
+    """Raise ValueError if a table by parameter has other names than these."""
+    for name in table:
+        if name not in names:
+            raise ValueError(
+                f"{key} has {name}; expected only names of parameters, which are "
+                f"{', '.join(names)}{hint}"
+            )
+
 
 def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table [inversion] of a migration, with the keys that the two sections share."""
@@ -448,6 +464,7 @@ def invert_linearly(migration: Mapping[str, Any], inversion: Mapping[str, Any]) 
     return {
         **{key: inversion[key] for key in shared},
         **own,
+        **{key: migration[key] for key in ("parameters", "scale") if key in migration},
         **({"sampling": "all"} if batch is None else {"batch": batch}),
         "epochs": migration.get("iterations", 1),
         "linear": True,
@@ -508,7 +525,7 @@ def _select(inversion: Mapping[str, Any], names: Any) -> Mapping[str, Any]:
     tied, bounds = inversion.get("tied", {}), inversion.get("bounds", {})
     if not isinstance(bounds, Mapping):
         bounds = {inversion["parameters"][0]: bounds}
-    tied = {n: r for n, r in tied.items() if next(iter(PARAMETERS)) in names and n not in names}
+    tied = {n: r for n, r in tied.items() if FIRST in names and n not in names}
     selected = {
         **inversion,
         "tied": tied,

@@ -203,8 +203,9 @@ class Config(Section):
     survey: SurveySection
     data: DataSection = DataSection()
     wave: WaveSection = WaveSection()
-    inversion: InversionSection
+    # The section from which [inversion] may be made comes first, so that its errors are reported.
     migration: MigrationSection | None = None
+    inversion: InversionSection
     stage: Annotated[tuple[StageSection, ...], Field(strict=False)] = ()
     output: OutputSection
 
@@ -296,6 +297,11 @@ class Config(Section):
         """The names of the parameters that the stages change, in the order of the stages."""
         parts = (part.inversion.changing for _, part in self.stages())
         return tuple(dict.fromkeys(chain(*parts)))
+
+    def place_of(self, key: str) -> str:
+        """Return the full name of a key of [inversion], which [migration] may have instead."""
+        migrates = self.inversion.linear and getattr(self.migration, key, None) is not None
+        return f"{'migration' if migrates else 'inversion'}.{key}"
 
     @property
     def epochs(self) -> int:

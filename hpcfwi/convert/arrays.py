@@ -31,9 +31,10 @@ from hpcfwi.storage.models import (
     MODEL_VERSION,
     POWERS,
     check_values,
+    name_image,
     read_attribute,
     read_cells,
-    read_image,
+    read_images,
     read_model,
     write_model,
 )
@@ -64,14 +65,7 @@ def convert_model(request: Request) -> None:
     if source != HDF5:
         model = _read_foreign(request, source)
     elif read_attribute(request.source, "format") == IMAGE_FORMAT:
-        if request.parameter is not None or is_scaled:
-            raise InputError(
-                str(request.source),
-                "it holds the image of a migration, which is not a parameter of a model",
-                "Leave out --parameter, --quantity and --scale.",
-            )
-        model, _ = read_image(request.source)
-        (name,) = model.arrays
+        model, name = _read_image(request, is_scaled)
     elif not is_scaled:
         names = [name]
         if request.parameter is None and target in (HDF5, VTK):
@@ -97,6 +91,23 @@ def convert_model(request: Request) -> None:
             else:
                 kind = (request.headers.endian or "<") + "f4"
                 file.write(np.ascontiguousarray(array, dtype=kind).tobytes())
+
+
+def _read_image(request: Request, is_scaled: bool) -> tuple[Model, str]:
+    """Return images of a migration by their names in the file, and the name of the first one.
+
+    They are those of all parameters, or of the requested one.
+    """
+    if is_scaled:
+        raise InputError(
+            str(request.source),
+            "it holds images of a migration, which are not quantities of a model",
+            "Leave out --quantity and --scale.",
+        )
+    names = None if request.parameter is None else [request.parameter]
+    images, _ = read_images(request.source, names)
+    named = {name_image(name): image for name, image in images.arrays.items()}
+    return Model(images.grid, named), next(iter(named))
 
 
 def _find_arrays(path: Path) -> list[str]:

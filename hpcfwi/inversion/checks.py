@@ -107,7 +107,7 @@ def _check_unknowns(config: Config, where: str, names: Sequence[str]) -> Iterato
         for name in wanted:
             if name not in names:
                 yield _error(
-                    f"{where}inversion.{key}",
+                    f"{where}{config.place_of(key)}",
                     f'found {name}, but wave.equation = "{config.wave.equation}" has '
                     f"{', '.join(names)}",
                     "Leave it out, or choose another equation.",

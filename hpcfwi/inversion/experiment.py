@@ -35,7 +35,7 @@ from hpcfwi.inversion.conditioning import (
 from hpcfwi.inversion.parameters import POWERS, Known, Limits, Medium, Unknowns
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.inversion.regularizers import Regularizer
-from hpcfwi.inversion.resolution import correlate, make_image, reflectivity
+from hpcfwi.inversion.resolution import correlate, make_images, reflectivity
 from hpcfwi.model import PARAMETERS, Grid, Model
 from hpcfwi.operators.shots import Shots
 from hpcfwi.operators.simulator import Aperture, Simulator
@@ -291,6 +291,15 @@ class Experiment:
         """The cells that the inversion keeps."""
         return self.known.cells(self.config.inversion, self.initial.grid)
 
+    def kept(self, name: str) -> NDArray[np.bool_]:
+        """Return the cells in which the inversion keeps a parameter.
+
+        A fluid has no S waves, and stays a fluid.
+        """
+        if PARAMETERS[name].lowest == 0.0:
+            return self.fixed | (self.initial[name] == 0.0)
+        return self.fixed
+
     def regularizer(self, device: torch.device) -> Regularizer | None:
         """Return the regularizer with its prior model and weights, None if there is none."""
         asked, known = self.config.inversion.regularize, self.known
@@ -364,16 +373,18 @@ class Experiment:
             return simulator
         return replace(simulator, background=simulator.restrict(self.inverted.as_tensors(cpu)))
 
-    def image(self, model: Model) -> NDArray[np.float64]:
-        """Return the image of the reflectors in the current model of a linear inversion."""
-        found, background = self.complete(model).p_velocity, self.initial.p_velocity
-        peak = self.survey.spectrum.peak
-        return make_image(found, background, self.initial.grid, self.fixed, peak)
+    def images(self, model: Model) -> Model[NDArray[np.float64]]:
+        """Return the images of the reflectors in the current model of a linear inversion."""
+        kept = {name: self.kept(name) for name in model.arrays}
+        return make_images(model, self.initial, kept, self.survey.spectrum.peak)
 
-    def compare_image(self, image: NDArray[np.float64]) -> float:
-        """Return the correlation of an image with the true reflectivity."""
+    def compare_images(self, images: Model[NDArray[np.float64]]) -> dict[str, float]:
+        """Return the correlation of each image with the true reflectivity, by parameter."""
         assert self.true is not None
-        return correlate(image, reflectivity(self.true.p_velocity), self.fixed)
+        return {
+            name: correlate(image, reflectivity(name, self.true[name]), self.kept(name))
+            for name, image in images.arrays.items()
+        }
 
     def costs_of(self, survey: Survey, simulator: Simulator) -> NDArray[np.float64]:
         """Return the costs of the shots of this or another survey, see `Aperture.costs`."""
@@ -424,7 +435,6 @@ class Experiment:
 
     def limits(self, model: Model) -> Limits:
         """Return the limits of an inversion from this initial model, of tensors."""
-        fixed = torch.tensor(self.fixed, device=model.any.device)
         section, equation = self.config.inversion, self.equation
         whole = self.complete(model).arrays
 
@@ -438,10 +448,8 @@ class Experiment:
                 )
             return limited
 
-        # A fluid has no S waves, and stays a fluid.
         kept = {
-            name: fixed | (array == 0.0) if PARAMETERS[name].lowest == 0.0 else fixed
-            for name, array in model.arrays.items()
+            name: torch.tensor(self.kept(name), device=model.any.device) for name in model.arrays
         }
         return Limits(model, kept, section.bounds_by_name, section.linear, limit)
 

@@ -79,9 +79,9 @@ LIT, EVALUATED_LIT = 2 * 8, 2 * 4
 TAPER = 8
 # Rank 0, per drawn cell: six panels and Matplotlib's copies, in double precision.
 DRAWN = 6 * 2 * 8
-# Rank 0, for an image: its operands and the true one; the reflectivities of the figure that is
-# drawn, and of one in the queue.
-IMAGES = 5 * 8 + 2 * 2 * 8
+# Rank 0, per cell: the operands of an image. Per cell and parameter: the image; it and the true one
+# in the figure that is drawn, and in one in the queue.
+IMAGED, IMAGES = 4 * 8, 8 + 2 * 2 * 8
 # A resolution: the speed, the perturbation and the response in double precision, and a model and
 # its change as tensors.
 RESOLVED = 3 * 8 + 2 * 4
@@ -236,8 +236,9 @@ def _estimate_records(experiment: Experiment, written: int) -> int:
     each += IMAGES * section.linear + WRITTEN + CARRIED * _find_cost(experiment).carries
     # With a mask, each figure has the positions of the receivers that exist.
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
-    drawn = DRAWN * _count_drawn(grid) * len(experiment.inverted.arrays)
-    return each * _count_values(experiment) + drawn + written + 2 * 8 * grid.ndim * heard
+    others = DRAWN * _count_drawn(grid) * len(experiment.inverted.arrays)
+    others += IMAGED * section.linear * prod(grid.shape) + written + 2 * 8 * grid.ndim * heard
+    return each * _count_values(experiment) + others
 
 
 def _count_drawn(grid: Grid) -> int:

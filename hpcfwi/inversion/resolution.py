@@ -16,23 +16,30 @@ import scipy
 from numpy.typing import NDArray
 
 from hpcfwi.errors import InputError
-from hpcfwi.model import Grid
+from hpcfwi.model import PARAMETERS, Grid, Model
 
 # Corner wavenumber of the filter of images, which halves amplitudes there, as a fraction of the
 # wavenumber of reflections at normal incidence.
 CORNER = 0.25
 
 
-def reflectivity(speed: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the reflectivity of each cell at normal incidence; speed: (z, ...), m/s.
+def reflectivity(name: str, values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the reflectivity of each cell in a parameter; values: of the parameter, (z, ...).
 
-    It is (v2 - v1) / (v2 + v1) for velocity v1 of the cell and v2 of the cell below, with constant
-    density (Aki and Richards 2002, equation 5.33). It is 0 in the last row.
+    It is (b - a) / (b + a) for the value a of the cell and b of the cell below, half of the
+    relative contrast. For the P velocity this is the reflectivity at normal incidence with constant
+    density (Aki and Richards 2002, equation 5.33). For a parameter that may be negative it is half
+    of the contrast, (b - a) / 2, as in the reflectivity of anisotropic rock (Rueger 1997). It is 0
+    in the last row and, for the S velocity, beside fluids, whose value is 0.
     """
-    wide = speed.astype(np.float64, copy=False)
+    wide = values.astype(np.float64, copy=False)
     found = np.zeros_like(wide)
-    np.subtract(wide[1:], wide[:-1], out=found[:-1])
-    found[:-1] /= wide[1:] + wide[:-1]
+    contrast = np.subtract(wide[1:], wide[:-1], out=found[:-1])
+    if PARAMETERS[name].lowest < 0.0:
+        contrast *= 0.5
+        return found
+    contrast[(wide[1:] == 0.0) | (wide[:-1] == 0.0)] = 0.0
+    np.divide(contrast, wide[1:] + wide[:-1], out=contrast, where=contrast != 0.0)
     return found
 
 
@@ -58,25 +65,29 @@ def filter_image(
     return np.asarray(scipy.fft.idctn(spectrum, norm="ortho", overwrite_x=True))
 
 
-def make_image(
-    found: NDArray[np.floating],
-    background: NDArray[np.floating],
-    grid: Grid,
-    fixed: NDArray[np.bool_],
-    frequency: float,
-) -> NDArray[np.float64]:
-    """Return the reflectivity that the filtered change of a model adds to its background.
+def make_images(
+    found: Model, background: Model, fixed: Mapping[str, NDArray[np.bool_]], frequency: float
+) -> Model[NDArray[np.float64]]:
+    """Return the reflectivities that the filtered change of a model adds to its background.
 
-    found, background: speeds of the waves, m/s; fixed: cells that were kept, in which there are no
-    reflectors; frequency: peak frequency of the wavelet, Hz.
+    found: the parameters that have changed; fixed: cells that were kept, by parameter, in which
+    there are no reflectors; frequency: peak frequency of the wavelet, Hz.
     """
-    # The outermost cells are left out, because their gradients are those of all cells beyond them.
-    change = np.pad((found - background)[(slice(1, -1),) * grid.ndim], 1, mode="edge")
-    # A reflection of frequency f at normal incidence has the wavenumber 4 pi f / v.
-    corner = CORNER * 4.0 * pi * frequency / float(np.median(background))
-    image = reflectivity(background + np.where(fixed, 0.0, filter_image(change, grid, corner)))
-    image -= reflectivity(background)
-    return np.where(fixed, 0.0, image)
+    grid = found.grid
+    # A reflection of frequency f at normal incidence has the wavenumber 4 pi f / v, which is
+    # smallest for P waves.
+    corner = CORNER * 4.0 * pi * frequency / float(np.median(background.p_velocity))
+
+    def make(name: str) -> NDArray[np.float64]:
+        before, kept = background[name], fixed[name]
+        # Outermost cells are left out, because their gradients are those of all cells beyond them.
+        change = np.pad((found[name] - before)[(slice(1, -1),) * grid.ndim], 1, mode="edge")
+        change = np.where(kept, 0.0, filter_image(change, grid, corner))
+        image = reflectivity(name, before + change)
+        image -= reflectivity(name, before)
+        return np.where(kept, 0.0, image)
+
+    return Model(grid, {name: make(name) for name in found.arrays})
 
 
 def correlate(

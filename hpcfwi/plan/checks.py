@@ -153,9 +153,8 @@ def check_water(experiment: Experiment) -> Iterator[Finding]:
         floor = known.floor(config.inversion, grid)
         low, high = floor.min(), floor.max()
         where = " down to " + (f"{low:g} m" if low == high else f"{low:.4g} to {high:.4g} m")
-    migrates = config.inversion.linear and getattr(config.migration, key, None) is not None
     yield _note(
-        f"{'migration' if migrates else 'inversion'}.{key}",
+        config.place_of(key),
         f"all {' and '.join(kept)} lie in fixed cells{where}: the gradient is set to zero "
         "there, and the model changes only elsewhere",
         f"This is right if these cells are water of known velocity; otherwise give {remedy}.",

@@ -30,7 +30,7 @@ from hpcfwi.report.panels import (
     tell_factor,
     value_limits,
 )
-from hpcfwi.report.text import error_keys
+from hpcfwi.report.text import metric_keys
 from hpcfwi.survey import TimeAxis, divide
 
 
@@ -469,7 +469,7 @@ def loss_figure(
     """
     epochs, losses = (_column(metrics, key) for key in ("epoch", "loss"))
     before = starts or {next(iter(PARAMETERS)): np.nan}
-    errors = [_column(metrics, key) for key in error_keys(before).values()]
+    errors = [_column(metrics, key) for key in metric_keys("model_error", before).values()]
     count = len(errors) if np.isfinite(errors[0]).any() else 0
     figure = style.new_figure(5.0 + 3.0 * count, 3.0)
     panels = figure.subplots(1, 1 + count, squeeze=False)[0]

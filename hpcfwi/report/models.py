@@ -7,7 +7,7 @@ laid out like an unfolded cube, and a resolution test the section nearest to the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -284,40 +284,52 @@ OPAQUE = 0.55  # opacity of the image over the model
 
 
 def image_figure(
-    image: NDArray[np.floating],
-    background: NDArray[np.floating],
-    truth: NDArray[np.floating] | None,
-    picture: EpochPicture,
+    images: Mapping[str, NDArray[np.floating]],
+    truths: Mapping[str, NDArray[np.floating]],
+    *pictures: EpochPicture,
 ) -> Figure:
-    """Return a figure of the reflectivity, alone and over the background, and of the true one.
+    """Draw reflectivities, alone and over the starting model, and the true ones.
 
-    Arrays have the shape of the picture's grid; truth is None if it is not known. Each reflectivity
-    has a separate grey scale, because an image lacks the frequencies that the wavelet lacks. The
-    scale is clipped at a percentile of the cells that both waves of the picture illuminate.
+    images, truths: by parameter, with the shape of the grid; truths are empty if they are not
+    known. pictures: one for each parameter, with its starting model.
+
+    The panels of a parameter are a column or, if there are several parameters and the model is not
+    wide, a row. Each reflectivity has a separate grey scale, because an image lacks the frequencies
+    that the wavelet lacks. The scale is clipped at a percentile of the cells that both waves of the
+    first picture illuminate.
     """
-    picture = picture.cut()
-    grid, lit = picture.grid, picture.find_lit()
-    _, plane, _ = picture.cuts or (0, 0, 0)
-    where = f", y = {grid.coordinates(1)[plane] / KM:.2f} km" if picture.cuts else ""
-    shown = [(f"Reflectivity, iteration {picture.epoch}", image)]
-    shown.append(("Reflectivity over the migration velocity", image))
-    if truth is not None:
-        shown.append(("True reflectivity", truth))
+    first = pictures[0].cut()
+    grid, lit = first.grid, first.find_lit()
+    _, plane, _ = first.cuts or (0, 0, 0)
+    where = f", y = {grid.coordinates(1)[plane] / KM:.2f} km" if first.cuts else ""
     extent = left, right, bottom, top = find_extent(grid)
-    height = min(max(7.0 * (bottom - top) / (right - left), 1.2), 6.0)
-    figure = style.new_figure(8.0, len(shown) * (height + 0.35) + 0.3)
-    places = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for number, (axes, (title, array)) in enumerate(zip(places, shown, strict=True)):
-        prepare(axes, extent, "x (km)" * (axes is places[-1]), "depth (km)", 10)
-        style.title(axes, title + where)
-        values = take_section(array, plane)
-        limit = clip_limit(values, CLIP, lit)
-        if number == 1:
-            draw_section(axes, take_section(background, plane), extent, MODEL_COLOURS)
-            draw_section(axes, values, extent, "gray", (-limit, limit), OPAQUE)
-        else:
-            drawn = draw_section(axes, values, extent, "gray", (-limit, limit))
-            style.add_colour_bar(axes, drawn, "reflectivity", 0.02, values)
+    shape = 2 + bool(truths), len(pictures)
+    are_rows = len(pictures) > 1 and (right - left) / (bottom - top) < WIDE
+    rows, columns = shape[::-1] if are_rows else shape
+    width = 8.0 if columns == 1 else 5.0
+    height = min(max((width - 1.0) * (bottom - top) / (right - left), 1.2), 6.0)
+    figure = style.new_figure(columns * width, rows * (height + 0.35) + 0.3)
+    places = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    for axes, (row, column) in zip(places.flat, np.ndindex(rows, columns), strict=True):
+        prepare(axes, extent, "x (km)" * (row == rows - 1), "depth (km)" * (column == 0), 10)
+    for picture, own in zip(pictures, places if are_rows else places.T, strict=True):
+        name, start = picture.parameter.name, picture.start
+        assert start is not None
+        of = "" if len(pictures) == 1 else f" in {name}"
+        shown = [(f"Reflectivity{of}, iteration {picture.epoch}", images[name])]
+        shown.append((f"Reflectivity{of} over the starting model", images[name]))
+        if truths:
+            shown.append((f"True reflectivity{of}", truths[name]))
+        for number, (axes, (title, array)) in enumerate(zip(own, shown, strict=True)):
+            style.title(axes, title + where)
+            values = take_section(array, plane)
+            limit = clip_limit(values, CLIP, lit)
+            if number == 1:
+                draw_section(axes, take_section(start, plane), extent, MODEL_COLOURS)
+                draw_section(axes, values, extent, "gray", (-limit, limit), OPAQUE)
+            else:
+                drawn = draw_section(axes, values, extent, "gray", (-limit, limit))
+                style.add_colour_bar(axes, drawn, "reflectivity", 0.02, values)
     return figure
 
 

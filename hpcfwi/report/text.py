@@ -254,10 +254,10 @@ def say_duration(seconds: float) -> str:
     return f"{minutes} min {whole:02d} s" if minutes else f"{whole} s"
 
 
-def error_keys(names: Iterable[str]) -> dict[str, str]:
-    """Return the keys of the model errors in the metrics, by the names of the parameters."""
+def metric_keys(metric: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the keys of a metric of each parameter, by name; the first has no suffix."""
     first, *others = names
-    return {first: "model_error", **{name: f"model_error_{name}" for name in others}}
+    return {first: metric, **{name: f"{metric}_{name}" for name in others}}
 
 
 def say_errors(errors: Mapping[str, float]) -> str:
@@ -389,8 +389,8 @@ def make_page(
     """
     parts = [
         f"<h1>{escape(name)}</h1>",
-        _say_where_it_is(history, error_keys(names)),
-        *_tabulate(history, error_keys(names)),
+        _say_where_it_is(history, metric_keys("model_error", names)),
+        *_tabulate(history, metric_keys("model_error", names)),
         *(["<h2>Data</h2>"] if findings else []),
         *(_show_findings(*part) for part in findings),
         "<h2>Figures</h2>",
@@ -423,7 +423,7 @@ def _say_where_it_is(history: Sequence[Mapping[str, Any]], keys: Mapping[str, st
 
 
 def _find_errors(entry: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, float]:
-    """Return the known errors of an epoch by parameter; keys: see `error_keys`."""
+    """Return the known errors of an epoch by parameter; keys: see `metric_keys`."""
     return {name: entry[key] for name, key in keys.items() if entry.get(key) is not None}
 
 

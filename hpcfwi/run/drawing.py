@@ -40,7 +40,7 @@ from hpcfwi.run.records import (
     read_wavelet,
 )
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import read_image, read_model
+from hpcfwi.storage.models import read_images, read_model
 from hpcfwi.survey import Survey, TimeAxis, spread_shots
 from hpcfwi.system import check_regular, exists, written_whole
 from hpcfwi.wave.equation import find_equation
@@ -203,19 +203,13 @@ def are_comparable(configs: Sequence[Config]) -> bool:
     return all(one == other for one, other in pairwise(compared))
 
 
-def draw_image(
-    draw: Callable[..., None],
-    image: NDArray[np.floating],
-    background: Model,
-    true: Model | None,
-    picture: EpochPicture,
-) -> None:
-    """Draw a migration's image after the iteration of a picture."""
+def draw_images(draw: Callable[..., None], images: Model, pictures: Sequence[EpochPicture]) -> None:
+    """Draw the images of a migration after the iteration of pictures, one for each parameter."""
     from hpcfwi.report.models import image_figure
 
-    truth = None if true is None else reflectivity(true.p_velocity)
-    speed = background.p_velocity
-    draw(image_figure, "image", image, speed, truth, picture)
+    known = {p.parameter.name: p.true for p in pictures if p.true is not None}
+    truths = {name: reflectivity(name, true) for name, true in known.items()}
+    draw(image_figure, "image", images.arrays, truths, *pictures)
 
 
 def show(path: Path, pdf: bool = False) -> list[Path]:
@@ -302,16 +296,16 @@ def _draw_run(draw: Callable[..., None], directory: RunDirectory) -> None:
         ]
 
     if given.inversion.linear and exists(directory.image):
-        image, epoch = read_image(directory.image)
-        if not image.grid.agrees(initial.grid):
+        images, epoch = read_images(directory.image, given.inversion.parameters)
+        if not images.grid.agrees(initial.grid):
             raise InputError(
-                f"{directory.image}, /image",
-                f"its grid is {image.grid}, expected that of initial.h5, {initial.grid}",
+                str(directory.image),
+                f"its grid is {images.grid}, expected that of initial.h5, {initial.grid}",
                 "Remove the file; the figure cannot be drawn from it.",
             )
         drawn_of = directory.epochs / f"epoch_{epoch:04d}.h5"
         seen = read_pictures(drawn_of, make_blanks) if exists(drawn_of) else make_blanks(epoch)
-        draw_image(draw, image["image"], initial, truth, seen[0])
+        draw_images(draw, images, seen)
     with refusing(str(directory.metrics), "cannot be read", "Get permission to read it."):
         history = read_metrics(directory.metrics)
     whole, *masks = read_masks(directory, [given, *(config for _, config in stages)], initial)

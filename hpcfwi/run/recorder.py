@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -28,13 +28,13 @@ from hpcfwi.model import PARAMETERS, Model, squared_difference
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.replicas import measure_blocks
 from hpcfwi.report.panels import EpochPicture
-from hpcfwi.report.text import Progress, append_metrics, error_keys, mend_metrics, say_errors
+from hpcfwi.report.text import Progress, append_metrics, mend_metrics, metric_keys, say_errors
 from hpcfwi.run import drawing, records
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.drawing import Painter
 from hpcfwi.storage.checkpoint import naming_checkpoint, save_checkpoint
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import read_epoch, write_image, write_model
+from hpcfwi.storage.models import read_epoch, write_images, write_model
 
 log = logging.getLogger("hpcfwi")
 
@@ -135,7 +135,7 @@ class Recorder:
         self._saved = self.state.epoch
         self._has_begun = False
         self._first_errors: dict[str, float] | None = None
-        self._imaged: tuple[Model, NDArray[np.float64]] | None = None
+        self._imaged: tuple[Model, Model[NDArray[np.float64]]] | None = None
         self._cuts: tuple[int, ...] = ()
 
     def take_newest_state(self) -> None:
@@ -205,17 +205,20 @@ class Recorder:
             **{what: round(part, 4) for what, part in asdict(timings.times).items()},
             "memory_mb": round(timings.memory, 1),
         }
-        # Without a true model, the model is not copied from a GPU. One rank makes the image,
+        # Without a true model, the model is not copied from a GPU. One rank makes the images,
         # because that takes several times the memory of a model.
         if experiment.true is not None and experiment.config.inversion.linear:
             likeness = self.context.from_root(
-                lambda: experiment.compare_image(self._make_image(model))
+                lambda: experiment.compare_images(self._make_images(model))
             )
-            entry["correlation"] = round(likeness, 4)
+            keys = self._likeness_keys
+            entry |= {keys[name]: round(each, 4) for name, each in likeness.items()}
         if self.progress is not None:
             note = timings.describe()
             if timings.simulations > batch.shots.size:
                 note = f"{timings.simulations} simulations, {note}"
+            if "correlation" in entry:
+                note = f"correlation {self._say_likeness(entry)}, {note}"
             shown = say_errors(errors) if errors else None
             self.progress.advance(misfit=evaluation.loss, errors=shown, note=note)
         judged = entry[self._error_keys[stage.section.parameters[0]]]
@@ -224,7 +227,18 @@ class Recorder:
     @property
     def _error_keys(self) -> dict[str, str]:
         """The keys of the model errors in the metrics, by parameter."""
-        return error_keys(self.experiment.inverted.arrays)
+        return metric_keys("model_error", self.experiment.inverted.arrays)
+
+    @property
+    def _likeness_keys(self) -> dict[str, str]:
+        """The keys of the correlations of images with the true ones, by parameter."""
+        return metric_keys("correlation", self.experiment.inverted.arrays)
+
+    def _say_likeness(self, entry: Mapping[str, Any]) -> str:
+        """Return the correlations of an epoch; that of a single parameter is not named."""
+        said = {name: f"{entry[key]:.3f}" for name, key in self._likeness_keys.items()}
+        named = [f"{name} {value}" for name, value in said.items()]
+        return ", ".join(named if len(said) > 1 else said.values())
 
     def _measure_errors(self, model: Model[Any]) -> dict[str, float]:
         """Return the errors of the inverted parameters in free cells; collective.
@@ -280,11 +294,11 @@ class Recorder:
             given = records.first_wavelet(survey)
             records.write_wavelet(directory, estimated, survey, epoch)
             drawing.draw_wavelet(draw, estimated.wavelet, survey.axis, given)
-        image = None
+        images = None
         if due or pictures:
-            # The image is computed once for all files, and not while the next epoch computes.
-            image = self._image_of(state)
-            self.writer.submit(self._write, state, pictures, image, due)
+            # Images are computed once for all files, and not while the next epoch computes.
+            images = self._images_of(state)
+            self.writer.submit(self._write, state, pictures, images, due)
         # From here on, a signal saves this state.
         self.state = state
         if pictures:
@@ -294,9 +308,8 @@ class Recorder:
             comparable = drawing.are_comparable([each.experiment.config for each in self.stages])
             history, errors = state.metrics, self._first_errors
             drawing.draw_epoch_figures(draw, pictures, history, errors, suffix, comparable)
-            if image is not None:
-                initial, true = self.experiment.initial, self.experiment.true
-                drawing.draw_image(draw, image, initial, true, pictures[0])
+            if images is not None:
+                drawing.draw_images(draw, images, pictures)
         if last:
             self.writer.flush()
 
@@ -355,10 +368,9 @@ class Recorder:
         best, last = self.state.best, self.state.metrics[-1]
         if "correlation" in last:
             log.info(
-                "Correlation with the true reflectivity: %.3f after the first iteration, %.3f at "
-                "the end: %s",
-                self.state.metrics[0]["correlation"],
-                last["correlation"],
+                "Correlation with the true reflectivity: %s after the first iteration, %s at the "
+                "end: %s",
+                *map(self._say_likeness, (self.state.metrics[0], last)),
                 self.directory.image,
             )
         found = {name: last.get(key) for name, key in self._error_keys.items()}
@@ -381,7 +393,7 @@ class Recorder:
         A checkpoint that was saved at a signal may be newer than the model. Rank 0 only.
         """
         if read_epoch(self.directory.model) != self.state.epoch:
-            self._write(self.state, [], self._image_of(self.state), due=True)
+            self._write(self.state, [], self._images_of(self.state), due=True)
 
     def save(self) -> str:
         """Write the checkpoint of the last finished epoch; return "epoch 0" if there is none.
@@ -394,21 +406,21 @@ class Recorder:
             self._save(state)
         return f"epoch {self._saved}"
 
-    def _image_of(self, state: State) -> NDArray[np.float64] | None:
-        """Return the image of a migration, None for other runs."""
-        return self._make_image(state.model) if self.experiment.config.inversion.linear else None
+    def _images_of(self, state: State) -> Model[NDArray[np.float64]] | None:
+        """Return the images of a migration, None for other runs."""
+        return self._make_images(state.model) if self.experiment.config.inversion.linear else None
 
-    def _make_image(self, model: Model) -> NDArray[np.float64]:
-        """Return the image of a model of tensors; the last one is cached."""
+    def _make_images(self, model: Model) -> Model[NDArray[np.float64]]:
+        """Return the images of a model of tensors; the last ones are cached."""
         if self._imaged is None or self._imaged[0] is not model:
-            self._imaged = model, self.experiment.image(model.as_arrays())
+            self._imaged = model, self.experiment.images(model.as_arrays())
         return self._imaged[1]
 
     def _write(
         self,
         state: State,
         pictures: Sequence[EpochPicture],
-        image: NDArray[np.float64] | None,
+        images: Model[NDArray[np.float64]] | None,
         due: bool,
     ) -> None:
         """Write the files of an epoch, and the checkpoint last.
@@ -425,9 +437,8 @@ class Recorder:
                 for path, result in ((directory.model, state), (directory.best, best)):
                     whole = self.experiment.complete(result.model.as_arrays())
                     write_model(path, whole, {"epoch": result.epoch})
-                if image is not None:
-                    grid = self.experiment.initial.grid
-                    write_image(directory.image, image, grid, state.epoch)
+                if images is not None:
+                    write_images(directory.image, images, state.epoch)
                 self._save(state)
 
     def _save(self, state: State) -> None:

@@ -4,9 +4,10 @@ A model file has, for each parameter of the model, a dataset of its name, float3
 (z, y, x) in its unit (`model.PARAMETERS`); root attributes format = "hpcfwi-model", version,
 axes = "zx" or "zyx", spacing and origin (one number an axis, m).
 
-An image file has the result of a migration: /image, float32 (z, x) or (z, y, x), the reflectivity;
-root attributes format = "hpcfwi-image", version, axes, spacing and origin as in a model file, and
-epoch, the number of iterations.
+An image file has the result of a migration, float32 (z, x) or (z, y, x): /image, the reflectivity
+in the P velocity, and /image_vs and so on, those in other parameters; root attributes format =
+"hpcfwi-image", version, axes, spacing and origin as in a model file, and epoch, the number of
+iterations.
 
 A surface, such as the sea floor, is given by its depth at some places. Each line has the numbers of
 one place, separated by blanks: `x depth` for a 2-D model and `y x depth` for a 3-D one, in m. Empty
@@ -82,16 +83,8 @@ def read_model(path: Path, names: Sequence[str] | None = None) -> Model:
                     f"the file has no {PARAMETERS[name].title}; it holds {found or 'no parameter'}",
                     f"{remedy}.",
                 )
-        shapes = {name: find_dataset(file, path, name).shape for name in names}
-        grid = _read_grid(file, path, names[0])
-        arrays = {name: read_real(file, path, name) for name in names}
+        grid, arrays = _read_arrays(file, path, names)
     for name, array in arrays.items():
-        if shapes[name] != grid.shape:
-            raise InputError(
-                f"{path}, /{name}",
-                f"its shape is {shapes[name]}, but that of /{names[0]} is {grid.shape}",
-                "Store all arrays on one grid.",
-            )
         check_values(array, f"{path}, /{name}", PARAMETERS[name])
     return Model(grid, arrays).map(lambda array: array.astype(np.float32))
 
@@ -156,6 +149,22 @@ def _write(path: Path, model: Model, attributes: Mapping[str, Any]) -> None:
         for name, array in model.arrays.items():
             file.create_dataset(name, data=array, dtype=np.float32)
         file.attrs.update(attributes)
+
+
+def _read_arrays(
+    file: h5py.File, path: Path, names: Sequence[str]
+) -> tuple[Grid, dict[str, NDArray[np.float64]]]:
+    """Return the grid of a file, and arrays on it; raises `InputError` for one of another shape."""
+    shapes = {name: find_dataset(file, path, name).shape for name in names}
+    grid = _read_grid(file, path, names[0])
+    for name, shape in shapes.items():
+        if shape != grid.shape:
+            raise InputError(
+                f"{path}, /{name}",
+                f"its shape is {shape}, but that of /{names[0]} is {grid.shape}",
+                "Store all arrays on one grid.",
+            )
+    return grid, {name: read_real(file, path, name) for name in names}
 
 
 def _read_grid(file: h5py.File, path: Path, name: str) -> Grid:
@@ -274,28 +283,42 @@ IMAGE_FORMAT = "hpcfwi-image"
 IMAGE_VERSION = 1
 
 
-def write_image(path: Path, image: NDArray[np.floating], grid: Grid, epoch: int) -> None:
-    """Write an image in one process, completely or not at all; raises `WriteFailure`."""
-    own = {"format": IMAGE_FORMAT, "version": IMAGE_VERSION, **describe_grid(grid), "epoch": epoch}
-    _write(path, Model(grid, {"image": image}), own)
+def name_image(parameter: str) -> str:
+    """Return the name of the image of a parameter in files."""
+    return "image" if parameter == next(iter(PARAMETERS)) else f"image_{parameter}"
 
 
-def read_image(path: Path) -> tuple[Model, int]:
-    """Read an image, as a model with the array "image", and its number of iterations.
+def write_images(path: Path, images: Model, epoch: int) -> None:
+    """Write the images of parameters in one process, completely or not at all.
 
-    Raises `InputError`.
+    Raises `WriteFailure`.
+    """
+    grid = describe_grid(images.grid)
+    own = {"format": IMAGE_FORMAT, "version": IMAGE_VERSION, **grid, "epoch": epoch}
+    named = {name_image(name): image for name, image in images.arrays.items()}
+    _write(path, Model(images.grid, named), own)
+
+
+def read_images(path: Path, names: Sequence[str] | None = None) -> tuple[Model, int]:
+    """Read the images of parameters, and their number of iterations.
+
+    names: of the parameters, by default those of which the file has an image. Raises `InputError`.
     """
     with open_alone(path) as file:
         check_format(file, path, IMAGE_FORMAT, IMAGE_VERSION)
-        image = read_real(file, path, "image").astype(np.float32)
-        grid, epoch = _read_grid(file, path, "image"), plain(file.attrs.get("epoch", 0))
+        if names is None:
+            there = [name for name in PARAMETERS if holds(file, name_image(name))]
+            names = there or [*PARAMETERS][:1]
+        grid, arrays = _read_arrays(file, path, [name_image(name) for name in names])
+        epoch = plain(file.attrs.get("epoch", 0))
     if not is_whole(epoch):
         raise InputError(
             f"{path}, attribute epoch",
             f"found {quote(epoch)}, expected the number of iterations",
             "Migrate again.",
         )
-    return Model(grid, {"image": image}), int(epoch)
+    images = zip(names, arrays.values(), strict=True)
+    return Model(grid, {name: image.astype(np.float32) for name, image in images}), int(epoch)
 
 
 COLUMNS = {2: ("x", "depth"), 3: ("y", "x", "depth")}

@@ -14,7 +14,7 @@ import scipy.io
 import segyio
 
 from hpcfwi.model import Grid, Model
-from hpcfwi.storage.models import read_model, write_image, write_model
+from hpcfwi.storage.models import read_model, write_images, write_model
 from tests.convert.examples import write_segy
 
 
@@ -137,16 +137,33 @@ def test_array_that_does_not_fit_into_the_file_is_refused(options, words, tmp_pa
 
 def test_image_of_a_migration_is_exported(convert, tmp_path, refuse):
     grid, image = example(2).grid, example(2)["vp"] - 3000.0
-    write_image(tmp_path / "image.h5", image, grid, 3)
+    write_images(tmp_path / "image.h5", Model(grid, {"vp": image}), 3)
     for kind in (".npy", ".sgy", ".vti"):
         convert("image.h5", f"image{kind}")
     np.testing.assert_array_equal(np.load(tmp_path / "image.npy"), image)
     with segyio.open(tmp_path / "image.sgy", strict=False) as file:
         np.testing.assert_array_equal(file.trace.raw[:], image.T)
     assert 'Name="image"' in (tmp_path / "image.vti").read_text(errors="replace")
-    for options in (("--parameter", "vs"), ("--scale", "1000"), ("--quantity", "slowness")):
-        assert "Leave out --parameter" in refuse("image.h5", "c.npy", *options)
+    for options in (("--scale", "1000"), ("--quantity", "slowness")):
+        assert "Leave out --quantity and --scale" in refuse("image.h5", "c.npy", *options)
     assert "an image is not a model" in refuse("image.h5", "b.h5")
+    told = refuse("image.h5", "c.npy", "--parameter", "vs")
+    assert "/image_vs: there is no such dataset; the file holds /image" in told
+
+
+def test_images_of_several_parameters_are_exported_together_or_one_of_them(convert, tmp_path):
+    grid, images = example(2).grid, {n: k - example(2)["vp"] for k, n in enumerate(("vs", "rho"))}
+    write_images(tmp_path / "image.h5", Model(grid, images), 3)
+    convert("image.h5", "all.vti")
+    text = (tmp_path / "all.vti").read_text(errors="replace")
+    assert 'Name="image_vs"' in text
+    assert 'Name="image_rho"' in text
+    convert("image.h5", "first.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "first.npy"), images["vs"])
+    convert("image.h5", "other.npy", "--parameter", "rho")
+    np.testing.assert_array_equal(np.load(tmp_path / "other.npy"), images["rho"])
+    convert("image.h5", "other.vti", "--parameter", "rho")
+    assert "image_vs" not in (tmp_path / "other.vti").read_text(errors="replace")
 
 
 @pytest.mark.parametrize("ndim", [2, 3])

@@ -19,6 +19,7 @@ from hpcfwi.inversion.memory import (
     EXCERPTED,
     FIGURES,
     FILES,
+    IMAGED,
     IMAGES,
     LIMITS,
     MODEL_FILE,
@@ -37,10 +38,11 @@ from hpcfwi.report import panels
 from hpcfwi.report.panels import EpochPicture
 from hpcfwi.run.directory import RunDirectory
 from hpcfwi.run.records import write_pictures
-from hpcfwi.storage.models import write_model
-from tests.inversion.examples import prepare_alone, prepared, true_model, write_input
+from hpcfwi.storage.models import read_model, write_model
+from tests.inversion.examples import prepare_alone, prepared, write_input
 from tests.parallel.together import on_ranks
 from tests.ranks import run_ranks
+from tests.run.test_equations import write_elastic
 
 CPU = torch.device("cpu")
 POINTS = 1400
@@ -313,20 +315,21 @@ def test_pictures_of_a_large_model_are_counted_as_excerpts(tmp_path, monkeypatch
     assert peak + 4 * 300 * 400 == pytest.approx(EXCERPTED * 300 * 400, rel=0.05)
 
 
-def test_images_take_the_estimated_memory(tmp_path):
-    grid = Grid((300, 600), (20.0, 20.0), (0.0, 0.0))
-    write_model(tmp_path / "true.h5", Model(grid, {"vp": np.tile(true_model()["vp"], (10, 10))}))
-    path = write_input(tmp_path, {"migration": {"iterations": 1}})
+@pytest.mark.parametrize("names", [["vp"], ["vp", "vs", "rho"]])
+def test_images_take_the_estimated_memory(names, tmp_path):
+    path = write_elastic(tmp_path, "elastic", **{"migration.parameters": names})
+    small, grid = read_model(tmp_path / "true.h5"), Grid((300, 600), (20.0, 20.0), (0.0, 0.0))
+    write_model(tmp_path / "true.h5", Model(grid, small.map(lambda a: np.tile(a, (10, 10))).arrays))
     experiment = prepare_alone(path, migrates=True)
-    found = experiment.true.map(lambda array: array + np.float32(1.0))
-    experiment.compare_image(experiment.image(found))  # the first call imports modules
+    found = experiment.true.select(names).map(lambda array: array + np.float32(1.0))
+    experiment.compare_images(experiment.images(found))  # the first call imports modules
     tracemalloc.start()
-    experiment.compare_image(experiment.image(found))
+    experiment.compare_images(experiment.images(found))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     cells = experiment.fixed.size
-    shown = 2 * 2 * 8 * cells  # image and true image in the last two figures
-    assert peak + shown == pytest.approx(IMAGES * cells, rel=0.05)
+    shown = 2 * 2 * 8 * len(names) * cells  # image and true image in the last two figures
+    assert peak + shown == pytest.approx((IMAGED + IMAGES * len(names)) * cells, rel=0.05)
     assert estimate_overhead(experiment, 2, rank=1).records == 0
 
 

@@ -386,7 +386,7 @@ def test_image_figure_has_no_more_cells_than_dots(most, monkeypatch, tmp_path):
     monkeypatch.setattr(panels, "MOST_CELLS", most)
     shape = (30, 100)
     found, speed = np.random.default_rng(0).normal(size=(2, *shape))
-    figure = image_figure(found, speed, found, picture(shape))
+    figure = image_figure({"vp": found}, {"vp": found}, picture(shape, start=speed))
     style.save(figure, tmp_path / "image.png")
     drawn = [shown.get_array() for axes in figure.axes[:3] for shown in axes.get_images()]
     assert [values.shape for values in drawn] == 4 * [(30, 100 if most == 1500 else 34)]
@@ -400,7 +400,7 @@ def test_grey_scale_of_an_image_is_that_of_its_illuminated_part():
     lit[:, :10] = 1.0
     found[:, :10] = np.linspace(0.0, 1.0, 200).reshape(20, 10)
     seen = picture(shape, source_illumination=lit, receiver_illumination=lit)
-    figure = image_figure(found, found, None, seen)
+    figure = image_figure({"vp": found}, {}, replace(seen, start=found))
     least, most = figure.axes[0].get_images()[0].get_clim()
     assert (least, most) == pytest.approx((-0.98, 0.98), abs=0.01)
 
@@ -408,7 +408,7 @@ def test_grey_scale_of_an_image_is_that_of_its_illuminated_part():
 def test_image_of_a_volume_is_the_section_of_the_epoch_figure():
     seen = volume()
     found = np.random.default_rng(0).normal(size=seen.grid.shape)
-    figure = image_figure(found, found, None, seen)
+    figure = image_figure({"vp": found}, {}, replace(seen, start=seen.true))
     np.testing.assert_array_equal(figure.axes[0].get_images()[0].get_array(), found[:, 16 // 3])
     assert titles(figure)[0] == "Reflectivity, iteration 20, y = 0.12 km"
 
@@ -459,3 +459,23 @@ def test_point_without_response_is_drawn_without_a_warning():
     found = points_of((30, 120))
     found.response[:8, :8] = found.measures["amplitude"][0, 0] = 0.0
     resolution_figure(found)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_image_of_each_parameter_has_a_row_or_in_wide_models_a_column(is_wide):
+    shape, names = (15, 68) if is_wide else (40, 40), ["vp", "vs", "rho"]
+    images = dict(zip(names, np.random.default_rng(0).normal(size=(3, *shape)), strict=True))
+    truths = {name: 2.0 * image for name, image in images.items()}
+    seen = [picture(shape, parameter=PARAMETERS[name]) for name in names]
+    figure = image_figure(images, truths, *(replace(each, start=each.true) for each in seen))
+    panels = np.reshape(figure.axes[:9], (3, 3))
+    for name, row in zip(names, panels.T if is_wide else panels, strict=True):
+        assert [axes.get_title(loc="left") for axes in row] == [
+            f"Reflectivity in {name}, iteration 20",
+            f"Reflectivity in {name} over the starting model",
+            f"True reflectivity in {name}",
+        ]
+        found, _, true = (axes.get_images()[-1].get_array() for axes in row)
+        np.testing.assert_array_equal(found, images[name])
+        np.testing.assert_array_equal(true, truths[name])
+    assert not texts_overlap(figure)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcfwi.model import Model
-from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.storage.models import read_images, read_model, write_model
 from tests.inversion.examples import WATER, read_history, true_model, write_input
 from tests.ranks import messages
 from tests.run.test_ranks import Jobs
@@ -60,6 +60,13 @@ IN_TURN = {
         {"inversion": {"parameters": ["vs", "vp"], "epochs": 1}},
     ],
 }
+# The keys that `hpcfwi migrate` sets for images of vp, epsilon and delta
+IMAGES = {
+    "inversion.sampling": "all",
+    "inversion.linear": True,
+    "inversion.optimizer": {"name": "cg", "balance": True},
+    "inversion.precondition": {"illumination": 0.001},
+}
 # The equations and changes of the inputs of `programs.equations`
 ON_RANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "elastic": ("elastic", {}),
@@ -68,6 +75,7 @@ ON_RANKS: dict[str, tuple[str, dict[str, Any]]] = {
     "viscoelastic": ("viscoelastic", {}),
     "several components": ("elastic", COMPONENTS),
     "stages of parameters": ("elastic", IN_TURN),
+    "images": ("acoustic-vti", IMAGES),
 }
 
 
@@ -172,11 +180,15 @@ def test_ranks_and_restarts_do_not_change_the_bits(on_ranks: Path, name: str) ->
     one, *others = (on_ranks / name / str(size) for size in (1, 2, 3))
     entries = read_history(one)
     assert entries[-1]["loss"] < entries[0]["loss"]
-    expected = read_model(one / "model.h5")
-    for other in others:
-        found = read_model(other / "model.h5")
-        for key, array in expected.arrays.items():
-            np.testing.assert_array_equal(found[key], array)
+    results = [(read_model, "model.h5")]
+    if name == "images":
+        results.append((lambda path: read_images(path, INVERTED["acoustic-vti"])[0], "image.h5"))
+    for read, file in results:
+        expected = read(one / file)
+        for other in others:
+            found = read(other / file)
+            for key, array in expected.arrays.items():
+                np.testing.assert_array_equal(found[key], array)
 
 
 @pytest.mark.parametrize("name", ["2_of_2", "2_of_4", "3_of_3"])

@@ -17,13 +17,13 @@ from scipy.ndimage import gaussian_filter1d
 from hpcfwi.config import load_config
 from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
-from hpcfwi.model import Model
+from hpcfwi.model import Grid, Model
 from hpcfwi.operators import Shots
 from hpcfwi.operators.vectors import solve_normal
 from hpcfwi.parallel.context import Context
 from hpcfwi.plan.estimate import count_work
 from hpcfwi.storage.gathers import GatherReader
-from hpcfwi.storage.models import read_model
+from hpcfwi.storage.models import read_model, write_model
 from tests.inversion.examples import (
     N_SHOTS,
     WATER,
@@ -33,6 +33,8 @@ from tests.inversion.examples import (
     read_vp,
     write_input,
 )
+from tests.ranks import messages
+from tests.run.test_equations import write_elastic
 from tests.undrawn import run_undrawn
 from tests.wave.examples import relative
 
@@ -45,9 +47,17 @@ KEYS = {
 }
 
 
-def image(run):
+# The keys of images with elastic waves
+TWO = {
+    "survey.receivers.depth": 60.0,
+    "survey.sources.count": 4,
+    "model.initial": {"smooth": 60.0},
+}
+
+
+def image(run, name="image"):
     with h5py.File(run / "image.h5") as file:
-        return file["image"][...]
+        return file[name][...]
 
 
 @pytest.fixture(scope="module")
@@ -110,70 +120,196 @@ def test_image_is_zero_where_the_model_is_fixed(whole):
     assert found[kept + 1 :].any()
 
 
-def test_migration_equals_conjugate_gradients_on_born_operators(hpcfwi, tmp_path):
+@pytest.mark.parametrize("sizes", [{"vp": 1.0}, {"vp": 1.0, "vs": 0.5}])
+def test_migration_equals_conjugate_gradients_on_born_operators(hpcfwi, tmp_path, sizes):
     """Much damping leaves the first iteration without preconditioner; later ones weight depths."""
-    keys = {**KEYS, "migration": {"iterations": 3, "illumination": 1e3}}
+    section = {"iterations": 3, "illumination": 1e3, "parameters": [*sizes], "scale": sizes}
+    keys = {**KEYS, "migration": section}
     path = write_input(tmp_path, keys)
+    if "vs" in sizes:
+        path = write_elastic(tmp_path, "elastic", **TWO, **keys)
     assert hpcfwi("migrate", path, "--quiet") == 0
-    config = load_config(path).migrating()
-    experiment = prepare(config, Context.alone())
-    simulator = experiment.make_simulator()
-    method = {**vars(simulator.method), "engine": "cpu"}
+    experiment = prepare(load_config(path).migrating(), Context.alone())
+    method = {**vars(experiment.make_simulator().method), "engine": "cpu"}
     shots = Shots(experiment.survey, experiment.initial.grid, **method)
     start = experiment.initial.as_tensors(torch.device("cpu"))
-    free = torch.from_numpy(~experiment.fixed).double()
     born = shots.linearize(start)
     with GatherReader(tmp_path / "run" / "observed.h5", Context.alone()) as reader:
-        observed = torch.from_numpy(reader.read(np.arange(N_SHOTS)))
+        observed = torch.from_numpy(reader.read(np.arange(experiment.survey.n_shots)))
+    free = {name: ~torch.from_numpy(experiment.kept(name)) for name in sizes}
+    roots = Model(start.grid, {name: size * free[name].double() for name, size in sizes.items()})
+
+    def multiply(one, other):
+        return one.map(lambda array, factor: array * factor, other)
 
     def descend(change, weights, steps):
-        root = free * weights.sqrt()
-        explained = born(Model(start.grid, {"vp": change.float()}))
-        left = born.adjoint(observed - shots(start) - explained)
+        root = multiply(roots, weights.map(torch.sqrt))
+
+        def transpose(traces):
+            return multiply(root, born.adjoint(traces))
 
         def normal(x):
-            found = born.normal(x.map(lambda part: (part * root).float()))
-            return found.map(lambda part: part.double() * root)
+            return transpose(born(multiply(root, x).map(torch.Tensor.float)))
 
-        right = left.map(lambda part: part.double() * root)
-        found = solve_normal(normal, Model(right.grid, dict(right.arrays)), 0.0, steps)
-        return change + root * found["vp"]
+        left = observed - shots(start) - born(change.map(torch.Tensor.float))
+        return change + multiply(root, solve_normal(normal, transpose(left), 0.0, steps))
 
-    one = descend(torch.zeros_like(free), torch.ones_like(free), 1)
-    bent = born.normal(Model(start.grid, {"vp": one.float()}))["vp"].double()
-    sums = [gaussian_filter1d((one * each).sum(dim=1).numpy(), 8.0) for each in (bent, one)]
-    curvature = sums[0] / sums[1]
-    by_depth = torch.from_numpy(1.0 / (curvature / curvature.max() + 0.01))
-    change = descend(one, by_depth[:, None].expand_as(free), 2)
-    found = torch.from_numpy(read_vp(tmp_path / "run") - experiment.initial["vp"])
-    assert relative(found, change) < 0.02
+    def weigh(array, bent):
+        sums = [gaussian_filter1d((array * e).sum(dim=1).numpy(), 8.0) for e in (bent, array)]
+        curvature = np.maximum(sums[0] / sums[1], 0.0)
+        by_depth = torch.from_numpy(1.0 / (curvature / curvature.max() + 0.01))
+        return by_depth[:, None].expand_as(array)
+
+    one = descend(roots * 0.0, roots.map(torch.ones_like), 1)
+    weights = one.map(weigh, born.normal(one.map(torch.Tensor.float)))
+    change = descend(one, weights, 2)
+    result = read_model(tmp_path / "run" / "model.h5")
+    for name in sizes:
+        found = torch.from_numpy(result[name] - experiment.initial[name])
+        assert relative(found, change[name]) < 0.02
+
+
+@pytest.fixture
+def migrate_and_die(hpcfwi, monkeypatch):
+    """Return a function that migrates in a process that kills itself in an evaluation."""
+
+    def act(path, call):
+        calls, work = [], Objective.evaluate
+
+        def die_in_time(*args, **options):
+            calls.append(1)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return work(*args, **options)
+
+        child = os.fork()
+        if child == 0:
+            try:
+                monkeypatch.setattr(Objective, "evaluate", die_in_time)
+                hpcfwi("migrate", path)
+            finally:
+                os._exit(1)  # else the child would continue with the other tests
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+    return act
 
 
 @pytest.mark.parametrize("call", [1, 2, 4])
-def test_killed_migration_continues_to_the_same_bits(hpcfwi, tmp_path, whole, monkeypatch, call):
-    path, run, calls = write_input(tmp_path, KEYS), tmp_path / "run", []
-    work = Objective.evaluate
-
-    def die_in_time(*args, **options):
-        calls.append(1)
-        if len(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return work(*args, **options)
-
-    child = os.fork()
-    if child == 0:
-        try:
-            monkeypatch.setattr(Objective, "evaluate", die_in_time)
-            hpcfwi("migrate", path)
-        finally:
-            os._exit(1)  # else the child would continue with the other tests
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+def test_killed_migration_continues_to_the_same_bits(
+    hpcfwi, tmp_path, whole, migrate_and_die, call
+):
+    path, run = write_input(tmp_path, KEYS), tmp_path / "run"
+    migrate_and_die(path, call)
     assert hpcfwi("migrate", path) == 0
     np.testing.assert_array_equal(read_vp(run), read_vp(whole))
     np.testing.assert_array_equal(image(run), image(whole))
     for key in ("loss", "correlation", "simulations"):
         assert read_metric(run, key) == read_metric(whole, key)
+
+
+# Typical changes of other sizes, so that the unknowns are not the parameters themselves
+SIZES = {"vp": 100.0, "vs": 50.0}
+
+
+def test_killed_migration_of_two_parameters_continues_to_the_same_bits(
+    hpcfwi, tmp_path, migrate_and_die
+):
+    section = {"iterations": 3, "parameters": [*SIZES], "scale": SIZES}
+    path = write_elastic(tmp_path, "elastic", **TWO, **{**KEYS, "migration": section})
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    migrate_and_die(path, 4)
+    for output in (run, whole):
+        assert hpcfwi("migrate", path, "--quiet", "--output", output) == 0
+    for name in ("image", "image_vs"):
+        np.testing.assert_array_equal(image(run, name), image(whole, name))
+        assert np.isfinite(image(run, name)).all()
+    for key in ("loss", "correlation", "correlation_vs"):
+        assert read_metric(run, key) == read_metric(whole, key)
+
+
+def write_two_reflectors(folder, section):
+    """Write a layer with higher P velocity on the left, and one with higher S velocity right of it.
+
+    Returns the input, and cells around each layer.
+    """
+    grid = Grid((30, 60), (20.0, 20.0), (0.0, 0.0))
+    z, x = np.meshgrid(grid.coordinates(0), grid.coordinates(1), indexing="ij")
+    rock, around, models = z > WATER, {}, []
+    for contrast in (1.0, 1.1):
+        arrays = {"vp": np.where(rock, 2200.0, 1500.0), "vs": np.where(rock, 1270.0, 0.0)}
+        for name, centre in (("vp", 360.0), ("vs", 840.0)):
+            arrays[name][(np.abs(z - 320.0) <= 20.0) & (np.abs(x - centre) <= 120.0)] *= contrast
+            around[name] = (np.abs(z - 320.0) <= 60.0) & (np.abs(x - centre) <= 140.0)
+        arrays["rho"] = np.where(rock, 2000.0, 1000.0)
+        models.append(Model(grid, arrays))
+    folder.mkdir(exist_ok=True)
+    for name, model in zip(("start.h5", "true.h5"), models, strict=True):
+        write_model(folder / name, model)
+    keys = {
+        **KEYS,
+        "migration": section,
+        "model.initial": {"file": "start.h5"},
+        "survey.sources.count": 4,
+        "survey.receivers": {"count": 30, "depth": 60.0, "components": ["vz", "vx"]},
+        "survey.duration": 0.8,
+        "wave.equation": "elastic",
+    }
+    return write_input(folder, keys), around
+
+
+def test_reflectors_appear_in_the_image_of_the_parameter_that_changes(hpcfwi, tmp_path, capsys):
+    section = {"iterations": 2, "parameters": ["vp", "vs"]}
+    path, around = write_two_reflectors(tmp_path, section)
+    assert hpcfwi("migrate", path) == 0
+    run = tmp_path / "run"
+    images = {"vp": image(run), "vs": image(run, "image_vs")}
+    for name, other in (("vp", "vs"), ("vs", "vp")):
+        own, cross_talk = (np.sqrt((images[name][around[n]] ** 2).mean()) for n in (name, other))
+        assert cross_talk < 0.35 * own
+    last = read_history(run)[-1]
+    assert last["correlation"] > 0.55
+    assert last["correlation_vs"] > 0.5
+    told = capsys.readouterr().out
+    said = f"vp {last['correlation']:.3f}, vs {last['correlation_vs']:.3f}"
+    assert f"(correlation {said}, " in told
+    assert f"{said} at the end" in told
+    assert hpcfwi("show", run) == 0
+    assert (run / "image.png").exists()
+
+
+def test_image_of_another_parameter_alone_has_its_own_name(hpcfwi, tmp_path):
+    path, around = write_two_reflectors(tmp_path, {"iterations": 1, "parameters": ["vs"]})
+    assert hpcfwi("migrate", path, "--quiet") == 0
+    run = tmp_path / "run"
+    with h5py.File(run / "image.h5") as file:
+        assert [*file] == ["image_vs"]
+    found = image(run, "image_vs")
+    assert np.abs(found[around["vs"]]).max() > 2.0 * np.abs(found[around["vp"]]).max()
+    assert read_history(run)[-1]["correlation"] > 0.5
+    start, result = (read_model(run / name) for name in ("initial.h5", "model.h5"))
+    np.testing.assert_array_equal(result["vp"], start["vp"])
+    assert hpcfwi("show", run) == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"parameters": ["vp", "vs"]}, ["migration.parameters", "found vs, but wave.equation"]),
+        ({"parameters": ["speed"]}, ["migration.parameters.0", "expected 'vp', 'vs'"]),
+        ({"parameters": []}, ["migration.parameters", "at least 1 item"]),
+        ({"scale": {"rho": 50.0}}, ["migration", "scale has rho; expected only names"]),
+    ],
+)
+@pytest.mark.parametrize("inverts", [True, False])
+def test_parameters_that_have_no_image_are_refused(
+    hpcfwi, tmp_path, section, words, inverts, capsys
+):
+    keys = {"migration": section} if inverts else {"inversion": None, "migration": section}
+    assert hpcfwi("migrate", write_input(tmp_path, keys), "--quiet") == 2
+    (message,) = messages(capsys.readouterr().err)
+    assert all(word in message for word in words), message
+    assert "inversion" not in message
 
 
 def test_migration_continues_with_more_iterations(hpcfwi, tmp_path, whole):

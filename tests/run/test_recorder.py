@@ -167,11 +167,11 @@ def correlations(folder, size):
 def test_one_rank_correlates_the_image_and_all_ranks_get_the_value(tmp_path, monkeypatch):
     asked = []
 
-    def image(_, model):
+    def make_images(_, model):
         asked.append(model)
-        return np.random.default_rng(0).normal(size=model.grid.shape)
+        return model.map(lambda array: np.random.default_rng(0).normal(size=array.shape))
 
-    monkeypatch.setattr(Experiment, "image", image)
+    monkeypatch.setattr(Experiment, "images", make_images)
     found = correlations(tmp_path, 3)
     assert len(asked) == 1
     assert found == [found[0]] * 3
@@ -182,7 +182,7 @@ def test_all_ranks_raise_the_error_of_the_rank_that_makes_the_image(tmp_path, mo
     def fail(*_):
         raise InputError("image", "there is none", "Look.")
 
-    monkeypatch.setattr(Experiment, "image", fail)
+    monkeypatch.setattr(Experiment, "images", fail)
     found = correlations(tmp_path, 3)
     assert found == [found[0]] * 3
     assert "there is none" in found[0]
@@ -190,7 +190,7 @@ def test_all_ranks_raise_the_error_of_the_rank_that_makes_the_image(tmp_path, mo
 
 def test_image_made_for_the_correlation_is_reused_when_it_is_saved(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(Experiment, "image", lambda _, model: made.append(model) or np.ones(SHAPE))
+    monkeypatch.setattr(Experiment, "images", lambda _, model: made.append(model) or model * 0.0)
     path = write_input(tmp_path, {"migration": {"iterations": 1}})
     experiment = prepare_alone(path, migrates=True)
     state = State(
@@ -198,8 +198,8 @@ def test_image_made_for_the_correlation_is_reused_when_it_is_saved(tmp_path, mon
     )
     parts: Any = (experiment, (), RunDirectory(tmp_path), Context.alone(), state, None, None)
     recorder = Recorder(*parts)
-    image = recorder._make_image(state.model)
-    assert recorder._image_of(state) is image
+    images = recorder._make_images(state.model)
+    assert recorder._images_of(state) is images
     other = experiment.initial.as_tensors(torch.device("cpu"))
-    assert recorder._image_of(replace(state, model=other)) is not image
+    assert recorder._images_of(replace(state, model=other)) is not images
     assert len(made) == 2
