@@ -233,11 +233,18 @@ def test_inversion_of_every_kind_of_unknowns_fits_the_data(
     )
 
 
-@pytest.mark.parametrize("equation", ["elastic", "viscoacoustic"])
-def test_migration_finds_the_reflectors(hpcfwi: Any, tmp_path: Path, equation: str) -> None:
-    keys = {"migration.iterations": 2, "model.initial": {"smooth": 60.0}}
+@pytest.mark.parametrize(
+    ("equation", "names"), [("elastic", ["vp"]), ("viscoacoustic", ["vp", "qp"])]
+)
+def test_migration_finds_the_reflectors(
+    hpcfwi: Any, tmp_path: Path, equation: str, names: list[str]
+) -> None:
+    keys = {"migration": {"iterations": 2, "parameters": names}, "model.initial": {"smooth": 60.0}}
     path = write_elastic(tmp_path, equation, **{**keys, "survey.receivers.depth": 30.0})
     assert hpcfwi("migrate", path, "--quiet") == 0
+    images, _ = read_images(tmp_path / "run" / "image.h5")
+    assert [*images.arrays] == names
+    assert all(np.isfinite(image).all() and image.any() for image in images.arrays.values())
     entries = read_history(tmp_path / "run")
     assert entries[-1]["loss"] < entries[0]["loss"]
     assert entries[-1]["correlation"] > 0.3
