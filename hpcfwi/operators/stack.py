@@ -292,13 +292,11 @@ class Stack(ABC):
 
     def find(self, ys: Any) -> Callable[[int], Tensor]:
         """Return a function from a member's number to its part of ys; check the length of ys."""
-        expected = len(self.mine) if self.gather is False else self._count
-        if len(ys) != expected:
-            whose = "this rank's members" if self.gather is False else "all members"
-            raise ValueError(f"found {len(ys)} outputs; expected those of {whose}, {expected}")
-        if self.gather is False:
-            return lambda number: ys[self.mine.index(number)]
-        return lambda number: ys[number]
+        numbers = self.mine if self.gather is False else range(self._count)
+        whose = "this rank's members" if self.gather is False else "all members"
+        if len(ys) != len(numbers):
+            raise ValueError(f"found {len(ys)} outputs; expected those of {whose}, {len(numbers)}")
+        return lambda number: ys[numbers.index(number)]
 
     def _reduce(self, make: Callable[[], Iterator[Summand]]) -> Any:
         with torch.no_grad():
