@@ -528,10 +528,7 @@ MPIRUN = "mpirun --bind-to none"
 EPOCHS = 3
 # Points of the model, number of steps and order of each case: the first one for a batch of shots,
 # all for one shot that ranks divide.
-CASES = {
-    "200x400": ((200, 400), 600, 4),
-    "64x64x64": ((64, 64, 64), 150, 8),
-}
+CASES = {"200x400": ((200, 400), 600, 4), "64x64x64": ((64, 64, 64), 150, 8)}
 # Prefixes of variables that an MPI process sets for itself, which confuse the MPI jobs it starts.
 OWN_VARIABLES = ("PMIX_", "PMI_", "OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP_CTX", "PRTE_")
 

@@ -36,14 +36,7 @@ from hpcfwi.survey import Survey
 from hpcfwi.system import say_free
 from hpcfwi.wave import Acquisition, Method, Simulation
 from hpcfwi.wave.engines import release_buffers
-from hpcfwi.wave.history import (
-    Auto,
-    History,
-    NothingFits,
-    computes_alike,
-    free_on,
-    memory_at_hand,
-)
+from hpcfwi.wave.history import Auto, History, NothingFits, computes_alike, free_on, memory_at_hand
 from hpcfwi.wave.numerics import FEWEST_POINTS, ON_GRID, one_thread
 from hpcfwi.wave.simulation import Task, set_up
 

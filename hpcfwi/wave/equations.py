@@ -116,10 +116,7 @@ def _acoustic_vti_system(axes: str) -> System:
                 "p": (Term("-kd", "z", "vz"), *(Term("-kh", i, f"v{i}") for i in horizontal)),
             },
         ),
-        sources={
-            **isotropic.sources,
-            "explosive": Source({"q": "vp2", "p": "vp2"}, "integral"),
-        },
+        sources={**isotropic.sources, "explosive": Source({"q": "vp2", "p": "vp2"}, "integral")},
         components={**isotropic.components, "pressure": {"p": 2.0 / 3.0, "q": 1.0 / 3.0}},
         surface=("q",),
     )
@@ -216,11 +213,7 @@ def _elastic_system(axes: str) -> System:
 def _elastic_coefficients(model: Mapping[str, Tensor], axes: str) -> dict[str, Tensor]:
     vp, rho = model["vp"], model["rho"]
     mu, stiff = rho * model["vs"] ** 2, rho * vp**2
-    found = {
-        "stiff": stiff,
-        "lam": stiff - 2.0 * mu,
-        "vp2": vp**2,
-    }
+    found = {"stiff": stiff, "lam": stiff - 2.0 * mu, "vp2": vp**2}
     for axis, i in enumerate(axes):
         found[f"b{i}"] = 1.0 / mean(rho, axis)
         for other in range(axis + 1, len(axes)):

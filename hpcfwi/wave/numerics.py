@@ -282,9 +282,7 @@ def spread(
     return Taps(tuple(indices), tuple(factors))
 
 
-def _spread_along(
-    position: NDArray[np.float64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _spread_along(position: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return grid indices and weights (shot, point, tap) of positions (shot, point) in cells."""
     nearest = np.rint(position)
     on_grid = np.abs(position - nearest) < ON_GRID

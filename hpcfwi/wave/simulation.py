@@ -20,14 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfwi.model import AXES, PARAMETERS
-from hpcfwi.survey import (
-    EXPLOSIVE,
-    PRESSURE,
-    STRAIN,
-    Components,
-    SourceKinds,
-    Spectrum,
-)
+from hpcfwi.survey import EXPLOSIVE, PRESSURE, STRAIN, Components, SourceKinds, Spectrum
 from hpcfwi.wave import engines, numerics, staggered
 from hpcfwi.wave import history as histories
 from hpcfwi.wave.equation import ACOUSTIC, Attenuation, Equation, FirstOrderEquation, find_equation
@@ -530,10 +523,7 @@ def _check_scheme(
 
 
 def check_inside(
-    positions: NDArray[np.float64],
-    name: str,
-    shape: tuple[int, ...],
-    spacing: tuple[float, ...],
+    positions: NDArray[np.float64], name: str, shape: tuple[int, ...], spacing: tuple[float, ...]
 ) -> None:
     """Raise ValueError with the name of positions (..., ndim), m, if any lies outside a model."""
     last = (np.asarray(shape) - 1) * np.asarray(spacing)

@@ -23,13 +23,7 @@ from hpcfwi.wave.equation import Derivative
 from hpcfwi.wave.history import Kind
 from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Gradients, Problem, forward_level, make_dual, make_leaves
-from hpcfwi.wave.staggered import (
-    FieldPoints,
-    StaggeredScheme,
-    combine,
-    discretize,
-    sample_signal,
-)
+from hpcfwi.wave.staggered import FieldPoints, StaggeredScheme, combine, discretize, sample_signal
 
 HISTORIES: tuple[Kind, ...] = ("snapshots",)
 

@@ -26,13 +26,7 @@ from hpcfwi.wave.engines.cpu.engine import idle as idle
 from hpcfwi.wave.engines.cpu.engine import run_sweep
 from hpcfwi.wave.engines.cpu.estimates import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.estimates import staggered_footprint
-from hpcfwi.wave.engines.cpu.layout import (
-    NOWHERE,
-    field_shape,
-    lay_out,
-    make_zeros,
-    take_out,
-)
+from hpcfwi.wave.engines.cpu.layout import NOWHERE, field_shape, lay_out, make_zeros, take_out
 from hpcfwi.wave.engines.cpu.staggered_tables import (
     EMISSION,
     Emitters,
@@ -52,33 +46,12 @@ from hpcfwi.wave.engines.cpu.staggered_tables import (
     widen_seams,
 )
 from hpcfwi.wave.engines.cpu.teams import each_shot, make_neighbours
-from hpcfwi.wave.engines.cpu.windows import (
-    NO_STORE,
-    Frame,
-    make_store,
-    make_windows,
-    whole_of,
-)
+from hpcfwi.wave.engines.cpu.windows import NO_STORE, Frame, make_store, make_windows, whole_of
 from hpcfwi.wave.engines.first_order import Derivatives, Discrete
 from hpcfwi.wave.engines.first_order import backward as backward
 from hpcfwi.wave.engines.first_order import scatter as scatter
-from hpcfwi.wave.history import (
-    Kind,
-    Recomputation,
-    Snapshots,
-    Span,
-    Sweeps,
-    sampling_offset,
-)
-from hpcfwi.wave.layers import (
-    ALONE,
-    HALO,
-    Crew,
-    cut,
-    find_layer,
-    join_fields,
-    join_points,
-)
+from hpcfwi.wave.history import Kind, Recomputation, Snapshots, Span, Sweeps, sampling_offset
+from hpcfwi.wave.layers import ALONE, HALO, Crew, cut, find_layer, join_fields, join_points
 from hpcfwi.wave.problem import Problem
 
 HISTORIES: tuple[Kind, ...] = ("snapshots", "recompute")

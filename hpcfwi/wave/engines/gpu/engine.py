@@ -24,13 +24,7 @@ from hpcfwi.wave.engines.gpu.layout import Blueprint, Layout, Sizes, layout_of, 
 from hpcfwi.wave.history import KINDS, Kind, Recomputation
 from hpcfwi.wave.layers import ALONE, Crew, Layer, cut, find_layers, join_fields, join_points
 from hpcfwi.wave.numerics import HALF_WIDTH, ON_GRID
-from hpcfwi.wave.problem import (
-    Gradients,
-    Problem,
-    make_gradients,
-    relative_change,
-    square_speed,
-)
+from hpcfwi.wave.problem import Gradients, Problem, make_gradients, relative_change, square_speed
 
 if TYPE_CHECKING:
     from hpcfwi.wave.engines.gpu.sweep import Sweep

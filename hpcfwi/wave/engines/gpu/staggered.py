@@ -33,14 +33,7 @@ from hpcfwi.wave.engines.gpu.engine import count_updates as count_updates
 from hpcfwi.wave.engines.gpu.engine import is_interpreted
 from hpcfwi.wave.engines.gpu.layout import FORMATS, Layout, layout_of
 from hpcfwi.wave.equation import Derivative
-from hpcfwi.wave.history import (
-    Kind,
-    Recomputation,
-    Snapshots,
-    Span,
-    Sweeps,
-    sampling_offset,
-)
+from hpcfwi.wave.history import Kind, Recomputation, Snapshots, Span, Sweeps, sampling_offset
 from hpcfwi.wave.numerics import staggered_difference
 from hpcfwi.wave.problem import Problem
 from hpcfwi.wave.staggered import StaggeredScheme

@@ -400,11 +400,7 @@ class Sweep:
         keep = sampled and stores
         self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
         self._launch_exchange(
-            at,
-            target=new,
-            sources="sources",
-            field=cur if records else None,
-            receivers="receivers",
+            at, target=new, sources="sources", field=cur if records else None, receivers="receivers"
         )
         self._swap(new)
         if keep and not blueprint.keeps_straight:
