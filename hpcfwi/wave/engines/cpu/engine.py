@@ -19,43 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfwi.wave.engines.cpu import layout, sweeps, windows
 from hpcfwi.wave.engines.cpu.compilation import find_disk, keep_loops
 from hpcfwi.wave.engines.cpu.estimates import count_updates as count_updates
 from hpcfwi.wave.engines.cpu.estimates import footprint as footprint
-from hpcfwi.wave.engines.cpu.layout import (
-    NOWHERE,
-    POOL,
-    Tables,
-    lay_out,
-    make_tables,
-    make_zeros,
-    take_out,
-)
-from hpcfwi.wave.engines.cpu.sweeps import (
-    Fields,
-    Rebuilding,
-    Records,
-    Scattering,
-    Shot,
-    Tape,
-    WayBack,
-    make_fields,
-    make_shots,
-    no_rebuilding,
-    no_records,
-    sweep_backward,
-    sweep_forward,
-    sweep_scattered,
-)
 from hpcfwi.wave.engines.cpu.teams import each_shot, run_team
-from hpcfwi.wave.engines.cpu.windows import (
-    NO_STORE,
-    Frame,
-    make_store,
-    make_windows,
-    rim_of,
-    whole_of,
-)
 from hpcfwi.wave.history import (
     KINDS,
     Boundary,
@@ -99,90 +67,96 @@ class ShotHistory:
     interval: steps from one sample to the next; keep: False if nothing is stored.
     """
 
-    def __init__(self, history: History, interval: int, shot: Shot, keep: bool = True) -> None:
+    def __init__(
+        self, history: History, interval: int, shot: sweeps.Shot, keep: bool = True
+    ) -> None:
         self._shot, self._interval, self._keep = shot, interval, keep
         tables, sources = shot.tables, shot.sources
         last = sources.columns + sources.along.shape[1] - 1
         rows, columns = sources.rows[sources.weights != 0], np.append(sources.columns, last)
-        self.windows = make_windows(
+        self.windows = windows.make_windows(
             tables.cut, rows, columns, tables.radius, shot.steps, tables.sides.width
         )
         self._replay = Recomputation(history, shot.steps - 1, interval)
         # If p is rebuilt, it is from the rim of the interior in every step, and from the last waves
         self._rebuilds = keep and isinstance(history, Boundary)
         self._last: NDArray | None = None
-        self._rim = self._samples = NO_STORE
+        self._rim = self._samples = windows.NO_STORE
         if not keep:
             return
         if self._rebuilds:
-            rim = rim_of(shot.interior, tables.radius, tables.grid)
-            self._rim = make_store(self, rim, history.format, tables.v2dt2, shot.steps)
-        inner = shot.interior if self._rebuilds else NOWHERE
-        frame = Frame(whole_of.py_func(tables.grid), inner)
-        self._samples = make_store(self, frame, history.format, tables.v2dt2, self._replay.length)
+            rim = windows.rim_of(shot.interior, tables.radius, tables.grid)
+            self._rim = windows.make_store(self, rim, history.format, tables.v2dt2, shot.steps)
+        inner = shot.interior if self._rebuilds else layout.NOWHERE
+        frame = windows.Frame(windows.whole_of.py_func(tables.grid), inner)
+        self._samples = windows.make_store(
+            self, frame, history.format, tables.v2dt2, self._replay.length
+        )
 
-    def simulate(self, records: Records, threads: int) -> None:
+    def simulate(self, records: sweeps.Records, threads: int) -> None:
         """Simulate the shot and fill the records, with so many threads."""
-        sweeps = self._sweeps(records, threads)
+        forward = self._sweeps(records, threads)
         if self._keep:
-            self._replay.simulate(sweeps)
+            self._replay.simulate(forward)
         else:
-            sweeps.advance((0, self._shot.steps - 1), None, explores=True)
+            forward.advance((0, self._shot.steps - 1), None, explores=True)
 
-    def backpropagate(self, way_back: WayBack, threads: int) -> None:
+    def backpropagate(self, way_back: sweeps.WayBack, threads: int) -> None:
         """Run the backward sweep, which fills `way_back`."""
-        sweeps = self._sweeps(no_records(self._shot), threads)
-        self._replay.reverse(sweeps, self._follower(sweep_backward, way_back, threads))
+        forward = self._sweeps(sweeps.no_records(self._shot), threads)
+        self._replay.reverse(forward, self._follower(sweeps.sweep_backward, way_back, threads))
 
-    def scatter(self, scattering: Scattering, threads: int) -> None:
+    def scatter(self, scattering: sweeps.Scattering, threads: int) -> None:
         """Simulate the scattered field."""
         if self._rebuilds:
             # p can only be rebuilt backwards in time
             again = ShotHistory(Recompute(states=1), self._interval, self._shot)
             again.scatter(scattering, threads)
             return
-        sweeps = self._sweeps(no_records(self._shot), threads)
-        self._replay.repeat(sweeps, self._follower(sweep_scattered, scattering, threads))
+        forward = self._sweeps(sweeps.no_records(self._shot), threads)
+        self._replay.repeat(forward, self._follower(sweeps.sweep_scattered, scattering, threads))
 
-    def _sweeps(self, records: Records, threads: int) -> Sweeps:
-        def advance(fields: Fields, span: Span, first: int | None, explores: bool) -> None:
+    def _sweeps(self, records: sweeps.Records, threads: int) -> Sweeps:
+        def advance(fields: sweeps.Fields, span: Span, first: int | None, explores: bool) -> None:
             if self._rebuilds:
                 self._last = fields.waves
             tape = self._make_tape(first, explores, self._last)
-            run_sweep(sweep_forward, threads, span, self._shot, fields, tape, records)
+            run_sweep(sweeps.sweep_forward, threads, span, self._shot, fields, tape, records)
 
-        return Sweeps(partial(make_fields, self._shot.tables, threads), advance)
+        return Sweeps(partial(sweeps.make_fields, self._shot.tables, threads), advance)
 
     def _follower(
-        self, sweep: Callable[..., None], ends: WayBack | Scattering, threads: int
+        self, sweep: Callable[..., None], ends: sweeps.WayBack | sweeps.Scattering, threads: int
     ) -> Callable[[Span, int], None]:
         """Return a function that runs another sweep over the samples of a segment."""
-        fields = make_fields(self._shot.tables, threads)
+        fields = sweeps.make_fields(self._shot.tables, threads)
 
         def follow(span: Span, first: int) -> None:
             waves = None if self._last is None else self._last.copy()
             tape = self._make_tape(first, False, waves)
-            backwards = sweep is sweep_backward
+            backwards = sweep is sweeps.sweep_backward
             run_sweep(sweep, threads, span, self._shot, fields, tape, ends, backwards=backwards)
 
         return follow
 
-    def _make_tape(self, first: int | None, explores: bool, waves: NDArray | None) -> Tape:
+    def _make_tape(self, first: int | None, explores: bool, waves: NDArray | None) -> sweeps.Tape:
         """Return the tape of a sweep.
 
         first: number of the first sample in the store, None if no samples are stored; explores: as
-        in `Tape`; waves: those with which p is rebuilt, None if it is not.
+        in `sweeps.Tape`; waves: those with which p is rebuilt, None if it is not.
         """
         shot = self._shot
-        return Tape(
+        return sweeps.Tape(
             self._interval,
             sampling_offset(self._interval),
             first or 0,
-            make_zeros((0, 0) if first is None else shot.tables.v2dt2.shape, shot.dtype),
+            layout.make_zeros((0, 0) if first is None else shot.tables.v2dt2.shape, shot.dtype),
             self._samples,
             self.windows,
             explores,
-            no_rebuilding(shot) if waves is None else Rebuilding(True, self._rim, waves),
+            sweeps.no_rebuilding(shot)
+            if waves is None
+            else sweeps.Rebuilding(True, self._rim, waves),
         )
 
 
@@ -196,7 +170,7 @@ class CpuState:
 
     crew: Crew
     layers: list[Layer]
-    tables: Tables
+    tables: layout.Tables
     steps: int
     histories: list[ShotHistory]
     energies: NDArray
@@ -225,12 +199,12 @@ def available() -> str | None:
 
 def idle() -> int:
     """Return the bytes of buffers from earlier simulations."""
-    return POOL.count_bytes()
+    return layout.POOL.count_bytes()
 
 
 def clear() -> None:
     """Release these buffers."""
-    POOL.clear()
+    layout.POOL.clear()
 
 
 def forward(
@@ -239,17 +213,17 @@ def forward(
     """Return the traces (shot, receiver, time) of wavelets (shot, source, time), and a state."""
     keep_loops()
     layers = cut(problem, crew.size)
-    tables = make_tables(problem, layers[crew.number])
+    tables = layout.make_tables(problem, layers[crew.number])
     emitted = wavelet.transpose(1, 2).contiguous().numpy()
     count, steps = emitted.shape[:2]
     traces = np.empty((count, steps, problem.receivers.shape[1]), tables.v2dt2.dtype)
     energies = _make_sums(tables, count if keep and problem.illuminate else 0)
-    shots = make_shots(problem, tables, emitted, layers, crew)
+    shots = sweeps.make_shots(problem, tables, emitted, layers, crew)
     histories = [ShotHistory(problem.history, problem.interval, shot, keep) for shot in shots]
 
     def simulate(k: int, threads: int) -> None:
-        energy = energies[k] if len(energies) else no_records(shots[k]).energy
-        histories[k].simulate(Records(traces[k], energy), threads)
+        energy = energies[k] if len(energies) else sweeps.no_records(shots[k]).energy
+        histories[k].simulate(sweeps.Records(traces[k], energy), threads)
 
     state = CpuState(crew, layers, tables, steps, histories, energies)
     each_shot(simulate, count, tables.grid, one_at_a_time=crew.size > 1)
@@ -270,12 +244,12 @@ def backward(problem: Problem, state: CpuState, adjoint_source: Tensor) -> Gradi
     def backpropagate(k: int, threads: int) -> None:
         sums = _make_sums(tables, 2 if problem.illuminate else 1)
         energy = sums[1] if problem.illuminate else sums[0, :0]
-        way_back = WayBack(arriving[k], wavelet[k].numpy(), sums[0], energy)
+        way_back = sweeps.WayBack(arriving[k], wavelet[k].numpy(), sums[0], energy)
         state.histories[k].backpropagate(way_back, threads)
 
         def join(array: NDArray) -> Tensor | None:
             # Each sampled step stands for so many steps in the sums over time.
-            return join_fields(problem.interval * take_out(array, shape), state.crew)
+            return join_fields(problem.interval * layout.take_out(array, shape), state.crew)
 
         # One after the other, because each takes the memory of several fields
         image = join(sums[:1])
@@ -298,19 +272,19 @@ def scatter(problem: Problem, state: CpuState, direction: Mapping[str, Tensor]) 
     """Return the first-order change of the traces (shot, receiver, time) with the model."""
     tables = state.tables
     whole = problem.interval * relative_change(problem, direction)
-    change = lay_out(whole[state.layer.first : state.layer.end])
+    change = layout.lay_out(whole[state.layer.first : state.layer.end])
     change *= tables.v2dt2
     size = (problem.n_shots, state.steps, problem.receivers.shape[1])
     traces = np.empty(size, tables.v2dt2.dtype)
 
     def scatter_one(k: int, threads: int) -> None:
-        state.histories[k].scatter(Scattering(change, traces[k]), threads)
+        state.histories[k].scatter(sweeps.Scattering(change, traces[k]), threads)
 
     each_shot(scatter_one, len(traces), tables.grid, one_at_a_time=state.crew.size > 1)
     data = torch.from_numpy(traces).transpose(1, 2).contiguous()
     return state.join_points(data, problem.receiver_taps)
 
 
-def _make_sums(tables: Tables, count: int) -> NDArray:
+def _make_sums(tables: layout.Tables, count: int) -> NDArray:
     """Return fields of zeros in the layout of the sweeps."""
-    return make_zeros((count, *tables.v2dt2.shape), tables.v2dt2.dtype)
+    return layout.make_zeros((count, *tables.v2dt2.shape), tables.v2dt2.dtype)
