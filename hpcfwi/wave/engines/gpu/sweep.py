@@ -22,15 +22,6 @@ from torch import Tensor
 
 from hpcfwi.wave.engines.gpu import kernels
 from hpcfwi.wave.engines.gpu.device import STRETCH, Loop, Tile, cache_of, find_tile, on_device
-from hpcfwi.wave.engines.gpu.kernels import (
-    BACKWARDS,
-    ENTRIES,
-    FORWARDS,
-    advance,
-    advance_frame,
-    exchange,
-    relax,
-)
 from hpcfwi.wave.engines.gpu.layout import (
     KEPT,
     UNITS,
@@ -119,7 +110,7 @@ class Stepper:
             return
         z, y, x = layout.interior_tiles(tile.shape)
         u, *slot = self._place_kept(at)
-        advance[(z * y * x * self.blueprint.shots,)](
+        kernels.advance[(z * y * x * self.blueprint.shots,)](
             new, cur, self._arrays["v2dt2"], u, self._weights, *slot,
             self.blueprint.shots, layout.size, layout.origin, *layout.strides[:2], *lo, *hi, y, x,
             NDIM=layout.ndim, RADIUS=layout.radius, KEEP=keep,
@@ -133,13 +124,13 @@ class Stepper:
     ) -> None:  # fmt: skip
         layout, tile = self.blueprint.layout, self._frame_tile
         (lo, hi), (u, *slot) = layout.interior, self._place_kept(at)
-        relax[(_blocks(layout.slab_cells, RELAXED), layout.ndim, self.blueprint.shots)](
+        kernels.relax[(_blocks(layout.slab_cells, RELAXED), layout.ndim, self.blueprint.shots)](
             cur, first, second, other, *self._profiles, self._weights, self._slabs,
             layout.size, layout.origin, *layout.shape, *layout.strides[:2], layout.memory_size,
             NDIM=layout.ndim, RADIUS=layout.radius, MODE=mode.value, BLOCK=RELAXED,
             enable_fp_fusion=FUSED,
         )  # fmt: skip
-        advance_frame[(len(self.frame_tiles) * self.blueprint.shots,)](
+        kernels.advance_frame[(len(self.frame_tiles) * self.blueprint.shots,)](
             new, cur, self._arrays["v2dt2"], u, first, second, *self._profiles, self._weights,
             self._slabs, self.frame_tiles, *slot, self.blueprint.shots, layout.size, layout.origin,
             *layout.strides[:2], layout.memory_size, *lo, *hi,
@@ -398,7 +389,7 @@ class Sweep:
         psi, zeta = self._memory
         sampled = blueprint.is_sampled(n)
         keep = sampled and stores
-        self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
+        self.stepper.advance(at, kernels.FORWARDS, cur, new, psi, zeta, zeta, keep=keep)
         self._launch_exchange(
             at, target=new, sources="sources", field=cur if records else None, receivers="receivers"
         )
@@ -428,7 +419,7 @@ class Sweep:
                 new.addcmul_(change, arrays["u"][0])
             self._launch_kept(kernels.correlate, self.samples, at, total=new, field=change)
             self._launch_exchange(at, target=new, factor=change, sources="sources")
-        self.stepper.advance(at, FORWARDS, cur, new, psi, zeta, zeta, keep=False)
+        self.stepper.advance(at, kernels.FORWARDS, cur, new, psi, zeta, zeta, keep=False)
         self._swap(new)
         self._launch_exchange(at, field=cur, receivers="receivers")
 
@@ -439,7 +430,7 @@ class Sweep:
         phi, *zeta = arrays["memory"]
         sampled = blueprint.is_sampled(n)
         self.stepper.advance(
-            at, BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False
+            at, kernels.BACKWARDS, cur, new, phi, zeta[n % 2], zeta[(n + 1) % 2], keep=False
         )
         self._launch_exchange(at, target=new, sources="receivers", field=cur, receivers="sources")
         self._swap(new)
@@ -494,7 +485,7 @@ class Sweep:
         cells = arrays[f"{listening}_cells"]
         senders = _blocks(points.shape[1], ROWS) if target is not None else 0
         recorders = _blocks(cells.shape[1], ROWS) if field is not None else 0
-        exchange[(senders + recorders, blueprint.shots)](
+        kernels.exchange[(senders + recorders, blueprint.shots)](
             record if target is None else target,
             arrays["v2dt2"] if factor is None else factor,
             0 if factor is None else blueprint.layout.size,
@@ -504,8 +495,8 @@ class Sweep:
             cells.shape[1], cells.shape[2], self.clock, at, blueprint.steps, senders,
             blueprint.layout.size, blueprint.layout.origin, blueprint.layout.strides[0],
             RADIUS=blueprint.layout.radius, FREE_SURFACE=blueprint.free_surface, BLOCK=ROWS,
-            ADDED=_blocks(points.shape[2], ENTRIES.value),
-            RECORDED=_blocks(cells.shape[2], ENTRIES.value), enable_fp_fusion=FUSED,
+            ADDED=_blocks(points.shape[2], kernels.ENTRIES.value),
+            RECORDED=_blocks(cells.shape[2], kernels.ENTRIES.value), enable_fp_fusion=FUSED,
         )  # fmt: skip
 
     def _launch_kept(self, kernel: Any, kept: Kept, at: int, **arguments: Any) -> None:

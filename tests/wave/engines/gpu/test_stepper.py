@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcfwi.wave.engines.gpu import kernels
 from hpcfwi.wave.engines.gpu import sweep as sweeps
 from hpcfwi.wave.engines.gpu.device import CANDIDATES, STRETCH
-from hpcfwi.wave.engines.gpu.kernels import FORWARDS
 from tests.wave.engines.gpu.test_engine import on_device, tiny_shots
 
 
@@ -47,10 +47,10 @@ def list_launches(monkeypatch, **options):
 
     monkeypatch.setattr("torch.cuda.stream", within)
     for name in ("relax", "advance_frame", "advance"):
-        monkeypatch.setattr(sweeps, name, Kernel(name))
+        monkeypatch.setattr(kernels, name, Kernel(name))
     cur, new = sweep.arrays["fields"]
     psi, zeta = sweep.arrays["memory"][:2]
-    sweep.stepper.advance(0, FORWARDS, cur, new, psi, zeta, zeta, keep=False)
+    sweep.stepper.advance(0, kernels.FORWARDS, cur, new, psi, zeta, zeta, keep=False)
     return notes
 
 
