@@ -70,7 +70,7 @@ OPTIMIZERS = {
 }
 
 WAVELETS = {
-    "known": "hpcfwi.inversion.wavelets:Known",
+    "known": "hpcfwi.inversion.wavelets:GivenWavelet",
     "estimate": "hpcfwi.inversion.wavelets:Estimate",
     "optimize": "hpcfwi.inversion.wavelets:Optimize",
 }

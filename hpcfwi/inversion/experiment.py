@@ -32,7 +32,7 @@ from hpcfwi.inversion.conditioning import (
     Preprocess,
     find_preprocessing,
 )
-from hpcfwi.inversion.parameters import POWERS, Known, Limits, Medium, Unknowns
+from hpcfwi.inversion.parameters import POWERS, Limits, Medium, PriorKnowledge, Unknowns
 from hpcfwi.inversion.preconditioning import rise_from, thin_out
 from hpcfwi.inversion.regularizers import Regularizer
 from hpcfwi.inversion.resolution import correlate, make_images, reflectivity
@@ -246,7 +246,7 @@ class Experiment:
     config: Config
     true: Model | None
     initial: Model
-    known: Known
+    known: PriorKnowledge
     survey: Survey
     observed: Path
     is_synthetic: bool

@@ -25,7 +25,7 @@ from hpcfwi.config import Config
 from hpcfwi.config.values import find_plugin
 from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.experiment import Experiment
-from hpcfwi.inversion.networks import Represented
+from hpcfwi.inversion.networks import NetworkModel
 from hpcfwi.inversion.objective import (
     Evaluation,
     Objective,
@@ -46,7 +46,7 @@ from hpcfwi.inversion.wavelets import (
     WaveletEstimate,
     check_estimates,
 )
-from hpcfwi.inversion.wrappers import Denoised, Parametrized, Reparametrized
+from hpcfwi.inversion.wrappers import Denoised, OptimizerOfUnknowns, OptimizerOfWeights
 from hpcfwi.model import Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.exact import Magnitudes
@@ -87,11 +87,11 @@ def make_optimizer(
     if section.optimizer.sharded:
         make = partial(make, shards=find_shards(config, context))
     if config.model.network is not None:
-        represented = Represented(config.model.network, limits, context, section.reproducible)
-        return Reparametrized(represented, make, before and before["weights"])
+        network_model = NetworkModel(config.model.network, limits, context, section.reproducible)
+        return OptimizerOfWeights(network_model, make, before and before["weights"])
     keep = limits.apply
     if section.changes_variables:
-        make = partial(Parametrized, make, partial(experiment.find_unknowns, initial))
+        make = partial(OptimizerOfUnknowns, make, partial(experiment.find_unknowns, initial))
         keep = experiment.find_unknowns(initial, limits).keep
     if section.prior is not None:
         key, prior = "inversion.prior.denoiser", section.prior
@@ -121,7 +121,7 @@ def size_unknowns(experiment: Experiment) -> list[int]:
     if network is None:
         return [initial[name].size for name in experiment.config.inversion.parameters]
     limits = experiment.limits(initial.as_tensors(torch.device("cpu")))
-    return Represented(network, limits, Context.alone(), reproducible=True).sizes
+    return NetworkModel(network, limits, Context.alone(), reproducible=True).sizes
 
 
 def find_shards(config: Config, context: Context) -> Shards:
@@ -145,7 +145,7 @@ def first_state(experiment: Experiment, stage: Experiment, context: Context) -> 
     """Return the state before the first epoch; stage: experiment of the first stage; collective."""
     optimizer = make_optimizer(stage, context)
     model = experiment.inverted.as_tensors(context.device)
-    if isinstance(optimizer, Reparametrized):
+    if isinstance(optimizer, OptimizerOfWeights):
         model = optimizer.make_model()
     return State(0, model, optimizer.state())
 

@@ -53,7 +53,7 @@ log = logging.getLogger("hpcfwi")
 
 
 @dataclass(frozen=True)
-class Represented:
+class NetworkModel:
     """The representation of models by a network; its methods are collective.
 
     The value of a parameter is the output of the network times the standard deviation of the

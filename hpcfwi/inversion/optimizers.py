@@ -142,7 +142,7 @@ def anneal(rate: float | tuple[float, float], progress: float) -> float:
     return last + 0.5 * (first - last) * (1.0 + cos(pi * progress))
 
 
-class FirstOrder(ABC):
+class GradientOptimizer(ABC):
     """An `Optimizer` that evaluates one model per step.
 
     For each array, it stores others of the same size, which are zero at first and have the names
@@ -219,7 +219,7 @@ class FirstOrder(ABC):
         return [memory[name] for memory in self._memories]
 
 
-class Adam(FirstOrder):
+class Adam(GradientOptimizer):
     """Adam (Kingma and Ba 2015)."""
 
     def __init__(
@@ -255,7 +255,7 @@ class Adam(FirstOrder):
         self._adam(arrays, gradients, means, squares, [], steps, lr=rate)
 
 
-class GradientDescent(FirstOrder):
+class GradientDescent(GradientOptimizer):
     """Gradient descent, with momentum (Polyak 1964) if requested."""
 
     def __init__(

@@ -7,8 +7,8 @@ A model, its gradient, its limits and its files have the parameters of the equat
 velocities and density. A parametrization is a change of variables: an optimizer may update unknowns
 in place of the parameters, which are functions of them in each cell, and have the names of the
 parameters whose place they take. Tied parameters are functions of the P velocity and have no
-unknown. `registry.PARAMETRIZATIONS` names the parametrizations, and `wrappers.Parametrized` uses
-them.
+unknown. `registry.PARAMETRIZATIONS` names the parametrizations, and `wrappers.OptimizerOfUnknowns`
+uses them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SMALLEST_SPREAD = 1.0 / 500.0
 
 
 @dataclass(frozen=True)
-class Known:
+class PriorKnowledge:
     """Prior knowledge of cells: fixed cells and expected values.
 
     start: the initial model before it is smoothed or made linear. The cells above a velocity are

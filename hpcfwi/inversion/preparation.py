@@ -41,7 +41,7 @@ from hpcfwi.inversion.experiment import (
     record_components,
 )
 from hpcfwi.inversion.layers import refuse_layers
-from hpcfwi.inversion.parameters import Known, lay_surface
+from hpcfwi.inversion.parameters import PriorKnowledge, lay_surface
 from hpcfwi.inversion.wavelets import Estimate
 from hpcfwi.model import (
     PARAMETERS,
@@ -98,7 +98,7 @@ def prepare(config: Config, context: Context, target: Path | None = None) -> Exp
         given = once_per_host(partial(resample, given, spacing), context)
     survey, observed = _make_survey(config, given.grid, context)
     if target is not None:
-        known = Known(given)
+        known = PriorKnowledge(given)
         experiment = Experiment(
             config, given, given, known, survey, target, is_synthetic=True, leader=context.leader
         )
@@ -370,7 +370,7 @@ def _check_cover(grid: Grid, own: Grid, where: str) -> None:
         )
 
 
-def _load_known(config: Config, start: Model, context: Context) -> Known:
+def _load_known(config: Config, start: Model, context: Context) -> PriorKnowledge:
     """Read the files of prior knowledge that the input and its stages name; collective."""
     grid, key = start.grid, "inversion.regularize"
 
@@ -386,7 +386,7 @@ def _load_known(config: Config, start: Model, context: Context) -> Known:
     fixed = _name_once(section.fixed.file for section in sections if section.fixed is not None)
     masks = [file for file in fixed if KINDS.get(Path(file).suffix.lower()) == HDF5]
     asked = [section.regularize for section in sections if section.regularize is not None]
-    return Known(
+    return PriorKnowledge(
         start,
         {file: load_surface(file) for file in fixed if file not in masks},
         {

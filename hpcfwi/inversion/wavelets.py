@@ -162,7 +162,7 @@ class CrossSpectra:
         return CrossSpectra(self.cross + other.cross, self.power + other.power)
 
 
-class Known:
+class GivenWavelet:
     """The method that uses the wavelet of the survey."""
 
     takes_steps = False
@@ -333,7 +333,7 @@ def give_phase(wavelet: NDArray[np.float64], phase: Phase) -> tuple[NDArray[np.f
     return np.sign(likeness[k]) * np.fft.irfft(shape * turns, m)[:n], delay
 
 
-Wavelets = Known | Estimate
+Wavelets = GivenWavelet | Estimate
 
 
 def check_estimates(found: NDArray[np.float32], whose: Sequence[str]) -> None:

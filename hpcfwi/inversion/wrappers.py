@@ -22,7 +22,7 @@ from torch import Tensor
 from hpcfwi.config.inversion import PriorSection
 from hpcfwi.errors import InversionFailure, StepFailure
 from hpcfwi.inversion.line_search import as_model
-from hpcfwi.inversion.networks import Represented, Weights
+from hpcfwi.inversion.networks import NetworkModel, Weights
 from hpcfwi.inversion.objective import Evaluation
 from hpcfwi.inversion.optimizers import Evaluator, Optimizer, OptimizerCost
 from hpcfwi.inversion.parameters import Limits, Unknowns
@@ -153,7 +153,7 @@ class Denoised:
         return made.to(array) * extent + lowest
 
 
-class Parametrized:
+class OptimizerOfUnknowns:
     """An `Optimizer` of unknowns from which the model follows.
 
     make: returns the optimizer, given the first unknowns and their limits; find_unknowns: returns
@@ -210,7 +210,7 @@ class _LimitsOfUnknowns(Limits):
         return self.unknowns.of(self.unknowns.make(model))
 
 
-class Reparametrized:
+class OptimizerOfWeights:
     """An `Optimizer` that updates the weights of the network that computes the model.
 
     make: returns the optimizer, given the first weights and their limits; weights: the first
@@ -219,26 +219,26 @@ class Reparametrized:
 
     def __init__(
         self,
-        represented: Represented,
+        network_model: NetworkModel,
         make: Callable[[Weights, Limits], Optimizer],
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self._represented, self._make = represented, make
+        self._network_model, self._make = network_model, make
         self._inner: Optimizer | None = None
         self._weights: Weights
         if weights is not None:
-            self._begin(as_model(weights, represented.drawn))
+            self._begin(as_model(weights, network_model.drawn))
 
     def make_model(self) -> Model:
         """Return the model of the weights; collective."""
         self._ready()
-        return self._represented.make(self._weights)
+        return self._network_model.make(self._weights)
 
     def step(
         self, model: Model, evaluate: Evaluator, progress: float = 0.0
     ) -> tuple[Model, Evaluation]:
         inner = self._ready()
-        through = _Through(self._represented, evaluate, (self._weights, model))
+        through = _Through(self._network_model, evaluate, (self._weights, model))
         self._weights, _ = inner.step(self._weights, through, progress)
         assert through.first is not None, "optimizers evaluate the model that they begin with"
         return through.make(self._weights), through.first
@@ -252,11 +252,11 @@ class Reparametrized:
         return {"weights": weights, "optimizer": dict(inner.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        weights = as_model(state["weights"], self._represented.drawn)
+        weights = as_model(state["weights"], self._network_model.drawn)
         self._begin(weights).restore(state["optimizer"])
 
     def _ready(self) -> Optimizer:
-        return self._inner or self._begin(self._represented.fit())
+        return self._inner or self._begin(self._network_model.fit())
 
     def _begin(self, weights: Weights) -> Optimizer:
         self._weights = weights
@@ -288,7 +288,7 @@ class _Through:
     """
 
     def __init__(
-        self, source: Represented | Unknowns, evaluate: Evaluator, start: tuple[Model, Model]
+        self, source: NetworkModel | Unknowns, evaluate: Evaluator, start: tuple[Model, Model]
     ) -> None:
         self._source, self._evaluate, self._known = source, evaluate, start
         self.first: Evaluation | None = None

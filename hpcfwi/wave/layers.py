@@ -4,8 +4,8 @@ Each rank of a crew computes one layer, which is a range of planes of the padded
 2-D). After each step it exchanges the planes next to the cuts with its neighbours, so that all
 values have the bits of the undivided grid (docs/decisions/070-layers.md).
 
-An engine gets the `Crew` of its rank and cuts the problem itself. `leader` runs an engine on all
-ranks of a crew.
+An engine gets the `Crew` of its rank and cuts the problem itself. `engines.Leader` runs an engine
+on all ranks of a crew.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from hpcfwi.inversion.misfits import huber
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.shards import WHOLE
-from tests.inversion.optimizers.test_first_order import evaluator
+from tests.inversion.optimizers.test_gradient import evaluator
 from tests.inversion.test_misfits import test_huber_is_least_squares_up_to_its_width
 from tests.ranks import ROOT
 
@@ -38,7 +38,7 @@ def test_misfit_and_its_test_are_those_of_the_package():
 
 
 def test_optimizer_changes_the_steepest_cell_by_its_rate():
-    (source,) = (block for block in BLOCKS if block.startswith("class Steepest(FirstOrder)"))
+    (source,) = (block for block in BLOCKS if block.startswith("class Steepest(GradientOptimizer)"))
     names = {**vars(optimizers), "WHOLE": WHOLE}
     # Annotations stay text, as in the modules of the package
     exec(compile("from __future__ import annotations\n" + source, "CONTRIBUTING.md", "exec"), names)

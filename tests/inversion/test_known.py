@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcfwi.config.inversion import InversionSection
 from hpcfwi.errors import InputError
-from hpcfwi.inversion.parameters import Known, lay_surface
+from hpcfwi.inversion.parameters import PriorKnowledge, lay_surface
 from hpcfwi.inversion.stages import make_stages
 from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
@@ -41,12 +41,14 @@ def water_columns(columns, grid=GRID):
     """Return a model whose columns have these numbers of cells of water above rock."""
     depths = np.arange(grid.shape[0]).reshape(-1, *[1] * (grid.ndim - 1))
     vp = np.where(depths < np.array(columns), 1500.0, 2500.0)
-    return Known(Model(grid, {"vp": vp.astype(np.float32)}), {}, {})
+    return PriorKnowledge(Model(grid, {"vp": vp.astype(np.float32)}), {}, {})
 
 
 def surface_of(rows, grid=GRID):
     model = Model(grid, {"vp": np.full(grid.shape, 2000.0, np.float32)})
-    return Known(model, {"floor.txt": lay_surface(np.array(rows, float), grid, "floor.txt")}, {})
+    return PriorKnowledge(
+        model, {"floor.txt": lay_surface(np.array(rows, float), grid, "floor.txt")}, {}
+    )
 
 
 def test_fixed_above_keeps_cells_down_to_its_depth():

@@ -11,7 +11,7 @@ from hpcfwi.errors import InversionFailure
 from hpcfwi.inversion.wavelets import (
     CrossSpectra,
     Estimate,
-    Known,
+    GivenWavelet,
     Optimize,
     WaveletEstimate,
     check_estimates,
@@ -137,7 +137,7 @@ def test_taper_brings_a_wavelet_to_zero_within_its_length():
 def test_estimate_is_due_at_first_epoch_and_at_given_interval():
     assert [Estimate().is_due(place) for place in range(4)] == [True, False, False, False]
     assert [Estimate(every=2).is_due(place) for place in range(4)] == [True, False, True, False]
-    assert not Known().is_due(0)
+    assert not GivenWavelet().is_due(0)
 
 
 def test_estimate_of_a_shot_is_due_if_missing_or_old():

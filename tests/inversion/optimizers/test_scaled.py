@@ -13,7 +13,7 @@ from hpcfwi.inversion.line_search import LBFGS, ConjugateGradients
 from hpcfwi.inversion.objective import Evaluation, Times
 from hpcfwi.inversion.optimizers import Adam
 from hpcfwi.inversion.parameters import VELOCITY, Limits, Medium, Unknowns
-from hpcfwi.inversion.wrappers import Parametrized
+from hpcfwi.inversion.wrappers import OptimizerOfUnknowns
 from hpcfwi.model import Grid, Model
 
 GRID = Grid((2, 3), (10.0, 10.0), (0.0, 0.0))
@@ -81,7 +81,7 @@ def test_scaled_steps_are_those_of_a_scaled_problem_to_the_bit(name):
     top = {} if name == "cg" else {"epsilon": 0.035}
     models, evaluations = [], []
     for scales, wrap in (
-        (ONES, partial(Parametrized, METHODS[name], change)),
+        (ONES, partial(OptimizerOfUnknowns, METHODS[name], change)),
         (SCALES, METHODS[name]),
     ):
         model = first = model_of(start, scales)

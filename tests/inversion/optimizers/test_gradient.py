@@ -226,7 +226,7 @@ def test_rank_stores_only_its_shard_of_the_state():
 
 def test_first_order_step_does_not_import_torch_dynamo():
     steps = (
-        "import sys; from tests.inversion.optimizers.test_first_order import *\n"
+        "import sys; from tests.inversion.optimizers.test_gradient import *\n"
         "make_updater(ADAM)[1].step(gradients(1)[0])\n"
         "print('torch._dynamo' in sys.modules)"
     )

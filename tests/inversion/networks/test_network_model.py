@@ -14,7 +14,7 @@ from torch.func import functional_call
 from hpcfwi.config.survey import NetworkSection
 from hpcfwi.errors import InputError
 from hpcfwi.inversion import networks as module
-from hpcfwi.inversion.networks import Represented
+from hpcfwi.inversion.networks import NetworkModel
 from hpcfwi.inversion.parameters import Limits
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators.vectors import dot
@@ -43,7 +43,7 @@ def represent(keys, shape, fit=1, bounds=None):
     fixed[0] = True
     limits = Limits(initial, {"vp": fixed}, bounds or {})
     section = NetworkSection.model_validate({"fit": fit, "seed": 5, **keys})
-    return Represented(section, limits, Context.alone(), True)
+    return NetworkModel(section, limits, Context.alone(), True)
 
 
 def changed(weights, seed=2, size=0.05):
