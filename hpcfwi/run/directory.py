@@ -255,13 +255,20 @@ class RunDirectory:
     def _check_kinds(self) -> None:
         """Raise `InputError` if a file of a run is a directory, or the reverse.
 
-        It also raises if the path leads through a file, and for links of other users, through which
-        other files would be written or removed.
+        It also raises if the path leads through a file or a dangling link, and for links of other
+        users, through which other files would be written or removed.
         """
         check_own(self.log)
         for path in (self.checkpoints, self.epochs):
             check_link(path)
         directories = (*self.path.parents, self.path, self.checkpoints, self.epochs)
+        for path in directories:
+            if path.is_symlink() and not path.exists():
+                raise InputError(
+                    f"output.directory: {self.path}",
+                    f"{path} is a link to {path.readlink()}, which is not there",
+                    "Make that directory again, or choose another one with --output.",
+                )
         for path in (*directories, self.config, self.metrics, self.model, self.best):
             kind = "directory" if path in directories else "file"
             is_right = path.is_dir() if kind == "directory" else path.is_file()

@@ -255,6 +255,12 @@ def test_checkpoints_without_a_config_are_refused(directory, config):
         directory.check(config)
 
 
+def test_directory_behind_a_dangling_link_is_refused(config, tmp_path):
+    (tmp_path / "link").symlink_to("purged")
+    with pytest.raises(InputError, match="link is a link to purged, which is not there"):
+        RunDirectory(tmp_path / "link").check(config)
+
+
 def test_path_through_a_file_is_refused_at_once(config, tmp_path, monkeypatch):
     monkeypatch.setattr("hpcfwi.system.PAUSES", ())
     (tmp_path / "file").write_text("text")
