@@ -337,7 +337,6 @@ def compare_data(
     external data is read. Raises `InversionFailure` on all ranks if memory does not suffice for one
     shot.
     """
-    context.heartbeat.begin("a first look at the data")
     together, found = _group(stages), []
     scan = None
     if reader is not None and not whole.is_synthetic and together:

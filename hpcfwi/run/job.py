@@ -162,6 +162,8 @@ class _Job:
             _prepare_engine(experiment, context)
         simulate_observed(experiment, context, self.stop, self.quiet)
         if stages and is_new:
+            # The watch names this work at once for a signal that has come before
+            context.heartbeat.begin("a first look at the data")
             with watch_preparation(context, self.stop, "the beginning"):
                 check_before_inverting(experiment, stages, directory, context)
         return experiment, stages

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 from hpcfwi.operators import simulator
+from hpcfwi.run import job
 from tests.inversion.bad_inputs import BAD_INPUTS, FILE_INSTEAD, BadInput, write_given
 from tests.inversion.examples import read_history, read_vp, write_input
 
@@ -55,6 +57,25 @@ def test_too_little_memory_ends_with_exit_code_2_before_writing_a_file(
     assert hpcfwi(name, path, *more, *[tmp_path / "new.h5"] * len(more)) == 2
     assert "the simulation of one shot takes" in only_message(capsys.readouterr().err)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_signal_during_the_last_simulation_stops_the_first_look_at_the_data(
+    hpcfwi, tmp_path, monkeypatch
+):
+    """A signal that has come before a watch begins is reported with the work at this time."""
+    stopped = {}
+
+    def watch(context, _, continues):
+        stopped[continues] = context.heartbeat.work
+        return nullcontext()
+
+    monkeypatch.setattr(job, "watch_preparation", watch)
+    assert hpcfwi("run", write_input(tmp_path, {"inversion.epochs": 1}), "--quiet") == 0
+    assert stopped == {
+        "the last checkpoint": "the preparation",
+        "the beginning": "a first look at the data",
+    }
 
 
 def test_forward_refuses_an_input_that_names_observed_data(hpcfwi, tmp_path, capsys):
