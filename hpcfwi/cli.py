@@ -129,12 +129,17 @@ def main() -> None:
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     for number in numbers:
         signal.signal(number, _stop_early)
+
+    def ignore_signals() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # `__main__` has blocked them
         code = app(prog_name="hpcfwi", standalone_mode=False)
+        ignore_signals()  # which would only change the exit code while the process ends
     except Stopped as error:  # it came before the ranks started, or after their work was done
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         from hpcfwi.parallel.launch import end_launch
 
         code = end_launch(error)

@@ -41,6 +41,12 @@ def test_signal_before_the_command_line_is_imported_stops_the_program(name, tmp_
     )
 
 
+def test_signal_while_the_program_exits_does_not_change_its_exit_code(tmp_path):
+    late = "import atexit, os\natexit.register(os.kill, os.getpid(), 15)\n"
+    done = call(tmp_path, "--version", python=("-P", "-c", late + SCRIPT), PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture
 def planted(tmp_path):
     """A directory with modules that write the file `mark` when they are imported."""
