@@ -29,7 +29,7 @@ def reflectivity(name: str, values: NDArray[np.floating]) -> NDArray[np.float64]
     It is (b - a) / (b + a) for the value a of the cell and b of the cell below, half of the
     relative contrast. For the P velocity this is the reflectivity at normal incidence with constant
     density (Aki and Richards 2002, equation 5.33). For a parameter that may be negative it is half
-    of the contrast, (b - a) / 2, as in the reflectivity of anisotropic rock (Rueger 1997). It is 0
+    of the contrast, (b - a) / 2, as in the reflectivity of anisotropic rock (Rüger 1997). It is 0
     in the last row and, for the S velocity, beside fluids, whose value is 0.
     """
     wide = values.astype(np.float64, copy=False)
