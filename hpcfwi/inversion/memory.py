@@ -136,12 +136,12 @@ def estimate_overhead(experiment: Experiment, ranks: int, rank: int) -> MemoryOv
     # Whole arrays are gathered from shards for each state that is written
     written = whole
     if not section.optimizer.sharded:
-        written -= _find_cost(experiment).shared * sum(size_unknowns(experiment))
+        written -= find_cost(experiment).shared * sum(size_unknowns(experiment))
     return MemoryOverhead(
         host=host + TAPER * cells * tapers,
         given=given,
         stage=_estimate_stage(experiment, shots),
-        state=(STATE + CARRIED * _find_cost(experiment).carries) * values,
+        state=(STATE + CARRIED * find_cost(experiment).carries) * values,
         remembered=shards if section.optimizer.sharded else whole,
         update=_estimate_update(experiment),
         traces=4 * traces * held,
@@ -191,18 +191,19 @@ def estimate_given(experiment: Experiment) -> tuple[int, int]:
 
 def estimate_optimizer(experiment: Experiment, ranks: int) -> tuple[int, int]:
     """Return the bytes of an optimizer's state: the whole, and a shard for so many ranks."""
-    sizes, each = size_unknowns(experiment), _find_cost(experiment).remembered
+    sizes, each = size_unknowns(experiment), find_cost(experiment).remembered
     parts = (size_shards(n, ranks) if ranks > 1 else n for n in sizes)
     return each * sum(sizes), each * sum(parts)
 
 
-def _find_cost(experiment: Experiment) -> OptimizerCost:
+def find_cost(experiment: Experiment) -> OptimizerCost:
+    """Return the cost of the largest epoch of the optimizer."""
     batch = experiment.config.inversion.largest_batch(experiment.survey.n_shots)
     return find_optimizer_cost(experiment)(batch)
 
 
 def _estimate_update(experiment: Experiment) -> int:
-    cost, regularizes = _find_cost(experiment), experiment.config.inversion.regularize is not None
+    cost, regularizes = find_cost(experiment), experiment.config.inversion.regularize is not None
     products, again = cost.products[1] > 0, cost.tries[1] + cost.products[1] > 0
     each = UPDATE + EVALUATED * again + PRODUCTS * products + cost.working
     each += REGULARIZED * regularizes + CHANGED * experiment.config.inversion.changes_variables
@@ -233,7 +234,7 @@ def _estimate_records(experiment: Experiment, written: int) -> int:
     section, grid, survey = experiment.config.inversion, experiment.initial.grid, experiment.survey
     is_large = prod(grid.shape) > MOST_WHOLE
     each = EXCERPTED + MODEL_FILE if is_large else PICTURES + FILES
-    each += IMAGES * section.linear + WRITTEN + CARRIED * _find_cost(experiment).carries
+    each += IMAGES * section.linear + WRITTEN + CARRIED * find_cost(experiment).carries
     # With a mask, each figure has the positions of the receivers that exist.
     heard = 0 if survey.mask is None else int(np.count_nonzero(survey.mask))
     others = DRAWN * _count_drawn(grid) * len(experiment.inverted.arrays)

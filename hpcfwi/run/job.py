@@ -26,7 +26,7 @@ from hpcfwi.convert.request import HDF5, SEGY, kind_of
 from hpcfwi.errors import Finding, InputError, Stopped, refuse, refusing, say_count
 from hpcfwi.inversion.experiment import Experiment
 from hpcfwi.inversion.layers import choose_crew_size, describe_layers
-from hpcfwi.inversion.memory import count_forward_shots, plan_memory_of_ranks
+from hpcfwi.inversion.memory import count_forward_shots, find_cost, plan_memory_of_ranks
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.inversion.shot_qc import View, choose_drawn
 from hpcfwi.inversion.stages import Stage, make_stages
@@ -159,7 +159,7 @@ class _Job:
                 experiments = [stage.experiment for stage in stages] or [experiment]
                 context.from_root(partial(warn_before_simulating, experiments, context.device))
             context.from_root(lambda: directory.begin(config))
-            _prepare_engine(experiment, context)
+            _prepare_engine(experiment, context, any(map(_multiplies, stages)))
         simulate_observed(experiment, context, self.stop, self.quiet)
         if stages and is_new:
             # The watch names this work at once for a signal that has come before
@@ -301,10 +301,17 @@ def _introduce(files: str, experiment: Experiment, context: Context) -> None:
     log.info("%s", files)
 
 
-def _prepare_engine(experiment: Experiment, context: Context) -> None:
+def _multiplies(stage: Stage) -> bool:
+    """Return True if a stage multiplies by derivatives of traces with respect to the model."""
+    is_linear = stage.experiment.config.inversion.linear
+    return is_linear or find_cost(stage.experiment).products[1] > 0
+
+
+def _prepare_engine(experiment: Experiment, context: Context, scatter: bool = False) -> None:
     """Compile the wave engine before the first shot; collective.
 
     A rank that needs code that another rank is compiling waits for it (docs/decisions/041).
+    scatter: see `warm_up`.
     """
     corner = (slice(1),) * experiment.initial.grid.ndim
     model = {
@@ -313,8 +320,11 @@ def _prepare_engine(experiment: Experiment, context: Context) -> None:
     }
     method = experiment.simulator(experiment.initial).method
     if method.choose_engine(context.device).NAME in ("cpu", "gpu"):
-        log.info("Preparing the wave engine (takes some 15 seconds the first time on a machine)")
-    warm_up(method, model)
+        seconds = 25 if scatter else 15
+        log.info(
+            "Preparing the wave engine (takes some %d seconds the first time on a machine)", seconds
+        )
+    warm_up(method, model, scatter)
     context.barrier()
 
 

@@ -609,11 +609,12 @@ def simulate(
     return Simulation(task, keep)
 
 
-def warm_up(method: Method, model: Mapping[str, Tensor]) -> None:
+def warm_up(method: Method, model: Mapping[str, Tensor], scatter: bool = False) -> None:
     """Compile the engine of a method, by a tiny simulation and its gradient.
 
-    model: arrays by name, of which the first cell is simulated. Compiled code is stored if the
-    engine has a place for it, so that a second call is fast. Raises ValueError as `simulate` does.
+    model: arrays by name, of which the first cell is simulated; scatter: True to compile
+    `Simulation.scatter`, too. Compiled code is stored if the engine has a place for it, so that a
+    second call is fast. Raises ValueError as `simulate` does.
     """
     small = {}
     for name, array in model.items():
@@ -625,3 +626,5 @@ def warm_up(method: Method, model: Mapping[str, Tensor]) -> None:
     tiny = replace(method, boundary=1, free_surface=False, history="auto", leader=None)
     simulation = simulate(small, 10.0, shot, tiny)
     simulation.backpropagate(simulation.data)
+    if scatter:
+        simulation.scatter(small)

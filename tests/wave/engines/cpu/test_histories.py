@@ -192,8 +192,9 @@ def test_field_without_an_absorbing_boundary_is_rebuilt_exactly() -> None:
 @pytest.mark.parametrize("history", [EXACT, Snapshots(3, format="int8"), *KEPT])
 def test_warm_up_compiles_everything_a_simulation_needs(history: History) -> None:
     shots = shots_in(FLAT, samples=30)
-    warm_up(Method(order=8, engine="cpu"), {"vp": shots.vp})
+    warm_up(Method(order=8, engine="cpu"), {"vp": shots.vp}, scatter=True)
     with install_recorder("numba:compile") as recorder:
         simulation = shots.simulate(engine="cpu", history=history)
         simulation.backpropagate(simulation.data)
+        simulation.scatter({"vp": shots.vp})
     assert not recorder.buffer
