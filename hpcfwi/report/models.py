@@ -323,7 +323,9 @@ def image_figure(
         for number, (axes, (title, array)) in enumerate(zip(own, shown, strict=True)):
             style.title(axes, title + where)
             values = take_section(array, plane)
-            limit = clip_limit(values, CLIP, lit)
+            # Cells that were kept, such as the sea floor, have no image, but a true reflectivity
+            free = take_section(images[name], plane) != 0.0
+            limit = clip_limit(values, CLIP, lit & free if number == 2 else lit)
             if number == 1:
                 draw_section(axes, take_section(start, plane), extent, MODEL_COLOURS)
                 draw_section(axes, values, extent, "gray", (-limit, limit), OPAQUE)

@@ -405,6 +405,19 @@ def test_grey_scale_of_an_image_is_that_of_its_illuminated_part():
     assert (least, most) == pytest.approx((-0.98, 0.98), abs=0.01)
 
 
+def test_grey_scale_of_the_true_reflectivity_is_that_of_cells_that_have_an_image():
+    shape = (20, 50)
+    found = np.random.default_rng(0).normal(size=shape)
+    found[:3] = 0.0
+    true = np.full(shape, 0.1)
+    true[2] = 5.0
+    lit = dict.fromkeys(
+        ("source_illumination", "receiver_illumination"), np.ones(shape, np.float32)
+    )
+    figure = image_figure({"vp": found}, {"vp": true}, picture(shape, start=found, **lit))
+    assert figure.axes[2].get_images()[0].get_clim() == pytest.approx((-0.1, 0.1))
+
+
 def test_image_of_a_volume_is_the_section_of_the_epoch_figure():
     seen = volume()
     found = np.random.default_rng(0).normal(size=seen.grid.shape)
