@@ -363,7 +363,7 @@ def check_stage(experiment: Experiment, where: str) -> Iterator[Finding]:
     largest = section.largest_batch(survey.n_shots)
     if largest > survey.n_shots:
         yield _error(
-            f"{where}inversion.batch",
+            f"{where}{experiment.config.place_of('batch')}",
             f"found {largest}, but the survey has {survey.n_shots} shots",
             "Give at most this number.",
         )
@@ -417,18 +417,20 @@ def _check_weights(config: Config, survey: Survey, where: str) -> Iterator[Findi
 
 
 def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
-    section, grid = experiment.config.inversion, experiment.initial.grid
+    config, grid = experiment.config, experiment.initial.grid
+    section = config.inversion
     if section.fixed is None:
+        key = f"{where}{config.place_of('fixed_above')}"
         if experiment.fixed.all():
             yield _error(
-                f"{where}inversion.fixed_above",
+                key,
                 f"found {section.fixed_above}, which fixes the whole model",
                 f"Give a depth above {grid.last[0]} m.",
             )
         above, cell, top = section.fixed_above or 0.0, grid.spacing[0], grid.origin[0]
         if top < above < top + LEAST_OF_CELL * cell and 1e3 * above <= grid.last[0]:
             yield _error(
-                f"{where}inversion.fixed_above",
+                key,
                 f"found {above:g} m, which is no depth in a model with cells of {cell:g} m",
                 f"Give {1e3 * above:g} if it is in km, or {top + cell:g} to fix the first rows.",
             )
@@ -436,7 +438,8 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
     if experiment.fixed.any() and not experiment.fixed.all():
         return
     what = "the whole model" if experiment.fixed.any() else "no cell of it"
-    key = f"{where}inversion.fixed.file: {section.fixed.file}"
+    place = f"{where}{config.place_of('fixed')}"
+    key = f"{place}.file: {section.fixed.file}"
     if section.fixed.file in experiment.known.masks:
         found = f"its /fixed is 1 for {what}"
         yield _error(key, found, "Give 1 for fixed cells, and 0 for those that may change.")
@@ -451,7 +454,7 @@ def _check_fixed(experiment: Experiment, where: str) -> Iterator[Finding]:
     else:
         speeds = experiment.known.start.p_velocity
         yield _error(
-            f"{where}inversion.fixed.above_velocity",
+            f"{place}.above_velocity",
             f"found {section.fixed.above_velocity:g}, which fixes {what}: the top cells of the "
             f"starting model have {speeds[0].min():g} to {speeds[0].max():g} m/s, all its cells "
             f"have {speeds.min():g} to {speeds.max():g} m/s",

@@ -299,10 +299,13 @@ def test_image_of_another_parameter_alone_has_its_own_name(hpcfwi, tmp_path):
         ({"parameters": ["speed"]}, ["migration.parameters.0", "expected 'vp', 'vs'"]),
         ({"parameters": []}, ["migration.parameters", "at least 1 item"]),
         ({"scale": {"rho": 50.0}}, ["migration", "scale has rho; expected only names"]),
+        ({"batch": 1000}, ["migration.batch", "found 1000, but the survey has"]),
+        ({"fixed_above": 1e5}, ["migration.fixed_above", "fixes the whole model"]),
+        ({"fixed": {"above_velocity": 9e3}}, ["migration.fixed.above_velocity", "fixes the whole"]),
     ],
 )
 @pytest.mark.parametrize("inverts", [True, False])
-def test_parameters_that_have_no_image_are_refused(
+def test_migration_with_impossible_values_is_refused(
     hpcfwi, tmp_path, section, words, inverts, capsys
 ):
     keys = {"migration": section} if inverts else {"inversion": None, "migration": section}
