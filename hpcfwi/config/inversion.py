@@ -17,12 +17,12 @@ from hpcfwi.config.values import (
     Count,
     FileName,
     Length,
+    Names,
     OneOf,
     OneOrPair,
     Pair,
     Position,
     Section,
-    Several,
     Spacing,
     Unit,
     exactly_one,
@@ -109,7 +109,7 @@ class PriorSection(Section):
 
 
 ParameterName = Annotated[str, OneOf(PARAMETERS)]
-ParameterNames = Annotated[Several[ParameterName], Field(min_length=1)]
+ParameterNames = Names[ParameterName]
 FIRST = next(iter(PARAMETERS))
 Scale = dict[ParameterName, Annotated[float, Field(ge=1e-6, le=1e6)]]
 Bound = Annotated[float, Field(le=max(p.highest for p in PARAMETERS.values()))]

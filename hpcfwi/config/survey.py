@@ -18,6 +18,7 @@ from hpcfwi.config.values import (
     FileName,
     Hertz,
     Length,
+    Names,
     OneOf,
     OneOrPair,
     Pair,
@@ -299,7 +300,7 @@ class Receivers(Points):
     """Distance along x from the source to the first receiver; negative towards smaller x."""
     spacing: Position | None = None
     """Distance along x from one receiver to the next; negative towards smaller x."""
-    components: Annotated[Several[ComponentName], Field(min_length=1)] = ("pressure",)
+    components: Names[ComponentName] = ("pressure",)
     """The components of the waves that each receiver records, as one trace each.
 
     `"vz"`, `"vy"` and `"vx"` are particle velocities, positive downwards and towards larger y and
@@ -312,9 +313,7 @@ class Receivers(Points):
     """Length of fibre over which the strain is averaged."""
 
     @model_validator(mode="after")
-    def _each_component_once(self) -> Self:
-        if len(set(self.components)) < len(self.components):
-            raise ValueError(f"components are {list(self.components)}; expected each of them once")
+    def _fibre_for_strain(self) -> Self:
         records = STRAIN in self.components
         for key in ("direction", "gauge"):
             if (getattr(self, key) is not None) != records:

@@ -87,7 +87,8 @@ def explain(
         described = f" {last}: {words.splitlines()[0]}" if words else ""
         problem, remedy = "missing", f"Add the key.{described}"
     elif kind == "value_error":
-        problem, remedy = message, "Change the section."
+        what = "section" if isinstance(found, dict) else "value"
+        problem, remedy = message, f"Change the {what}."
     elif kind == "tuple_type" and isinstance(found, dict):
         problem = "found one table, expected a list of tables"
         remedy = f"Write two brackets around the name of each: [[{key}]]."
@@ -236,9 +237,18 @@ def tag_pair(value: object) -> str:
     return "a pair" if isinstance(value, list | tuple) else "a number"
 
 
+def each_once(values: tuple[_T, ...]) -> tuple[_T, ...]:
+    """Return the same values; raise ValueError if one of them is given twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"found {', '.join(map(str, values))}; expected each of them once")
+    return values
+
+
 # Lists of TOML, which become tuples
 Pair = Annotated[tuple[_T, _T], Field(strict=False)]
 Several = Annotated[tuple[_T, ...], Field(strict=False)]
+Names = Annotated[Several[_T], Field(min_length=1), AfterValidator(each_once)]
+"""One or more different names."""
 OneOrPair = Annotated[
     Annotated[_T, Tag("a number")] | Annotated[Pair[_T], Tag("a pair")], Discriminator(tag_pair)
 ]

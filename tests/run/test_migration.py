@@ -298,6 +298,7 @@ def test_image_of_another_parameter_alone_has_its_own_name(hpcfwi, tmp_path):
         ({"parameters": ["vp", "vs"]}, ["migration.parameters", "found vs, but wave.equation"]),
         ({"parameters": ["speed"]}, ["migration.parameters.0", "expected 'vp', 'vs'"]),
         ({"parameters": []}, ["migration.parameters", "at least 1 item"]),
+        ({"parameters": ["vp", "vp"]}, ["migration.parameters", "expected each of them once"]),
         ({"scale": {"rho": 50.0}}, ["migration", "scale has rho; expected only names"]),
         ({"batch": 1000}, ["migration.batch", "found 1000, but the survey has"]),
         ({"fixed_above": 1e5}, ["migration.fixed_above", "fixes the whole model"]),
