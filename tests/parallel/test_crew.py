@@ -16,7 +16,7 @@ from dataclasses import replace
 from unittest import mock
 import numpy as np
 import torch
-from hpcfwi.wave.engines.cpu import engine
+from hpcfwi.wave.engines.cpu import engine, layout
 from hpcfwi.wave.engines import Leader, dismiss, serve
 from tests.wave.examples import random_shots, white_residual
 
@@ -29,7 +29,8 @@ def simulate(**options):
 
 def fail_at(name, rank, number):
     """Let a function of the engine fail on a rank when it is called for the `number`-th time."""
-    function, calls = getattr(engine, name), []
+    module = engine if hasattr(engine, name) else layout
+    function, calls = getattr(module, name), []
 
     def failing(*given):
         calls.append(given)
@@ -37,7 +38,7 @@ def fail_at(name, rank, number):
             raise MemoryError("no memory left")
         return function(*given)
 
-    setattr(engine, name, failing)
+    setattr(module, name, failing)
 '''
 
 
