@@ -6,6 +6,7 @@ layers and a ball, six shots, and 12 x 13 x 14 points.
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hpcfwi.model import Grid, Model
 from hpcfwi.parallel.context import Context
 from hpcfwi.report.text import read_metrics
 from hpcfwi.storage.models import read_model, write_model
+from hpcfwi.wave import acoustic
 
 N_SHOTS, N_RECEIVERS, N_SAMPLES = 10, 30, 150
 WATER = 60.0  # m
@@ -126,3 +128,13 @@ def write_volume(folder: Path, changes: dict[str, Any] | None = None) -> Path:
         "output.every": 2,
     }
     return write_input(folder, {**volume, **(changes or {})})
+
+
+def simulate_as(simulator, vp, dt, *shots):
+    """Return the traces of `acoustic` with the grid and the method of a simulator.
+
+    shots: wavelet, sources and receivers.
+    """
+    method = vars(simulator.method)
+    options = {name: method[name] for name in signature(acoustic).parameters if name in method}
+    return acoustic(vp, simulator.grid.spacing, dt, *shots, **options)

@@ -20,9 +20,9 @@ from hpcfwi.operators.simulator import Chunks, Window
 from hpcfwi.parallel.context import Context
 from hpcfwi.parallel.shards import StaticSchedule
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots, acoustic
+from hpcfwi.wave import Acquisition, Method, Simulation, Snapshots
 from hpcfwi.wave.simulation import set_up
-from tests.inversion.examples import prepared
+from tests.inversion.examples import prepared, simulate_as
 
 N_SHOTS, SHAPE = 6, (6, 3, 40)
 DRAWS = Draws(1, 0, N_SHOTS, (2, 3))
@@ -145,7 +145,7 @@ def test_conditioning_of_encoded_shots_equals_conditioning_before_sum(tmp_path):
 
     vp = torch.tensor(experiment.initial["vp"], requires_grad=True)
     shots = (torch.tensor(survey.wavelet), survey.sources, survey.receivers)
-    first, second = acoustic(vp, 20.0, survey.dt, *shots, **simulator.method.options)
+    first, second = simulate_as(simulator, vp, survey.dt, *shots)
     one, other = torch.from_numpy(observed)
     times = survey.dt * torch.arange(survey.n_samples)
     fade = 0.5 - 0.5 * torch.cos(np.pi * ((0.5 - times) / 0.05).clamp(0.0, 1.0))

@@ -18,10 +18,10 @@ from hpcfwi.model import Grid, Model
 from hpcfwi.operators.simulator import Aperture, Chunks, Simulator
 from hpcfwi.parallel.context import Context
 from hpcfwi.survey import Survey
-from hpcfwi.wave import Method, Snapshots, acoustic
+from hpcfwi.wave import Method, Snapshots
 from hpcfwi.wave.engines.cpu import engine as cpu
 from hpcfwi.wave.numerics import ricker
-from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, prepared
+from tests.inversion.examples import N_RECEIVERS, N_SAMPLES, prepared, simulate_as
 from tests.parallel.together import on_ranks
 from tests.wave.examples import relative
 
@@ -99,9 +99,7 @@ def test_misfit_and_gradient_match_autograd_mean_over_shots(experiment, threads)
     survey = experiment.survey.select(SHOTS)
     observed = 0.01 * np.random.default_rng(0).normal(size=(4, N_RECEIVERS, N_SAMPLES))
     wavelet = torch.from_numpy(survey.wavelet.copy())
-    data = acoustic(
-        vp, 20.0, survey.dt, wavelet, survey.sources, survey.receivers, **simulator.method.options
-    )
+    data = simulate_as(simulator, vp, survey.dt, wavelet, survey.sources, survey.receivers)
     residual = data - torch.from_numpy(observed.astype(np.float32))
     misfit = 0.5 * survey.dt * residual.square().sum() / 4
     misfit.backward()
@@ -132,9 +130,7 @@ def test_gradient_with_respect_to_wavelet_matches_autograd(experiment, encoded):
     factors = torch.ones(n, 1) if signs is None else torch.from_numpy(signs).float()
     emitted = factors[:, :, None] * wavelet
     places = survey.sources if encoded else survey.sources[:, None]
-    data = acoustic(
-        model["vp"], 20.0, survey.dt, emitted, places, survey.receivers, **simulator.method.options
-    )
+    data = simulate_as(simulator, model["vp"], survey.dt, emitted, places, survey.receivers)
     (0.5 * survey.dt * (data - torch.from_numpy(observed)).square().sum() / n).backward()
 
     shots, context = np.arange(n), Context.alone()
