@@ -333,8 +333,8 @@ def surface_shifts(order: int, half: bool) -> NDArray[np.float64]:
     The even image of a velocity at a free surface has a kink, because its slope s is not zero
     there, and differences of more than two points are wrong next to a kink. Stresses are 0 at the
     surface, so that these differences must have the right values nevertheless: an error s e is
-    added to the velocity for which D (|z| + e) = 1 in all rows, with the difference D of this order
-    and depths z in cells. e is even too, and falls quickly with depth. The value of row k is
+    added to the velocity for which D (abs(z) + e) = 1 in all rows, with the difference D of this
+    order and depths z in cells. e is even too, and falls quickly with depth. The value of row k is
     therefore that of the true velocity at the depth k + e(k), and points that are interpolated
     accordingly have errors that fall with the square of the spacing, instead of the spacing itself.
 
