@@ -5,9 +5,6 @@ Its test on several ranks is in `test_ranks`.
 
 from __future__ import annotations
 
-import os
-import signal
-
 import h5py
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ import torch
 from scipy.ndimage import gaussian_filter1d
 
 from hpcfwi.config import load_config
-from hpcfwi.inversion.objective import Objective
 from hpcfwi.inversion.preparation import prepare
 from hpcfwi.model import Grid, Model
 from hpcfwi.operators import Shots
@@ -169,38 +165,10 @@ def test_migration_equals_conjugate_gradients_on_born_operators(hpcfwi, tmp_path
         assert relative(found, change[name]) < 0.02
 
 
-@pytest.fixture
-def migrate_and_die(hpcfwi, monkeypatch):
-    """Return a function that migrates in a process that kills itself in an evaluation."""
-
-    def act(path, call):
-        calls, work = [], Objective.evaluate
-
-        def die_in_time(*args, **options):
-            calls.append(1)
-            if len(calls) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return work(*args, **options)
-
-        child = os.fork()
-        if child == 0:
-            try:
-                monkeypatch.setattr(Objective, "evaluate", die_in_time)
-                hpcfwi("migrate", path)
-            finally:
-                os._exit(1)  # else the child would continue with the other tests
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-
-    return act
-
-
 @pytest.mark.parametrize("call", [1, 2, 4])
-def test_killed_migration_continues_to_the_same_bits(
-    hpcfwi, tmp_path, whole, migrate_and_die, call
-):
+def test_killed_migration_continues_to_the_same_bits(hpcfwi, tmp_path, whole, run_and_die, call):
     path, run = write_input(tmp_path, KEYS), tmp_path / "run"
-    migrate_and_die(path, call)
+    run_and_die("migrate", path, "evaluate", call)
     assert hpcfwi("migrate", path) == 0
     np.testing.assert_array_equal(read_vp(run), read_vp(whole))
     np.testing.assert_array_equal(image(run), image(whole))
@@ -213,12 +181,12 @@ SIZES = {"vp": 100.0, "vs": 50.0}
 
 
 def test_killed_migration_of_two_parameters_continues_to_the_same_bits(
-    hpcfwi, tmp_path, migrate_and_die
+    hpcfwi, tmp_path, run_and_die
 ):
     section = {"iterations": 3, "parameters": [*SIZES], "scale": SIZES}
     path = write_elastic(tmp_path, "elastic", **TWO, **{**KEYS, "migration": section})
     run, whole = tmp_path / "run", tmp_path / "whole"
-    migrate_and_die(path, 4)
+    run_and_die("migrate", path, "evaluate", 4)
     for output in (run, whole):
         assert hpcfwi("migrate", path, "--quiet", "--output", output) == 0
     for name in ("image", "image_vs"):

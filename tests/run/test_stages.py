@@ -113,26 +113,10 @@ def test_stopped_stages_continue_to_the_same_bits_from_any_epoch(
     ],
 )
 def test_run_killed_during_an_epoch_continues_to_the_same_bits(
-    hpcfwi, tmp_path, whole, monkeypatch, place, call, done
+    hpcfwi, tmp_path, whole, run_and_die, place, call, done
 ):
-    path, run, calls = write_staged(tmp_path), tmp_path / "run", []
-    work = getattr(Objective, place)
-
-    def die_in_time(*args, **options):
-        calls.append(place)
-        if len(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return work(*args, **options)
-
-    child = os.fork()
-    if child == 0:
-        try:
-            monkeypatch.setattr(Objective, place, die_in_time)
-            hpcfwi("run", path)
-        finally:
-            os._exit(1)  # else the child would continue with the other tests
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    path, run = write_staged(tmp_path), tmp_path / "run"
+    run_and_die("run", path, place, call)
     assert (len(read_history(run)) if done else 0) == done
     assert hpcfwi("run", path) == 0
     np.testing.assert_array_equal(read_vp(run), read_vp(whole))
